@@ -1,0 +1,19 @@
+"""Every error memlab raises: one base class and its few children."""
+
+from __future__ import annotations
+
+
+class MemlabError(Exception):
+    """The base of every error that memlab raises."""
+
+
+class TraceError(MemlabError):
+    """A trace is inconsistent, or a file does not hold one."""
+
+
+class ProbeError(MemlabError):
+    """A probe cannot run as asked."""
+
+
+class BudgetExceeded(MemlabError):
+    """The peak of a tracked cell was above the budget it was given."""

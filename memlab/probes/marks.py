@@ -1,0 +1,212 @@
+"""Marks of phases and modules, without touching the user's code: global module and optimizer hooks, one engine entry.
+
+One reference-counted marker per process. Hooks of modules inside a compiled region do not fire; the region stays
+compiled and its memory counts for the module that was called. Work that other threads start has no marks, except on the
+threads of the autograd engine.
+
+Limits: a forward that is no `nn.Module` leaves no mark; backward started from C++ alone is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import get_ident
+from time import time_ns
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from memlab import seams
+from memlab.trace.columns import Array, MarkKind
+from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE
+
+MAX_MARKS = 2_000_000
+"""How many marks are kept (20 bytes each); older ones go."""
+
+_KINDS = len(MarkKind)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkColumns:
+    """Marks in order of time: nanoseconds of the Unix clock, kind, name (index into `texts`)."""
+
+    time_ns: Array
+    kind: Array
+    name: Array
+    texts: tuple[str, ...]
+
+
+class Marker:
+    """Sets marks while somebody uses it; `quiet` is called in the user's thread between two pieces of work."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.users = 0
+        self.quiet: Callable[[], None] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._new: deque[tuple[int, int, int]] = deque()
+        self._times, self._codes, self._threads = array("q"), array("l"), array("Q")
+        self._names: dict[str, int] = {}
+        self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._root = ""
+        self._handles: list[Any] = []
+        self._users_engine: Callable[..., Any] | None = None
+        self._our_engine: Callable[..., Any] | None = None
+        self.dropped = 0
+
+    # --- on and off -------------------------------------------------------------------------------------------------
+
+    def acquire(self) -> None:
+        """Begin to mark, or join those who do."""
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                self._install()
+
+    def release(self) -> None:
+        """Stop with the last user; hooks and engine entry are then as before."""
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                self._remove()
+                self._reset()
+
+    def _install(self) -> None:
+        before, after = self._module_hooks()
+        step_before, step_after = self._optimizer_hooks()
+        self._handles = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, always_call=True),
+            register_optimizer_step_pre_hook(step_before),
+            register_optimizer_step_post_hook(step_after),
+        ]
+        self._users_engine = seams.engine_entry()
+        self._our_engine = self._engine(self._users_engine)
+        seams.replace_engine_entry(self._our_engine)
+
+    def _remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        # Somebody may have wrapped the entry after us; then ours stays inside theirs and only passes calls on.
+        if self._users_engine is not None and seams.engine_entry() is self._our_engine:
+            seams.replace_engine_entry(self._users_engine)
+
+    # --- the hooks: these run in the user's steps, a few hundred times each ---------------------------------------------
+
+    def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        add, codes, new_code = self._new.append, self._module_codes, self._module_code
+
+        def before(module: torch.nn.Module, inputs: Any) -> None:
+            code = codes.get(module)
+            add((time_ns(), (new_code(module) if code is None else code) + MarkKind.MODULE_BEGIN, get_ident()))
+
+        def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            code = codes.get(module)
+            add((time_ns(), (new_code(module) if code is None else code) + MarkKind.MODULE_END, get_ident()))
+
+        return before, after
+
+    def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        add = self._new.append
+        plain, with_closure = self._code(OPTIMIZER), self._code(OPTIMIZER_WITH_CLOSURE)
+
+        def code_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+            return plain if closure is None else with_closure
+
+        def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_BEGIN, get_ident()))
+
+        def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
+            if self.quiet is not None:
+                self.quiet()
+
+        return before, after
+
+    def _engine(self, users: Callable[..., Any]) -> Callable[..., Any]:
+        add, code = self._new.append, self._code(BACKWARD)
+
+        @functools.wraps(users)
+        def engine(*args: Any, **kwargs: Any) -> Any:
+            if not self.users:
+                return users(*args, **kwargs)
+            add((time_ns(), code + MarkKind.PHASE_BEGIN, get_ident()))
+            try:
+                return users(*args, **kwargs)
+            finally:
+                add((time_ns(), code + MarkKind.PHASE_END, get_ident()))
+
+        return engine
+
+    # --- names ------------------------------------------------------------------------------------------------------
+
+    def _code(self, text: str) -> int:
+        return self._names.setdefault(text, len(self._names)) * _KINDS
+
+    def _module_code(self, module: torch.nn.Module) -> int:
+        """Name a module that is met for the first time, and all those below it, after the class of the outermost."""
+        root = type(module).__name__
+        for path, child in module.named_modules():
+            if child not in self._module_codes:
+                self._module_codes[child] = self._code(f"{root}.{path}" if path else root)
+        return self._module_codes[module]
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Move new marks to the columns; cheap, called by the sampler and at the end."""
+        with self.lock:
+            for _ in range(len(self._new)):
+                moment, code, thread = self._new.popleft()
+                self._times.append(moment)
+                self._codes.append(code)
+                self._threads.append(thread)
+            if len(self._times) > MAX_MARKS:
+                self._drop_oldest_half()
+
+    def _drop_oldest_half(self) -> None:
+        half = len(self._times) // 2
+        for column in (self._times, self._codes, self._threads):
+            del column[:half]
+        self.dropped += half
+
+    @property
+    def count(self) -> int:
+        """How many marks were ever collected."""
+        return self.dropped + len(self._times)
+
+    def columns(self, begin_ns: int, end_ns: int, owner: int, since: int = 0) -> MarkColumns:
+        """The marks of a stretch of time that belong to the work of thread `owner`; `since` skips the first so many."""
+        self.collect()
+        with self.lock:
+            skip = max(since - self.dropped, 0)
+            times, codes, threads = (np.array(c[skip:]) for c in (self._times, self._codes, self._threads))
+            texts = tuple(self._names)
+        inside = (times >= begin_ns) & (times <= end_ns)
+        times, codes, threads = times[inside], codes[inside].astype(np.int64), threads[inside]
+        order = np.argsort(times, kind="stable")
+        keep = order[self._owned(codes[order], threads[order] == owner)]
+        return MarkColumns(times[keep], (codes[keep] % _KINDS).astype("u1"), (codes[keep] // _KINDS).astype("<i4"), texts)
+
+    def _owned(self, codes: Array, by_owner: Array) -> Array:
+        """The owner's marks, and those of any thread while the owner waits for the engine (it runs backward for it)."""
+        code = self._names[BACKWARD] * _KINDS
+        change = (codes == code + MarkKind.PHASE_BEGIN).astype(np.int64) - (codes == code + MarkKind.PHASE_END)
+        in_backward = np.cumsum(change * by_owner) > 0
+        return by_owner | in_backward
+
+
+marker = Marker()
+"""The marker of this process."""

@@ -1,0 +1,241 @@
+"""The columns a trace is made of: tables of numpy arrays of equal length, frozen once made."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from memlab.errors import TraceError
+
+Array = np.ndarray
+
+
+class Kind(enum.IntEnum):
+    """What happened in one row of the events."""
+
+    ADOPT = 0
+    """A block that was alive when the trace begins (or, on the CPU, one met for the first time that is older)."""
+    ALLOC = 1
+    FREE = 2
+    """The block can be used again. After a FREE_PENDING it carries no allocated bytes: those left then."""
+    FREE_PENDING = 3
+    """The owner let go, so it is no longer *allocated*; another stream may still use it."""
+    SEGMENT_ALLOC = 4
+    SEGMENT_FREE = 5
+    SEGMENT_MAP = 6
+    SEGMENT_UNMAP = 7
+    OOM = 8
+
+
+class Phase(enum.IntEnum):
+    """The part of a training step in which something happened."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+
+
+class Category(enum.IntEnum):
+    """What a block is for, told from real objects; OTHER is what nobody could tell."""
+
+    OTHER = 0
+    PARAMETER = 1
+    BUFFER = 2
+    GRADIENT = 3
+    ACTIVATION = 4
+    OPTIMIZER = 5
+    INPUT = 6
+    TEMPORARY = 7
+
+
+class MarkKind(enum.IntEnum):
+    """What a mark between events says; `name` of a mark is a phase or module path."""
+
+    PHASE_BEGIN = 0
+    PHASE_END = 1
+    MODULE_BEGIN = 2
+    MODULE_END = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Columns of equal length. A column may be given as any sequence; it becomes a read-only array of its dtype."""
+
+    DTYPES: ClassVar[dict[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        for name, dtype in self.DTYPES.items():
+            column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
+            if column.ndim != 1:
+                raise TraceError(f"column {name} of {type(self).__name__} must be flat, got shape {column.shape}")
+            column = column.view()
+            column.flags.writeable = False
+            object.__setattr__(self, name, column)
+        lengths = {name: len(getattr(self, name)) for name in self.DTYPES}
+        if len(set(lengths.values())) > 1:
+            raise TraceError(f"columns of {type(self).__name__} differ in length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(getattr(self, next(iter(self.DTYPES))))
+
+    def arrays(self) -> dict[str, Array]:
+        """Name -> array, in the order of the schema."""
+        return {name: getattr(self, name) for name in self.DTYPES}
+
+    def rows(self, selection: slice | Array) -> Self:
+        """The same table with the selected rows only."""
+        return type(self)(**{name: column[selection] for name, column in self.arrays().items()})
+
+    def replace(self, **columns: Array) -> Self:
+        """The same table with some columns replaced."""
+        return dataclasses.replace(self, **columns)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """A table without rows."""
+        return cls(**{name: np.empty(0, dtype) for name, dtype in cls.DTYPES.items()})
+
+    @classmethod
+    def joined(cls, parts: list[Self]) -> Self:
+        """One table of all the rows of `parts`, in order."""
+        if not parts:
+            return cls.empty()
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in cls.DTYPES})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events(Table):
+    """One row per event, in the order of happening.
+
+    `time_ns` since the start; `block` is the id of one allocation, never reused, -1 in segment and OOM rows; sizes are
+    positive, the kind says whether they come or go (see `deltas`); in segment rows `allocated_bytes` is the size of the
+    segment or of the mapped range, in OOM rows `requested_bytes` is what was asked and `allocated_bytes` what the driver
+    had free. `device` is -1 for the CPU, else the accelerator's index; `stream` and `address` as the allocator gives them.
+    """
+
+    DTYPES: ClassVar[dict[str, str]] = {
+        "time_ns": "<i8",
+        "kind": "u1",
+        "block": "<i4",
+        "requested_bytes": "<i8",
+        "allocated_bytes": "<i8",
+        "device": "<i2",
+        "stream": "<i8",
+        "address": "<i8",
+    }
+    time_ns: Array
+    kind: Array
+    block: Array
+    requested_bytes: Array
+    allocated_bytes: Array
+    device: Array
+    stream: Array
+    address: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks(Table):
+    """One row per block (row number = block id): what is true of an allocation as a whole.
+
+    `category` and `phase` are codes of the enums; the others are indices into `trace.texts[column]`, -1 where unknown.
+    """
+
+    DTYPES: ClassVar[dict[str, str]] = {
+        "category": "u1",
+        "phase": "u1",
+        "module": "<i4",
+        "line": "<i4",
+        "stack": "<i4",
+        "op": "<i4",
+        "dtype": "<i4",
+        "shape": "<i4",
+    }
+    TEXTS: ClassVar[tuple[str, ...]] = ("module", "line", "stack", "op", "dtype", "shape")
+    category: Array
+    phase: Array
+    module: Array
+    line: Array
+    stack: Array
+    op: Array
+    dtype: Array
+    shape: Array
+
+    @classmethod
+    def unknown(cls, count: int, **known: Array) -> Blocks:
+        """A table of `count` blocks of which only the given columns are known."""
+        columns = {name: known.get(name, np.full(count, -1, dtype)) for name, dtype in cls.DTYPES.items() if dtype != "u1"}
+        codes = {name: known.get(name, np.zeros(count, "u1")) for name in ("category", "phase")}
+        return cls(**codes, **columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks(Table):
+    """Moments between events: `row` is the first event at or after the mark; `name` indexes `trace.texts["mark"]`."""
+
+    DTYPES: ClassVar[dict[str, str]] = {"row": "<i8", "time_ns": "<i8", "kind": "u1", "name": "<i4"}
+    row: Array
+    time_ns: Array
+    kind: Array
+    name: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recategorised(Table):
+    """A block whose category changes in time: from event `row` on, `block` is `category`."""
+
+    DTYPES: ClassVar[dict[str, str]] = {"block": "<i4", "row": "<i8", "category": "u1"}
+    block: Array
+    row: Array
+    category: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples(Table):
+    """Counters read by the live sampler; -1 where a counter was not read at that tick. `device` -1 is the host.
+
+    `used_bytes` is what the whole device (or machine) has in use, `own_bytes` what this process has of it (on the host:
+    its resident memory), `available_bytes` what is left. `allocated_bytes` and `reserved_bytes` are PyTorch's counters.
+    """
+
+    DTYPES: ClassVar[dict[str, str]] = {
+        "time_ns": "<i8",
+        "device": "<i2",
+        "allocated_bytes": "<i8",
+        "reserved_bytes": "<i8",
+        "used_bytes": "<i8",
+        "own_bytes": "<i8",
+        "available_bytes": "<i8",
+    }
+    time_ns: Array
+    device: Array
+    allocated_bytes: Array
+    reserved_bytes: Array
+    used_bytes: Array
+    own_bytes: Array
+    available_bytes: Array
+
+
+_COMES = (Kind.ADOPT, Kind.ALLOC)
+_GOES = (Kind.FREE, Kind.FREE_PENDING)
+_SIGN_OF_ALLOCATED = np.zeros(256, np.int8)
+_SIGN_OF_ALLOCATED[[*_COMES]] = 1
+_SIGN_OF_ALLOCATED[[*_GOES]] = -1
+_SIGN_OF_RESERVED = np.zeros(256, np.int8)
+_SIGN_OF_RESERVED[[Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP]] = 1
+_SIGN_OF_RESERVED[[Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP]] = -1
+
+
+def deltas(events: Events, of: str) -> Array:
+    """What each event adds to a quantity, in bytes: `of` is "allocated", "requested" or "reserved"."""
+    if of == "reserved":
+        return events.allocated_bytes * _SIGN_OF_RESERVED[events.kind]
+    if of == "allocated":
+        return events.allocated_bytes * _SIGN_OF_ALLOCATED[events.kind]
+    if of == "requested":
+        return events.requested_bytes * _SIGN_OF_ALLOCATED[events.kind]
+    raise TraceError(f'of must be "allocated", "requested" or "reserved", got {of!r}')

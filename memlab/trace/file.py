@@ -1,0 +1,285 @@
+"""Traces on disk: a header and checked chunks of plain columns and JSON. Nothing in a file is ever executed.
+
+Layout, all little-endian: MAGIC, u32 format version, then chunks of [4-byte tag, u64 length, u32 crc32, payload]. The
+payload of COLS is u32 length of a JSON description, the description, and the columns' bytes one after another; HEAD and
+TEXT are JSON; DONE is empty and comes last. A file without DONE was cut off (a killed kernel, a full disk): what is whole
+is read, and the trace says so. `save` writes beside the target and renames, so a file under its own name is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+
+from memlab.errors import TraceError
+from memlab.trace.columns import Blocks, Category, Events, Kind, Marks, Phase, Recategorised, Samples, Table
+from memlab.trace.trace import TEXT_COLUMNS, Bounded, Device, Gap, MadeBy, Trace
+
+MAGIC = b"memlab\r\n\x1a\0"
+VERSION = 1
+PARTIAL = ".partial"
+"""What is appended to the name of a file that is still being written during a run."""
+
+_CHUNK = struct.Struct("<4sQI")
+_TABLES: dict[str, type[Table]] = {
+    "events": Events,
+    "blocks": Blocks,
+    "marks": Marks,
+    "samples": Samples,
+    "recategorised": Recategorised,
+}
+_MAX_JSON = 1 << 28
+
+
+def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
+    """Write `trace` to `path`, whole or not at all; an existing file is replaced only by a whole one."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise TraceError(f"cannot save to {str(target)!r}: there is no folder {str(target.parent)!r}. Make it first.")
+    if target.is_dir():
+        raise TraceError(f"cannot save to {str(target)!r}: that is a folder. Name a file in it.")
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name[:100] + ".", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            writer = Writer(file)
+            writer.write_trace(trace)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o666 & ~_umask())  # mkstemp makes private files; a saved run is an ordinary one
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+class Writer:
+    """Appends chunks to an open file; each is readable as soon as it is flushed."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._texts_written = dict.fromkeys(TEXT_COLUMNS, 0)
+        file.write(MAGIC + struct.pack("<I", VERSION))
+
+    def write_trace(self, trace: Trace) -> None:
+        """Write everything of a finished trace, and the mark that the file is whole."""
+        self.head(trace.made_by, trace.first_row, trace.notes)
+        self.texts(trace.texts)
+        for name in _TABLES:
+            self.table(name, getattr(trace, name))
+        self.done()
+
+    def head(self, made_by: MadeBy, first_row: int = 0, notes: Mapping[str, Any] | None = None) -> None:
+        """Write who made the trace; a later head replaces an earlier one."""
+        facts = {"made_by": dataclasses.asdict(made_by), "first_row": first_row, "notes": dict(notes or {})}
+        self._chunk(b"HEAD", [json.dumps(facts).encode()])
+
+    def texts(self, texts: Mapping[str, tuple[str, ...]]) -> None:
+        """Write the strings that were not written before."""
+        new = {column: list(strings[self._texts_written[column] :]) for column, strings in texts.items()}
+        self._texts_written.update({column: len(strings) for column, strings in texts.items()})
+        self._chunk(b"TEXT", [json.dumps(new).encode("utf-8", "surrogatepass")])
+
+    def table(self, name: str, rows: Table) -> None:
+        """Append rows to a table."""
+        description = json.dumps({"table": name, "rows": len(rows), "columns": list(rows.DTYPES.items())}).encode()
+        arrays = [memoryview(array).cast("B") for array in rows.arrays().values() if len(array)]
+        self._chunk(b"COLS", [struct.pack("<I", len(description)), description, *arrays])
+
+    def done(self) -> None:
+        """Say that the file is whole."""
+        self._chunk(b"DONE", [])
+
+    def _chunk(self, tag: bytes, parts: list[bytes | memoryview]) -> None:
+        check = 0
+        for part in parts:
+            check = zlib.crc32(part, check)
+        self._file.write(_CHUNK.pack(tag, sum(len(part) for part in parts), check))
+        for part in parts:
+            self._file.write(part)
+
+
+class PartialFile:
+    """The file of a run that is still going on: a killed kernel leaves it behind, a finished one removes it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(f"{os.fspath(path)}{PARTIAL}")
+        try:
+            self._file = self.path.open("wb")
+        except OSError as error:
+            raise TraceError(f"cannot write {str(self.path)!r}: {error.strerror}. Choose another file.") from None
+        self.writer = Writer(self._file)
+
+    def flush(self) -> None:
+        """Hand what was written to the operating system, which keeps it when this process dies."""
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the file: the whole run is saved under its own name by now, or nobody wants it."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace; what is cut off at the end is named in its gaps, what is damaged or foreign raises TraceError."""
+    source = Path(path)
+    if not source.is_file():
+        hint = Path(f"{source}{PARTIAL}")
+        more = f" Its kernel died while it ran: load {str(hint)!r} for what is left." if hint.is_file() else ""
+        raise TraceError(f"there is no file {str(source)!r}.{more}")
+    try:
+        with source.open("rb") as file:
+            return _Reader(file, source.name, source.stat().st_size).trace()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise TraceError(f"{source.name!r} is not a readable memlab trace: {error!s:.200}") from None
+
+
+class _Reader:
+    """One reading of one file."""
+
+    def __init__(self, file: BinaryIO, name: str, size: int) -> None:
+        self.file, self.name, self.size = file, name, size
+        self.head: dict[str, Any] = {}
+        self.texts: dict[str, list[str]] = {column: [] for column in TEXT_COLUMNS}
+        self.parts: dict[str, list[Table]] = {table: [] for table in _TABLES}
+
+    def trace(self) -> Trace:
+        self._check_magic()
+        whole = False
+        for tag, length, check in self._chunks():
+            whole = tag == b"DONE"
+            self._take(tag, length, check)
+        if not self.head:
+            raise TraceError(f"{self.name!r} ends before its header: nothing of the run was written.")
+        tables = {name: _TABLES[name].joined(parts) for name, parts in self.parts.items()}  # type: ignore[arg-type]
+        return self._assemble(tables, whole)
+
+    def _check_magic(self) -> None:
+        start = self.file.read(len(MAGIC) + 4)
+        if not start.startswith(MAGIC) or len(start) < len(MAGIC) + 4:
+            raise TraceError(f"{self.name!r} is not a memlab trace (it does not begin like one).")
+        (version,) = struct.unpack("<I", start[len(MAGIC) :])
+        if version > VERSION:
+            raise TraceError(f"{self.name!r} has format {version}, this memlab reads up to {VERSION}: upgrade memlab.")
+
+    def _chunks(self) -> Iterator[tuple[bytes, int, int]]:
+        while len(head := self.file.read(_CHUNK.size)) == _CHUNK.size:
+            tag, length, check = _CHUNK.unpack(head)
+            if length > self.size - self.file.tell():
+                return
+            yield tag, length, check
+
+    def _take(self, tag: bytes, length: int, check: int) -> None:
+        if tag == b"COLS":
+            self._take_columns(length, check)
+        elif tag in (b"HEAD", b"TEXT"):
+            content = json.loads(self._read_json(length, check).decode("utf-8", "surrogatepass"))
+            if tag == b"HEAD":
+                self.head = content
+            else:
+                self._take_texts(content)
+        else:
+            self.file.seek(length, os.SEEK_CUR)
+
+    def _read_json(self, length: int, check: int) -> bytes:
+        if length > _MAX_JSON:
+            raise TraceError(f"{self.name!r} has a text chunk of {length} bytes, more than any run writes.")
+        payload = self.file.read(length)
+        self._compare(zlib.crc32(payload), check)
+        return payload
+
+    def _compare(self, found: int, expected: int) -> None:
+        if found != expected:
+            raise TraceError(f"{self.name!r} is damaged: a checksum differs near byte {self.file.tell()}.")
+
+    def _take_texts(self, content: dict[str, list[str]]) -> None:
+        for column, strings in content.items():
+            if not all(isinstance(text, str) for text in strings):
+                raise TraceError(f"{self.name!r} holds something else than text in the table {column!r}.")
+            self.texts[column].extend(strings)
+
+    def _take_columns(self, length: int, check: int) -> None:
+        start = self.file.read(4)
+        (size,) = struct.unpack("<I", start)
+        if size > length:
+            raise TraceError(f"{self.name!r} is damaged near byte {self.file.tell()}.")
+        text = self.file.read(size)
+        description = json.loads(text)
+        table, count = _TABLES[description["table"]], int(description["rows"])
+        if [tuple(column) for column in description["columns"]] != list(table.DTYPES.items()):
+            raise TraceError(f"{self.name!r} has other columns than format {VERSION} knows in {description['table']!r}.")
+        row_bytes = sum(np.dtype(dtype).itemsize for dtype in table.DTYPES.values())
+        if count < 0 or count * row_bytes != length - 4 - size:
+            raise TraceError(f"{self.name!r} says {count} rows where there is room for {(length - 4 - size) // row_bytes}.")
+        running = zlib.crc32(text, zlib.crc32(start))
+        columns = {}
+        for name, dtype in table.DTYPES.items():
+            columns[name] = np.fromfile(self.file, dtype, count)
+            running = zlib.crc32(memoryview(columns[name]).cast("B"), running) if count else running
+        self._compare(running, check)
+        self.parts[description["table"]].append(table(**columns))
+
+    def _assemble(self, tables: dict[str, Any], whole: bool) -> Trace:
+        made_by = _made_by(self.head["made_by"])
+        if not whole:
+            made_by = dataclasses.replace(made_by, gaps=(*made_by.gaps, _cut_off(tables)))
+            tables["blocks"] = _padded(tables["blocks"], tables["events"], self.texts)
+        _check_codes(tables)
+        first_row = min(int(self.head["first_row"]), len(tables["events"]))
+        texts = {column: tuple(strings) for column, strings in self.texts.items()}
+        if any(len(set(strings)) < len(strings) for strings in texts.values()):
+            raise TraceError(f"{self.name!r} lists a text twice in one table.")
+        notes = self.head.get("notes", {})
+        return Trace(made_by=made_by, first_row=first_row, texts=texts, notes=notes, **tables)
+
+
+def _made_by(facts: dict[str, Any]) -> MadeBy:
+    lists = {"devices": Device, "gaps": Gap, "bounded": Bounded}
+    built = {name: tuple(cls(**item) for item in facts[name]) for name, cls in lists.items()}
+    return MadeBy(**{**facts, **built})
+
+
+def _cut_off(tables: dict[str, Table]) -> Gap:
+    last = max((int(tables[name].time_ns[-1]) for name in ("events", "samples") if len(tables[name])), default=0)  # type: ignore[attr-defined]
+    return Gap("cut off", f"the run was cut off while it was written: known up to {last / 1e9:.2f} s after its start")
+
+
+def _padded(blocks: Blocks, events: Events, texts: dict[str, list[str]]) -> Blocks:
+    """Blocks for every id that the events mention, with texts forgotten where the table of strings was cut off."""
+    count = max(len(blocks), int(events.block.max(initial=-1)) + 1)
+    padded = Blocks.joined([blocks, Blocks.unknown(count - len(blocks))])
+    known = {name: getattr(padded, name) for name in Blocks.TEXTS}
+    return padded.replace(**{name: np.where(column < len(texts[name]), column, -1) for name, column in known.items()})
+
+
+def _check_codes(tables: dict[str, Any]) -> None:
+    limits = (("events", "kind", Kind), ("blocks", "category", Category), ("blocks", "phase", Phase))
+    for table, column, codes in limits:
+        values = getattr(tables[table], column)
+        if len(values) and int(values.max()) >= len(codes):
+            raise TraceError(f"{table}.{column} holds the code {int(values.max())}, which means nothing.")
+    sizes = tables["events"]
+    if len(sizes) and min(int(sizes.requested_bytes.min()), int(sizes.allocated_bytes.min())) < 0:
+        raise TraceError("events hold a negative size.")

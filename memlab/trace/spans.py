@@ -1,0 +1,112 @@
+"""What the marks of a trace mean: which phase and which module was on at any time.
+
+Inside backward everything is backward (recomputed forwards of checkpoints too); else the innermost mark decides, so a
+`grad` inside a forward is backward and the closure of an optimizer has its own forward and backward. What runs between
+the end of a forward and the backward that follows it is the loss, and counts as forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memlab.trace.columns import Array, MarkKind, Phase
+
+BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE = "backward", "optimizer", "optimizer with closure"
+"""Names of phase marks. A step without a closure calls no forward: one that is met there means the step had raised."""
+
+_BEGIN, _END, _MODULE_BEGIN, _MODULE_END = (int(kind) for kind in MarkKind)
+_PHASE_OF_NAME = {BACKWARD: Phase.BACKWARD, OPTIMIZER: Phase.OPTIMIZER, OPTIMIZER_WITH_CLOSURE: Phase.OPTIMIZER}
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A value that changes at times: from `time_ns[i]` on it is `value[i]`; before the first it is `before`."""
+
+    time_ns: Array
+    value: Array
+    before: int
+
+    def at(self, time_ns: Array) -> Array:
+        """The value at each of these times."""
+        if not len(self.time_ns):
+            return np.full(len(time_ns), self.before)
+        index = np.searchsorted(self.time_ns, time_ns, side="right") - 1
+        return np.where(index >= 0, self.value[np.maximum(index, 0)], self.before)
+
+
+class MarkStack:
+    """Follows marks in order and knows the phase and the innermost module (its name, or None) after each."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: list[tuple[bool, object, Phase]] = []  # (is a module, name, phase from here on)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase now."""
+        return self._open[-1][2] if self._open else Phase.OTHER
+
+    @property
+    def module(self) -> object | None:
+        """The innermost module now."""
+        return next((name for is_module, name, _ in reversed(self._open) if is_module), None)
+
+    def step(self, kind: int, name: object) -> None:
+        """Take the next mark; `name` of a phase mark is its text, of a module mark anything that identifies it."""
+        if kind == _MODULE_BEGIN or kind == _BEGIN:
+            self._close_failed_optimizer()
+            self._begin(kind == _MODULE_BEGIN, name)
+        else:
+            self._end(kind == _MODULE_END, name)
+
+    def _begin(self, is_module: bool, name: object) -> None:
+        if is_module:
+            phase = Phase.BACKWARD if self.phase == Phase.BACKWARD else Phase.FORWARD
+        else:
+            phase = _PHASE_OF_NAME[str(name)]
+        self._open.append((is_module, name, phase))
+
+    def _end(self, is_module: bool, name: object) -> None:
+        for depth in range(len(self._open) - 1, -1, -1):
+            if self._open[depth][:2] == (is_module, name):
+                del self._open[depth:]
+                return
+
+    def _close_failed_optimizer(self) -> None:
+        while self._open and self._open[-1][:2] == (False, OPTIMIZER):
+            self._open.pop()
+
+
+def resolve(times_ns: Sequence[int], kinds: Iterable[int], names: Sequence[int], texts: Sequence[str]) -> tuple[Steps, Steps]:
+    """The phase and the innermost module (an index into `texts`, -1 for none) over time."""
+    stack = MarkStack()
+    phases, modules = [], []
+    for kind, name in zip(kinds, names, strict=True):
+        stack.step(kind, texts[name] if kind in (_BEGIN, _END) else name)
+        phases.append(int(stack.phase))
+        modules.append(-1 if stack.module is None else stack.module)
+    times = np.array(times_ns, np.int64)
+    phase = _changes(times, np.array(phases, np.uint8), int(Phase.OTHER))
+    module = _changes(times, np.array(modules, np.int64), -1)
+    return _with_loss(phase), module
+
+
+def _changes(times: Array, values: Array, before: int) -> Steps:
+    if not len(values):
+        return Steps(times, values, before)
+    keep = np.diff(values.astype(np.int64), prepend=before - 1) != 0
+    return Steps(times[keep], values[keep], before)
+
+
+def _with_loss(phase: Steps) -> Steps:
+    """Count what lies between a forward and the backward after it as forward."""
+    value = phase.value.copy()
+    # Straight from a forward back to the optimizer: only a closure does that, and its loss is forward as well.
+    between = np.isin(value[1:-1], (Phase.OTHER, Phase.OPTIMIZER))
+    between &= (value[:-2] == Phase.FORWARD) & (value[2:] == Phase.BACKWARD)
+    value[1:-1][between] = Phase.FORWARD
+    return Steps(phase.time_ns, value, phase.before)

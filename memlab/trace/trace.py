@@ -1,0 +1,171 @@
+"""The Trace: what a probe measured, frozen; the only noun between measuring and showing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memlab.errors import TraceError
+from memlab.trace.columns import Array, Blocks, Events, Marks, Recategorised, Samples
+
+CPU = -1
+"""The device number of the host's own memory; accelerators count from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something an engine could not see: a short name to test for, and a sentence to read."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a trace, with the facts about it that no event carries.
+
+    `peak_*_bytes` are what PyTorch's own counters said at the end and `start_*` at the start (-1: not read);
+    `capacity_bytes` is the whole memory of the device, -1 where unknown.
+    """
+
+    index: int
+    name: str
+    capacity_bytes: int = -1
+    start_allocated_bytes: int = -1
+    start_reserved_bytes: int = -1
+    start_peak_allocated_bytes: int = -1
+    start_peak_reserved_bytes: int = -1
+    end_allocated_bytes: int = -1
+    end_reserved_bytes: int = -1
+    end_peak_allocated_bytes: int = -1
+    end_peak_reserved_bytes: int = -1
+    num_ooms: int = 0
+    num_alloc_retries: int = 0
+
+    @property
+    def label(self) -> str:
+        """How users name it: "cpu" or "cuda:0"."""
+        return "cpu" if self.index == CPU else f"cuda:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A stretch of one device whose events are not in the trace: lost unread, or let go to bound host memory.
+
+    Of rows that were read and let go the peaks stay known exactly; of lost ones (-1) only counters and samples speak.
+    """
+
+    device: int
+    begin_ns: int
+    end_ns: int
+    lost_events: int
+    peak_allocated_bytes: int = -1
+    peak_reserved_bytes: int = -1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the peaks of the stretch are known."""
+        return self.peak_allocated_bytes >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class MadeBy:
+    """Who made a trace and how: the engine, versions, devices, and what it could not see."""
+
+    engine: str
+    devices: tuple[Device, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    started_at_s: float = 0.0
+    duration_ns: int = 0
+    gaps: tuple[Gap, ...] = ()
+    bounded: tuple[Bounded, ...] = ()
+
+    def device(self, index: int) -> Device:
+        """The facts about one device."""
+        for device in self.devices:
+            if device.index == index:
+                return device
+        raise TraceError(f"the trace has no device {index}; it has {[d.index for d in self.devices]}")
+
+
+TEXT_COLUMNS = (*Blocks.TEXTS, "mark")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """What happened to memory during one stretch of work.
+
+    Rows before `first_row` describe what was there at the start (segments, and blocks as ADOPT). `texts` holds a table of
+    strings for each column of indices; `notes` is a place for facts of the maker that survive saving (plain JSON).
+    """
+
+    events: Events
+    blocks: Blocks
+    made_by: MadeBy
+    first_row: int = 0
+    marks: Marks = field(default_factory=Marks.empty)
+    samples: Samples = field(default_factory=Samples.empty)
+    recategorised: Recategorised = field(default_factory=Recategorised.empty)
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        texts = {column: tuple(self.texts.get(column, ())) for column in TEXT_COLUMNS}
+        object.__setattr__(self, "texts", texts)
+        self._check()
+
+    def _check(self) -> None:
+        if not 0 <= self.first_row <= len(self.events):
+            raise TraceError(f"first_row {self.first_row} lies outside the {len(self.events)} events")
+        _check_range("events.block", self.events.block, len(self.blocks))
+        _check_range("recategorised.block", self.recategorised.block, len(self.blocks))
+        _check_range("marks.name", self.marks.name, len(self.texts["mark"]))
+        for column in Blocks.TEXTS:
+            _check_range(f"blocks.{column}", getattr(self.blocks, column), len(self.texts[column]))
+
+    def __repr__(self) -> str:
+        rows, blocks = len(self.events), len(self.blocks)
+        return f"<Trace by {self.made_by.engine}: {rows:,} events, {blocks:,} blocks, {self.made_by.duration_ns / 1e9:.3f} s>"
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What the engine could not see."""
+        return self.made_by.gaps
+
+    @property
+    def device_indices(self) -> tuple[int, ...]:
+        """The devices of this trace, in order."""
+        return tuple(device.index for device in self.made_by.devices)
+
+    def text(self, column: str, index: int) -> str:
+        """The string behind an index of a column, "" where it is unknown."""
+        return self.texts[column][index] if index >= 0 else ""
+
+    def with_categories(self, category: Array, changes: Recategorised | None = None) -> Trace:
+        """A new trace in which the blocks have these categories (u1 codes, one per block)."""
+        blocks = self.blocks.replace(category=category)
+        return dataclasses.replace(self, blocks=blocks, recategorised=changes or self.recategorised)
+
+    def with_gaps(self, *gaps: Gap) -> Trace:
+        """A new trace that names further things not seen."""
+        return dataclasses.replace(self, made_by=dataclasses.replace(self.made_by, gaps=self.made_by.gaps + gaps))
+
+    def to_pandas(self) -> Any:
+        """One row per event as a pandas DataFrame; the texts of the block (module, line, ...) beside it."""
+        from memlab.trace.frame import events_frame
+
+        return events_frame(self)
+
+    def nbytes(self) -> int:
+        """How much host memory the columns take, in bytes (texts not counted)."""
+        tables = (self.events, self.blocks, self.marks, self.samples, self.recategorised)
+        return sum(array.nbytes for table in tables for array in table.arrays().values())
+
+
+def _check_range(name: str, column: Array, limit: int) -> None:
+    if len(column) and (int(column.min()) < -1 or int(column.max()) >= limit):
+        raise TraceError(f"{name} refers to row {int(column.max())} of a table of {limit}")
+
+

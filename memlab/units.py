@@ -1,0 +1,67 @@
+"""Bytes and seconds to text, and text to bytes: binary units, always written out (KiB, MiB, GiB)."""
+
+from __future__ import annotations
+
+import re
+
+from memlab.errors import MemlabError
+
+KiB = 1 << 10
+MiB = 1 << 20
+GiB = 1 << 30
+TiB = 1 << 40
+
+_UNITS = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
+# People type "2GB" for a card's memory; cards and PyTorch's messages mean the binary unit, so both spellings do.
+_SPELLINGS = {"": 1, "b": 1} | {
+    spelling: size
+    for letter, size in zip("kmgt", (KiB, MiB, GiB, TiB), strict=True)
+    for spelling in (letter, f"{letter}b", f"{letter}ib")
+}
+
+
+def format_bytes(count: int) -> str:
+    """Write a number of bytes with a binary unit and three or four significant digits.
+
+    >>> format_bytes(1536 * MiB), format_bytes(512), format_bytes(-3 * KiB)
+    ('1.50 GiB', '512 B', '-3.00 KiB')
+    """
+    size = abs(count)
+    unit = next((name for name in ("TiB", "GiB", "MiB", "KiB") if size >= _UNITS[name]), "B")
+    if unit == "B":
+        return f"{count} B"
+    value = count / _UNITS[unit]
+    return f"{value:.2f} {unit}" if abs(value) < 100 else f"{value:.1f} {unit}"
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a positive size such as "2GiB", "1.5 GB" (also binary), "300 MiB" or a plain number of bytes.
+
+    >>> parse_bytes("1.5 GiB"), parse_bytes("512")
+    (1610612736, 512)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*", str(text))
+    unit = _SPELLINGS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise MemlabError(f"not a size: {str(text)[:80]!r}. Write a number and a unit, for example 2GiB or 300MiB.")
+    count = round(float(match[1]) * unit)
+    if not 0 < count < 1 << 60:
+        raise MemlabError(f"a size must be above 0 and below 2**60 bytes, got {str(text)[:80]!r}.")
+    return count
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration with the unit that suits it.
+
+    >>> format_seconds(0.00042), format_seconds(0.35), format_seconds(12.3), format_seconds(3725)
+    ('0.42 ms', '350 ms', '12.3 s', '1:02:05')
+    """
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.2f} ms"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d} min"

@@ -1,0 +1,289 @@
+"""The live view: a widget that draws the memory of a cell while the cell runs, fed by the sampler's thread.
+
+It measures nothing, keeps nothing exact (the report does) and never raises into the thread that feeds it.
+
+What goes over the wire, at most 4 kB a tick: numbered chunks (`{t: "a", seq, ...}` and one buffer with the new points) and,
+at rising intervals and at the end, a key frame (the synced trait `key`): the history thinned to its extremes, then the
+new points as in a chunk. A view that missed nothing takes only the new points from a key frame; any other starts from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import numpy as np
+import traitlets
+
+from memlab.views import theme
+
+# 4,096 bytes less the envelope that Jupyter puts around a message (measured: 700 to 850 bytes, with the head of a chunk).
+PAYLOAD_BYTES = 2900
+NOTES_BYTES = 600
+PHASES_PER_CHUNK, PHASES_PER_KEY = 24, 48
+HISTORY_POINTS, HISTORY_PHASES = 4096, 512
+KEY_TIMES_S, KEY_EVERY_S = (0.2, 0.5, 1.0), 2.0
+MIXED = 255  # the code of a stretch whose phases are too short to be told apart
+
+STATIC = Path(__file__).parent / "static"
+
+
+def static(*names: str) -> str:
+    """The text of bundled files, one after the other: what the browser runs is all in the message, nothing is fetched."""
+    return "\n".join((STATIC / name).read_text("utf-8") for name in names)
+
+
+class LiveView(anywidget.AnyWidget):
+    """Allocated, reserved and used memory, moving while the cell runs, with a Stop button where one is wanted."""
+
+    _esm = static("uPlot.iife.min.js", "chart.js", "live.js")
+    _css = static("uPlot.min.css", "memlab.css")
+    setup = traitlets.Dict().tag(sync=True)
+    key = traitlets.Bytes(b"").tag(sync=True)
+
+    def __init__(
+        self,
+        title: str,
+        series: Sequence[str] = ("allocated", "reserved", "used", "rss"),
+        capacity_bytes: int | None = None,
+        can_stop: bool = False,
+        on_stop: Callable[[], object] | None = None,
+        peak_of: str = "allocated",
+    ) -> None:
+        super().__init__(setup=_setup(title, series, capacity_bytes, can_stop, peak_of))
+        self.series, self.title = tuple(series), title
+        self.broken: str | None = None
+        self.stop_requested = False
+        self._on_stop = on_stop
+        self._lock = threading.Lock()
+        self._history = History(len(self.series))
+        self._sequence, self._next_key_s, self._wants_key = -1, 0.0, True
+        self._head: dict[str, Any] = {}
+        self._notes: tuple[str, ...] = ()
+        self.on_msg(self._received)
+        let_clicks_through(self)
+
+    def __repr__(self) -> str:
+        return f"memlab live view of {self.title!r} (needs a running kernel; the report replaces it)"
+
+    def push(
+        self,
+        times_s: Sequence[float],
+        columns: Mapping[str, Sequence[float]],
+        phases: Iterable[tuple[float, float, int]] = (),
+        peak_bytes: int = 0,
+        peak_is_exact: bool = False,
+        elapsed_s: float = 0.0,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Show new points. `phases` are those begun or ended since the last push; the same begin again moves its end.
+
+        Times are seconds since the start. A column that is absent, or NaN, is a gap. More points than fit into a tick
+        (about 100) are thinned to their extremes. Anything that goes wrong ends up in `broken`, once.
+        """
+        head = {"e": elapsed_s, "p": peak_bytes, "x": peak_is_exact}
+        self._quietly(lambda: self._push(self._points(times_s, columns), phase_table(phases), head, tuple(notes)))
+
+    def finish(self) -> None:
+        """Send the last key frame: whoever looks later sees the whole curve, and no Stop button."""
+        self._quietly(lambda: self._send_key(self._points((), {}), phase_table(()), done=True))
+
+    def close(self) -> None:
+        """Take the widget away; the caller has replaced its output before."""
+        with contextlib.suppress(Exception):
+            super().close()
+
+    def _quietly(self, send: Callable[[], None]) -> None:
+        if self.broken is not None:
+            return
+        try:
+            with self._lock:
+                send()
+        except Exception as error:
+            self.broken = f"{type(error).__name__}: {error}"
+
+    def _points(self, times_s: Sequence[float], columns: Mapping[str, Sequence[float]]) -> np.ndarray:
+        unknown = set(columns) - set(self.series)
+        if unknown:
+            raise ValueError(f"columns {sorted(unknown)} are not among the series {self.series} that this view was made for")
+        points = np.full((1 + len(self.series), len(times_s)), np.nan)
+        points[0] = times_s
+        for row, name in enumerate(self.series, start=1):
+            if name in columns:
+                points[row] = columns[name]
+        return points
+
+    def _push(self, points: np.ndarray, phases: np.ndarray, head: dict[str, Any], notes: tuple[str, ...]) -> None:
+        self._head = {"e": round(float(head["e"]), 3), "p": int(head["p"]), "x": int(head["x"])}
+        news = {} if notes == self._notes else {"notes": shorten(notes)}
+        self._notes = notes
+        if self._wants_key or head["e"] >= self._next_key_s:
+            self._send_key(points, phases)
+            return
+        self._sequence += 1
+        phases = fold(phases, PHASES_PER_CHUNK)
+        points = thin(points, _room(len(phases), len(self.series), len(json.dumps(news))))
+        at = float(points[0, 0]) if points.size else 0.0
+        counts = {"seq": self._sequence, "at": at, "n": points.shape[1], "m": len(phases)}
+        self.send({"t": "a", **counts, **self._head, **news}, [body(points, phases, at)])
+        self._history.add(points, phases)
+
+    def _send_key(self, points: np.ndarray, phases: np.ndarray, done: bool = False) -> None:
+        self._sequence += 1
+        self._wants_key = False
+        self._next_key_s = next_key_s(self._head.get("e", 0.0))
+        notes = shorten(self._notes)
+        phases = fold(phases, PHASES_PER_KEY // 2)
+        old_points, old_phases = self._history.seen(PHASES_PER_KEY - len(phases))
+        room = _room(len(phases) + len(old_phases), len(self.series), len(json.dumps(notes)))
+        points = thin(points, room // 2)
+        self._history.add(points, phases)
+        old_points = thin(old_points, room - points.shape[1])
+        counts = {"n": old_points.shape[1], "tail": points.shape[1], "m": len(old_phases), "mtail": len(phases)}
+        head = {"seq": self._sequence, "at": 0.0, **counts, **self._head, "notes": notes, "done": done}
+        self.key = framed(head, body(np.hstack((old_points, points)), np.vstack((old_phases, phases)), 0.0))
+
+    def _received(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
+        if content.get("t") == "hello":
+            self._wants_key = True
+        elif content.get("t") == "stop" and not self.stop_requested:
+            self.stop_requested = True
+            self._stop()
+
+    def _stop(self) -> None:
+        problem = ""
+        try:
+            self.send({"t": "ack"})
+            if self._on_stop is not None:
+                self._on_stop()
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            self._quietly(lambda: self.send({"t": "ack", "error": problem[:300]}))
+
+
+class History:
+    """What a key frame is cut from: every point pushed so far, thinned to its extremes once there are too many."""
+
+    def __init__(self, series_count: int) -> None:
+        self._points = [np.empty((1 + series_count, 0))]
+        self._phases = phase_table(())
+
+    def add(self, points: np.ndarray, phases: np.ndarray) -> None:
+        """Append new points and phases; a phase that begins where the last one did replaces it."""
+        self._points.append(points)
+        self._phases = fold(join_phases(self._phases, phases), HISTORY_PHASES)
+
+    def seen(self, phase_limit: int) -> tuple[np.ndarray, np.ndarray]:
+        """All points kept, and the phases folded to at most `phase_limit`."""
+        points = np.hstack(self._points)
+        self._points = [thin(points, HISTORY_POINTS // 2) if points.shape[1] > HISTORY_POINTS else points]
+        return self._points[0], fold(self._phases, phase_limit)
+
+
+def thin(points: np.ndarray, limit: int) -> np.ndarray:
+    """At most `limit` points (row 0: times), two for each stretch: its lowest and its highest value, row by row.
+
+    The two are put in the order in which the stretch rises or falls, so that no peak is lost and no plateau is bent.
+    """
+    count = points.shape[1]
+    if count <= limit:
+        return points
+    stretches = max(1, limit // 2)
+    edges = np.linspace(0, count, stretches + 1).astype(np.int64)
+    starts, ends = edges[:-1], edges[1:] - 1
+    lows, highs = np.fmin.reduceat(points[1:], starts, axis=1), np.fmax.reduceat(points[1:], starts, axis=1)
+    rises = points[1:, ends] >= points[1:, starts]
+    thinned = np.empty((len(points), 2 * stretches))
+    thinned[0, 0::2], thinned[0, 1::2] = points[0, starts], points[0, ends]
+    thinned[1:, 0::2], thinned[1:, 1::2] = np.where(rises, lows, highs), np.where(rises, highs, lows)
+    return thinned
+
+
+def phase_table(phases: Iterable[tuple[float, float, int]]) -> np.ndarray:
+    """Phases as rows of begin, end, code."""
+    return np.array([tuple(phase) for phase in phases], dtype=np.float64).reshape(-1, 3)
+
+
+def join_phases(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Old rows, then new ones; a first new row with the begin of the last old row replaces it."""
+    if len(old) and len(new) and old[-1, 0] == new[0, 0]:
+        old = old[:-1]
+    return np.vstack((old, new))
+
+
+def fold(phases: np.ndarray, limit: int) -> np.ndarray:
+    """At most `limit` rows: neighbours that are short against the whole become one row that says MIXED."""
+    if len(phases) <= limit:
+        return phases
+    span = phases[-1, 1] - phases[0, 0]
+    short = phases[:, 1] - phases[:, 0] <= span / max(1, (limit - 1) // 2)
+    continues = np.concatenate(([False], short[1:] & short[:-1]))
+    starts = np.flatnonzero(~continues)
+    ends = np.maximum.reduceat(phases[:, 1], starts)
+    alone = np.diff(np.append(starts, len(phases))) == 1
+    return np.column_stack((phases[starts, 0], ends, np.where(alone, phases[starts, 2], MIXED)))
+
+
+def body(points: np.ndarray, phases: np.ndarray, at: float) -> bytes:
+    """The numbers of a message: f4 times since `at`, f4 rows, f4 begins, f4 ends, u1 codes."""
+    shifted = np.vstack((points[:1] - at, points[1:])).astype("<f4")
+    return shifted.tobytes() + (phases[:, :2] - at).T.astype("<f4").tobytes() + phases[:, 2].astype("u1").tobytes()
+
+
+def framed(head: Mapping[str, Any], numbers: bytes) -> bytes:
+    """A key frame: the length of the head (u4), the head as JSON padded to a multiple of four, the numbers."""
+    text = json.dumps(head, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 4)
+    return np.array([len(text)], "<u4").tobytes() + text + numbers
+
+
+def shorten(notes: Sequence[str]) -> list[str]:
+    """Notes that fit into a tick; where one does not, the last line says how many were left out."""
+    kept: list[str] = []
+    for position, note in enumerate(note[:200] for note in notes):
+        if len(json.dumps([*kept, note])) > NOTES_BYTES:
+            left = len(notes) - position
+            return [*kept, f"{left} more {'note' if left == 1 else 'notes'} in the report"]
+        kept.append(note)
+    return kept
+
+
+def next_key_s(elapsed_s: float) -> float:
+    """When the next key frame is due: soon at first, because a view may take a second to appear."""
+    return next((at for at in KEY_TIMES_S if at > elapsed_s), elapsed_s + KEY_EVERY_S)
+
+
+def _room(phase_count: int, series_count: int, text_bytes: int) -> int:
+    head_bytes = 220
+    return (PAYLOAD_BYTES - head_bytes - text_bytes - 9 * phase_count) // (4 * (1 + series_count))
+
+
+def _setup(
+    title: str, series: Sequence[str], capacity_bytes: int | None, can_stop: bool, peak_of: str
+) -> dict[str, Any]:
+    return {
+        "title": title,
+        "series": [{"name": name, "colour": theme.colour_of(name, at)} for at, name in enumerate(series)],
+        "phases": [{"name": name, "shade": theme.phase_shade(name)} for name in theme.PHASES],
+        "capacity": capacity_bytes,
+        "capacity_colour": theme.CAPACITY,
+        "can_stop": can_stop,
+        "peak_of": peak_of,
+    }
+
+
+# SEAM: Comm._reply_subshell_for, seen in ipykernel 7.4.0
+def let_clicks_through(widget: Any) -> None:
+    """Let messages from the browser reach `widget` while a cell runs.
+
+    ipykernel 7.4 answers on the thread that last sent on the comm: for a widget made in a cell that is the main thread, so
+    that a click would wait for the end of the cell. Without the attribute it goes where the front end asked (a subshell).
+    """
+    with contextlib.suppress(Exception):
+        widget.comm._reply_subshell_for = None

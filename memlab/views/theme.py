@@ -1,0 +1,73 @@
+"""The colours of memlab: one for each category, series and phase, chosen to be read on a white and on a black page.
+
+It knows no figure library and no front end; it does not decide what is shown.
+"""
+
+from __future__ import annotations
+
+# A saved figure cannot know on which page it is opened, so what is written and drawn stands in the middle:
+# text and series reach a contrast of 4.1 on both #ffffff and #111111, areas (which have edges and labels) 3.0.
+PAGES = ("#ffffff", "#111111")
+TEXT = "#757982"
+GRID = "rgba(117, 121, 130, 0.22)"
+CAPACITY = "#d74450"
+WARNING = "#bd600f"
+FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
+
+SERIES = {"allocated": "#2e75e8", "reserved": "#bd600f", "used": "#148971", "rss": "#a35dba"}
+
+CATEGORIES = {
+    "parameter": "#3265db",
+    "buffer": "#3596b6",
+    "gradient": "#da5918",
+    "activation": "#269872",
+    "optimizer": "#9052c5",
+    "input": "#b48e1a",
+    "temporary": "#d24b78",
+    "other": "#7c818b",
+}
+
+# The position in this tuple is the phase's code.
+PHASES = ("forward", "backward", "optimizer", "other")
+PHASE_COLOURS = {"forward": "#269872", "backward": "#da5918", "optimizer": "#9052c5", "other": "#7c818b"}
+PHASE_ALPHA = {"forward": 0.13, "backward": 0.13, "optimizer": 0.20, "other": 0.0}
+
+# For what has no colour of its own (modules, lines, tensors); neighbours differ.
+PALETTE = tuple(CATEGORIES[name] for name in CATEGORIES if name != "other")
+
+
+def colour_of(name: str, index: int = 0) -> str:
+    """The colour of a series or category; any other name takes the palette's colour number `index`."""
+    return SERIES.get(name) or CATEGORIES.get(name) or PALETTE[index % len(PALETTE)]
+
+
+def phase_shade(phase: str) -> str:
+    """The background of a phase, as rgba text; an unknown phase has none."""
+    return shade(PHASE_COLOURS.get(phase, CATEGORIES["other"]), PHASE_ALPHA.get(phase, 0.0))
+
+
+def shade(colour: str, alpha: float) -> str:
+    """The same colour, transparent: `shade("#ff0000", 0.2)` is `rgba(255, 0, 0, 0.2)`."""
+    red, green, blue = channels(colour)
+    return f"rgba({red}, {green}, {blue}, {alpha:g})"
+
+
+def channels(colour: str) -> tuple[int, int, int]:
+    """Red, green and blue (0 to 255) of a colour written as #rrggbb."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours as WCAG 2 defines it, from 1.0 (the same) to 21.0 (black on white)."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a colour (WCAG 2), from 0.0 to 1.0."""
+    red, green, blue = (_linear(channel / 255) for channel in channels(colour))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _linear(channel: float) -> float:
+    return channel / 12.92 if channel <= 0.03928 else ((channel + 0.055) / 1.055) ** 2.4

@@ -1,0 +1,227 @@
+"""A JupyterLab on loopback, driven by the system's Chromium; every request to anywhere else is refused and listed.
+
+It asserts nothing. Where playwright or a browser is missing the tests skip with the reason (`missing()`).
+
+    lab = Lab(folder, {"PYTHONPATH": "."}); lab.write("a.ipynb", ["1 + 1"]); lab.open("a.ipynb"); lab.run_cell(0)
+    lab.text(0); lab.foreign; lab.close()
+
+MEMLAB_CHROMIUM (or CHROMIUM) names the browser where it is not on the path as `chromium`, `chromium-browser` or `google-chrome`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+NEEDED = ("playwright", "jupyterlab", "nbformat", "ipykernel", "anywidget")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-proxy-server",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+]
+IDLE = ".jp-NotebookPanel [data-status='idle'], .jp-Notebook-ExecutionIndicator[data-status='idle']"
+PROMPT = """([i, pattern]) => {
+  const prompt = document.querySelectorAll('.jp-Notebook .jp-Cell')[i].querySelector('.jp-InputPrompt');
+  return prompt && new RegExp(pattern).test(prompt.innerText); }"""
+STARTED, DONE = r"\[(\d+|\*)\]", r"\[\d+\]"
+THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+
+
+def chromium() -> str | None:
+    """The browser to use, or None."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return os.environ.get("MEMLAB_CHROMIUM") or os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+def missing() -> str:
+    """Why a browser test cannot run here; empty when it can."""
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if lacking:
+        return f"not installed: {', '.join(lacking)}"
+    return "" if chromium() else "no Chromium on the path and none named by MEMLAB_CHROMIUM"
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Lab:
+    """One server and one browser page. `folder` has to be empty; `environment` is added to the server's own."""
+
+    def __init__(self, folder: str | Path, environment: Mapping[str, str] | None = None) -> None:
+        self.home = Path(folder)
+        self.root = self.home / "notebooks"
+        self.root.mkdir(parents=True)
+        self.foreign: list[str] = []
+        self.console: list[tuple[str, str]] = []
+        self.token, self.port = "test-token", free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._start_server(environment or {})
+        try:
+            self._start_browser()
+        except BaseException:
+            self._stop_server()
+            raise
+
+    def _start_server(self, environment: Mapping[str, str]) -> None:
+        self.log = self.home / "server.log"
+        command = [sys.executable, "-m", "jupyterlab", "--no-browser", *self._server_options()]
+        with self.log.open("w") as log:
+            self.server = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=self._environment(environment), start_new_session=True
+            )
+        try:
+            self._wait_for_server()
+        except BaseException:
+            self._stop_server()
+            raise
+
+    def _server_options(self) -> list[str]:
+        return [
+            "--ServerApp.ip=127.0.0.1",
+            f"--ServerApp.port={self.port}",
+            "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={self.token}",
+            f"--ServerApp.root_dir={self.root}",
+            "--ServerApp.allow_root=True",
+            "--LabApp.expose_app_in_browser=True",
+            "--LabApp.news_url=",
+            "--LabApp.extension_manager=readonly",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        ]
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        own = self.home / "jupyter"
+        kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+        rooms = {f"JUPYTER_{name}": str(own / name) for name in ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")}
+        lab = {f"JUPYTERLAB_{name}_DIR": str(own / name) for name in ("SETTINGS", "WORKSPACES")}
+        return kept | rooms | lab | {"IPYTHONDIR": str(own / "ipython")} | dict(more)
+
+    def _wait_for_server(self) -> None:
+        for _ in range(360):
+            if self.server.poll() is not None:
+                raise RuntimeError(f"JupyterLab ended with {self.server.returncode}:\n{self.log.read_text()[-3000:]}")
+            try:
+                with urllib.request.urlopen(f"{self.url}/api?token={self.token}", timeout=2) as answer:
+                    answer.read()
+                return
+            except OSError:
+                time.sleep(0.25)
+        raise TimeoutError(f"JupyterLab did not answer within 90 s:\n{self.log.read_text()[-3000:]}")
+
+    def _start_browser(self) -> None:
+        from playwright.sync_api import sync_playwright
+
+        self.playwright = sync_playwright().start()
+        try:
+            self.browser = self.playwright.chromium.launch(executable_path=chromium(), args=FLAGS, headless=True)
+        except BaseException:
+            self.playwright.stop()
+            raise
+        context = self.browser.new_context(viewport={"width": 1300, "height": 1000})
+        context.route("**/*", self._guard)
+        self.page = context.new_page()
+        self.page.on("console", lambda message: self.console.append((message.type, message.text[:300])))
+        self.page.on("pageerror", lambda error: self.console.append(("pageerror", str(error)[:300])))
+
+    def _guard(self, route: Any) -> None:
+        url = route.request.url
+        if url.startswith((self.url, "data:", "blob:")):
+            route.continue_()
+        else:
+            self.foreign.append(url)
+            route.abort()
+
+    def write(self, name: str, cells: Sequence[str]) -> Path:
+        """Write a notebook of code cells into the server's folder."""
+        import nbformat
+
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        path = self.root / name
+        nbformat.write(notebook, path)
+        return path
+
+    def theme(self, name: str) -> None:
+        """`light` or `dark`, from now on, also for the page that is open."""
+        command = "async theme => { await window.jupyterapp.commands.execute('apputils:change-theme', {theme}); }"
+        self.page.evaluate(command, THEMES[name])
+        flag = "true" if name == "light" else "false"
+        self.page.wait_for_selector(f"body[data-jp-theme-light='{flag}']", timeout=15_000, state="attached")
+
+    def open(self, name: str) -> None:
+        """Open a notebook and wait until its kernel is idle."""
+        self.page.goto(f"{self.url}/lab/tree/{name}?token={self.token}&reset")
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        self.page.wait_for_selector(IDLE, timeout=90_000, state="attached")
+
+    def cell(self, i: int) -> Any:
+        """The locator of cell number `i`."""
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(i)
+
+    def run_cell(self, i: int, wait: bool = True) -> None:
+        """Run cell `i` as a user does."""
+        from playwright.sync_api import TimeoutError as NotYet
+
+        self.cell(i).locator(".jp-InputArea-editor").first.click()
+        for _ in range(5):  # the first Ctrl+Enter can be lost though the status is idle
+            self.page.keyboard.press("Control+Enter")
+            try:
+                self.page.wait_for_function(PROMPT, arg=[i, STARTED], timeout=4000)
+                break
+            except NotYet:
+                continue
+        if wait:
+            self.wait_cell(i)
+
+    def wait_cell(self, i: int, timeout_s: float = 120.0) -> None:
+        """Wait until cell `i` has its number."""
+        self.page.wait_for_function(PROMPT, arg=[i, DONE], timeout=1000 * timeout_s)
+
+    def is_running(self, i: int) -> bool:
+        """Whether cell `i` has not ended yet."""
+        return self.page.evaluate(PROMPT, [i, r"\[\*\]"])
+
+    def text(self, i: int) -> str:
+        """All output of cell `i` as text."""
+        return "\n".join(self.cell(i).locator(".jp-OutputArea-output").all_inner_texts())
+
+    def save(self) -> None:
+        """Save the notebook and wait until it is on disk."""
+        self.page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
+
+    def close(self) -> None:
+        """End browser and server; nothing of them stays."""
+        try:
+            self.browser.close()
+            self.playwright.stop()
+        finally:
+            self._stop_server()
+
+    def _stop_server(self) -> None:
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.server.pid, how)
+                self.server.wait(10)
+                return
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue

@@ -1,0 +1,162 @@
+"""In a real JupyterLab: the curve moves while the cell runs, Stop stops it, zooming refetches, nothing foreign is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from browser import lab as harness
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "everything is there"),
+]
+REPOSITORY = Path(__file__).parents[2]
+PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
+
+LIVE = """
+import math, threading, time
+from IPython.display import display
+from memlab.views.live import LiveView
+
+MiB, stop = 1 << 20, threading.Event()
+view = LiveView("training", capacity_bytes={capacity} * MiB, can_stop=True, on_stop=stop.set)
+display(view)
+start, tick, peak = time.monotonic(), 0, 0
+while (now := time.monotonic() - start) < {seconds} and not stop.is_set():
+    held = (900 + 700 * abs(math.sin(2 * now)) + 60 * math.sin(31 * now)) * MiB
+    peak = max(peak, held)
+    columns = dict(allocated=[held], reserved=[1.06 * peak], used=[1.06 * peak + 400 * MiB], rss=[1100 * MiB + 20 * MiB * now])
+    step, within = divmod(now, 1.0)
+    code, begin = (0, 0.0) if within < 0.35 else (1, 0.35) if within < 0.85 else (2, 0.85)
+    view.push([now], columns, [(step + begin, now, code)], int(peak), tick % 2 == 0, now,
+              ["<img src=x onerror='window.hacked = 1'> host memory is low"] if now > 1 else [])
+    tick += 1
+    time.sleep(0.1)
+view.finish()
+print("stopped", stop.is_set(), "broken", view.broken)
+"""
+
+EXPLORER = """
+import numpy as np
+from IPython.display import display
+from memlab.views.explorer import Explorer
+
+calls, closed = [], []
+def window(begin_s, end_s, bins):
+    if end_s - begin_s < 1e-3:
+        raise RuntimeError("<b>too deep</b>")
+    calls.append((begin_s, end_s))
+    times = np.linspace(begin_s, end_s, bins, endpoint=False)
+    held = (1.2 + np.abs(np.sin(5 * times)) + 0.1 * np.sin(300 * times)) * 2**30
+    noise = 2**26 * min(1.0, (end_s - begin_s) / 5)
+    return {"allocated": (times, held - noise, held + noise), "reserved": (times[:1], [2.6 * 2**30], [2.6 * 2**30])}
+
+explorer = Explorer(window, 12.0, "training", on_close=lambda: closed.append(1))
+display(explorer)
+"""
+BUSY = "import time\nwhile len(calls) < 4 and not explorer.error: time.sleep(0.05)\nprint('refetched while busy', len(calls) >= 4)"
+AFTER = "print(explorer.selection, closed, [len(calls) > 1, explorer.error])"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
+    made = harness.Lab(tmp_path_factory.mktemp("lab"), {"PYTHONPATH": str(REPOSITORY)})
+    yield made
+    made.close()
+
+
+def picture(lab: harness.Lab, name: str) -> None:
+    """Keep a screenshot of the first cell where a folder for it was named."""
+    if PICTURES:
+        lab.cell(0).locator(".jp-OutputArea").first.screenshot(path=f"{PICTURES}/{name}.png")
+
+
+def errors(lab: harness.Lab) -> list[tuple[str, str]]:
+    return [entry for entry in lab.console if entry[0] == "pageerror"]
+
+
+def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
+    lab.write("live.ipynb", [LIVE.format(seconds=4, capacity=4096)])
+    lab.open("live.ipynb")
+    lab.run_cell(0, wait=False)
+    lab.page.wait_for_function("() => window.__memlab_live && window.__memlab_live.chunks > 8", timeout=30_000)
+    assert lab.is_running(0)
+    before = lab.page.evaluate("[window.__memlab_live.data[0].length, window.__memlab_live.drawn]")
+    lab.page.wait_for_function("([n, d]) => window.__memlab_live.data[0].length > n && window.__memlab_live.drawn > d", arg=before)
+    assert lab.is_running(0)
+    picture(lab, "live-light-running")
+    lab.wait_cell(0)
+    assert "broken None" in lab.text(0)
+    assert lab.page.evaluate("window.__memlab_live.dropped") == 0
+    lab.page.wait_for_function("() => window.__memlab_live.done")
+    assert "peak allocated" in lab.text(0) and "<img src=x" in lab.text(0)
+    assert lab.page.evaluate("window.hacked") is None
+    assert lab.cell(0).get_by_role("img").first.get_attribute("aria-label").startswith("Memory timeline of training after")
+    for name in ("dark", "light"):
+        lab.theme(name)
+        picture(lab, f"live-{name}")
+    assert (lab.foreign, errors(lab)) == ([], [])
+
+
+def test_stop_works_while_the_kernel_is_busy(lab: harness.Lab) -> None:
+    lab.write("stop.ipynb", [LIVE.format(seconds=40, capacity=80 * 1024)])
+    lab.open("stop.ipynb")
+    lab.run_cell(0, wait=False)
+    stop = lab.cell(0).get_by_role("button", name="Stop", exact=True)
+    stop.wait_for(timeout=30_000)
+    stop.click()
+    lab.wait_cell(0, 20)
+    assert "stopped True" in lab.text(0)
+    assert "off the scale" in lab.text(0)
+    picture(lab, "live-off-the-scale")
+    assert (lab.foreign, errors(lab)) == ([], [])
+
+
+def test_a_stop_that_cannot_arrive_says_so(lab: harness.Lab) -> None:
+    deaf = LIVE.format(seconds=5, capacity=4096).replace("display(view)", "del view.comm._reply_subshell_for\ndisplay(view)")
+    lab.write("deaf.ipynb", [deaf])
+    lab.open("deaf.ipynb")
+    lab.run_cell(0, wait=False)
+    stop = lab.cell(0).get_by_role("button", name="Stop", exact=True)
+    stop.wait_for(timeout=30_000)
+    stop.click()
+    assert lab.cell(0).get_by_role("button", name="Stopping…").is_disabled()
+    lab.page.wait_for_function("() => document.querySelector('.memlab-said').textContent.includes('when the cell ends')", timeout=4000)
+    picture(lab, "live-deaf")
+    lab.wait_cell(0)
+
+
+def test_zooming_refetches_while_a_cell_runs_and_errors_are_shown(lab: harness.Lab) -> None:
+    lab.write("explorer.ipynb", [EXPLORER, BUSY, AFTER])
+    lab.open("explorer.ipynb")
+    lab.run_cell(0)
+    lab.page.wait_for_function("() => window.__memlab_explorer && window.__memlab_explorer.answered > 0", timeout=30_000)
+    picture(lab, "explorer-whole")
+    lab.run_cell(1, wait=False)
+    box = lab.cell(0).locator(".u-over").bounding_box()
+    across, middle = (lambda share: box["x"] + share * box["width"]), box["y"] + box["height"] / 2
+    for _ in range(2):
+        lab.page.mouse.move(across(0.25), middle)
+        lab.page.mouse.down()
+        lab.page.mouse.move(across(0.75), middle, steps=4)
+        lab.page.mouse.up()
+    lab.wait_cell(1, 20)
+    assert "refetched while busy True" in lab.text(1)
+    picture(lab, "explorer-zoomed")
+    for _ in range(12):
+        lab.cell(0).get_by_role("button", name="Zoom in").click()
+    lab.page.wait_for_function("() => document.querySelector('.memlab-explorer .memlab-said').textContent.includes('<b>too deep</b>')")
+    lab.theme("dark")
+    picture(lab, "explorer-error-dark")
+    lab.page.mouse.dblclick(across(0.5), middle)
+    lab.page.wait_for_function("() => document.querySelector('.memlab-explorer .memlab-said').textContent === ''")
+    picture(lab, "explorer-dark")
+    lab.theme("light")
+    lab.cell(0).get_by_role("button", name="Close the explorer").click()
+    lab.run_cell(2)
+    assert "(0.0, 12.0) [1] [True, '']" in lab.text(2)
+    assert (lab.foreign, errors(lab)) == ([], [])

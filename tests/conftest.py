@@ -1,0 +1,74 @@
+"""What every test gets: proof that it left nothing behind, and a reason where it cannot run."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch  # here, so that `leftovers` knows torch's functions before any test could have replaced them
+from leftovers import leftovers, record
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fails the test that leaves a thread, hook, mode, handler or recording behind; set up first, so it looks last."""
+    before = record()
+    yield
+    left = leftovers(before)
+    assert not left, "the test left behind:\n  " + "\n  ".join(left)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what this machine cannot run; a machine is only asked about what was chosen to run."""
+    for item in items:
+        for marker, why_not in NEEDS.items():
+            if item.get_closest_marker(marker) and (reason := why_not()):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@functools.cache
+def device_name() -> str:
+    """The first CUDA device, or nothing. NVML answers the first question, so that no test finds CUDA initialised."""
+    if not torch.cuda.is_available():
+        return ""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    except pynvml.NVMLError:
+        return torch.cuda.get_device_name(0)
+
+
+def no_fakegpu() -> str:
+    """Why tests for the pretend device cannot run here."""
+    found = device_name()
+    return "" if found.startswith("FakeGPU") else f"needs the pretend device: the first device is {found or 'none'}"
+
+
+def no_gpu() -> str:
+    """Why tests for a real GPU cannot run here."""
+    found = device_name()
+    return (
+        f"needs a real GPU: the first device is {found or 'none'}" if not found or found.startswith("FakeGPU") else ""
+    )
+
+
+def chromium() -> str | None:
+    """The browser that the tests drive: MEMLAB_CHROMIUM, else the one on the path."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return os.environ.get("MEMLAB_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+def no_browser() -> str:
+    """Why browser tests cannot run here."""
+    lacking = [name for name in ("playwright", "jupyterlab") if importlib.util.find_spec(name) is None]
+    lacking += [] if chromium() else ["chromium"]
+    return f"needs {', '.join(lacking)}" if lacking else ""
+
+
+NEEDS = {"fakegpu": no_fakegpu, "gpu": no_gpu, "browser": no_browser}

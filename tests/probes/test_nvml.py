@@ -1,0 +1,412 @@
+"""NVML: every way it can be absent, denied or wrong with a pretend pynvml; the real pynvml on the pretend device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+import memlab
+from memlab.probes import nvml
+from memlab.probes.nvml import DeviceReading, Nvml
+from memlab.units import GiB, MiB
+
+UUID = "faceface-0000-4000-8000-000000000000"
+CARD = f"GPU-{UUID}"
+
+
+class FakePynvml(ModuleType):
+    """As much of pynvml as is used: devices by id, lists of processes, errors on demand, a count of open references."""
+
+    nvmlMemory_v2 = 2
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.references = 0
+        self.calls: list[str] = []
+        self.errors: dict[str, str] = {}
+        self.ids = {CARD: "card"}
+        self.memory = {"card": (3 * GiB, 8 * GiB)}
+        self.compute: list[tuple[int, int | None]] = [(os.getpid(), GiB), (1_000_001, GiB)]
+        self.graphics: list[tuple[int, int | None]] = []
+        self.mig: dict[str, list[str]] = {}
+
+    def _enter(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.errors:
+            raise nvml_error(self.errors[name])
+
+    def nvmlInit(self) -> None:
+        self._enter("nvmlInit")
+        self.references += 1
+
+    def nvmlShutdown(self) -> None:
+        self._enter("nvmlShutdown")
+        self.references -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self._enter("nvmlDeviceGetHandleByUUID")
+        if uuid not in self.ids:
+            raise nvml_error("NVMLError_NotFound")
+        return self.ids[uuid]
+
+    def nvmlDeviceGetHandleByPciBusId(self, bus_id: str) -> str:
+        self._enter("nvmlDeviceGetHandleByPciBusId")
+        return self.nvmlDeviceGetHandleByUUID(bus_id)
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: str) -> int:
+        return int(handle.startswith("slice"))
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        if handle not in self.mig:
+            raise nvml_error("NVMLError_NotSupported")
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
+        if index >= len(self.mig[handle]):
+            raise nvml_error("NVMLError_NotFound")
+        return self.mig[handle][index]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> SimpleNamespace:
+        self._enter("nvmlDeviceGetMemoryInfo")
+        used, total = self.memory[handle]
+        return SimpleNamespace(used=used, total=total, free=total - used, reserved=300 * MiB if version else None)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        self._enter("nvmlDeviceGetComputeRunningProcesses")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.compute]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        self._enter("nvmlDeviceGetGraphicsRunningProcesses")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.graphics]
+
+
+def nvml_error(name: str) -> Exception:
+    return type(name, (Exception,), {})("as the driver puts it")
+
+
+@pytest.fixture
+def pynvml(monkeypatch: pytest.MonkeyPatch) -> FakePynvml:
+    """A pretend driver, and a torch that says CUDA is up with one device holding 512 MiB."""
+    module = FakePynvml()
+    properties = SimpleNamespace(uuid=UUID, pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(nvml, "cuda_counters", lambda device: {"reserved": 512 * MiB})
+    monkeypatch.setattr(nvml, "has_context", lambda device: True)
+    monkeypatch.setattr(nvml, "runtime_memory", lambda device: (6 * GiB, 8 * GiB))
+    return module
+
+
+RUNTIME = DeviceReading(2 * GiB, 8 * GiB)
+SEEN = DeviceReading(3 * GiB, 8 * GiB, GiB, GiB, True, 300 * MiB)
+
+
+def names(opened: Nvml) -> set[str]:
+    return {gap.name for gap in opened.gaps}
+
+
+def test_a_device_is_read_with_own_and_others(pynvml: FakePynvml) -> None:
+    with Nvml.open() as opened:
+        assert opened.read(0) == SEEN
+        assert opened.gaps == ()
+
+
+def test_the_handle_is_looked_up_once(pynvml: FakePynvml) -> None:
+    with Nvml.open() as opened:
+        assert opened.read(0) == opened.read(0)
+    assert pynvml.calls.count("nvmlDeviceGetHandleByUUID") == 2  # as a slice, then as a card; not again
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("NVMLError_LibraryNotFound", "not on this machine"),
+        ("NVMLError_DriverNotLoaded", "not loaded"),
+        ("NVMLError_LibRmVersionMismatch", "differ in version"),
+        ("NVMLError_NoPermission", "denied"),
+        ("NVMLError_Unknown", "as the driver puts it"),
+        ("OSError", "as the driver puts it"),
+    ],
+)
+def test_nvml_that_does_not_open_is_one_named_gap(pynvml: FakePynvml, error: str, words: str) -> None:
+    pynvml.errors["nvmlInit"] = error
+    opened = Nvml.open()
+    assert opened.read(0) == RUNTIME
+    opened.close()
+    (gap,) = opened.gaps
+    assert gap.name == "nvml"
+    assert words in gap.text
+    assert "cannot be told apart" in gap.text
+    assert pynvml.references == 0
+    assert "nvmlShutdown" not in pynvml.calls
+
+
+def test_a_missing_package_is_a_gap(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    opened = Nvml.open()
+    assert opened.read(0) == RUNTIME
+    assert "nvidia-ml-py" in opened.gaps[0].text
+
+
+def test_rocm_is_not_asked_through_nvml(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    opened = Nvml.open()
+    assert opened.read(0) == RUNTIME
+    assert "ROCm" in opened.gaps[0].text
+    assert pynvml.calls == []
+
+
+def test_nothing_is_asked_before_cuda_is_up(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    with Nvml.open() as opened:
+        assert opened.read(0) == DeviceReading()
+        assert opened.gaps == ()
+    assert pynvml.calls == ["nvmlInit", "nvmlShutdown"]
+
+
+def test_a_device_that_vanishes_falls_back_and_is_left_alone(pynvml: FakePynvml) -> None:
+    with Nvml.open() as opened:
+        assert opened.read(0) == SEEN
+        pynvml.errors["nvmlDeviceGetMemoryInfo"] = "NVMLError_GpuIsLost"
+        assert [opened.read(0) for _ in range(5)] == [RUNTIME] * 5
+        assert names(opened) == {"nvml"}
+        asked = pynvml.calls.count("nvmlDeviceGetMemoryInfo")
+        opened.read(0)
+        assert pynvml.calls.count("nvmlDeviceGetMemoryInfo") == asked
+
+
+def test_a_passing_failure_is_named_and_forgiven(pynvml: FakePynvml) -> None:
+    with Nvml.open() as opened:
+        pynvml.errors["nvmlDeviceGetMemoryInfo"] = "NVMLError_Unknown"
+        opened.read(0)
+        opened.read(0)
+        pynvml.errors.clear()
+        assert opened.read(0).own_bytes == GiB
+        assert names(opened) == {"nvml"}
+
+
+def test_a_shutdown_by_others_is_not_followed_by_ours(pynvml: FakePynvml) -> None:
+    opened = Nvml.open()
+    assert opened.read(0) == SEEN
+    pynvml.errors["nvmlDeviceGetMemoryInfo"] = "NVMLError_Uninitialized"
+    assert opened.read(0) == RUNTIME
+    opened.close()
+    assert "nvmlShutdown" not in pynvml.calls
+    assert "other code" in opened.gaps[0].text
+
+
+def test_close_gives_back_exactly_one_reference(pynvml: FakePynvml) -> None:
+    pynvml.nvmlInit()  # somebody else's
+    opened = Nvml.open()
+    opened.close()
+    opened.close()
+    assert pynvml.references == 1
+
+
+def test_a_failing_shutdown_is_a_gap_and_then_the_runtime_is_read(pynvml: FakePynvml) -> None:
+    pynvml.errors["nvmlShutdown"] = "NVMLError_Unknown"
+    opened = Nvml.open()
+    opened.close()
+    assert names(opened) == {"nvml"}
+    assert opened.read(0) == RUNTIME
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        [],  # a container that hides the list
+        [(1_000_001, GiB)],  # the host's pids
+        [(os.getpid(), None)],  # WDDM, MIG
+        [(os.getpid(), 0)],  # a driver that translates the pid and loses the size
+        [(os.getpid(), 100 * MiB)],  # less than PyTorch holds: another process with our number
+        [(os.getpid(), 4 * GiB)],  # more than the device has in use
+    ],
+)
+def test_own_memory_is_never_guessed(pynvml: FakePynvml, processes: list[tuple[int, int | None]]) -> None:
+    pynvml.compute = processes
+    with Nvml.open() as opened:
+        assert opened.read(0) == DeviceReading(3 * GiB, 8 * GiB, None, None, False, 300 * MiB)
+        assert names(opened) == {"own process"}
+
+
+def test_sizes_that_changed_between_two_calls_are_looked_at_again(
+    pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = iter([2 * GiB, 2 * GiB, 512 * MiB, 512 * MiB])
+    monkeypatch.setattr(nvml, "cuda_counters", lambda device: {"reserved": next(held)})
+    with Nvml.open() as opened:
+        assert opened.read(0) == SEEN
+        assert opened.gaps == ()
+
+
+def test_without_a_context_the_own_part_is_nothing(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "has_context", lambda device: False)
+    monkeypatch.setattr(nvml, "cuda_counters", lambda device: {"reserved": 0})
+    pynvml.compute = [(1_000_001, GiB)]
+    with Nvml.open() as opened:
+        assert opened.read(0) == DeviceReading(3 * GiB, 8 * GiB, 0, GiB, True, 300 * MiB)
+
+
+def test_a_process_in_two_lists_counts_once(pynvml: FakePynvml) -> None:
+    pynvml.compute = [
+        (os.getpid(), 512 * MiB),
+        (os.getpid(), 256 * MiB),
+        (1_000_001, GiB),
+    ]  # entries of one list add up
+    pynvml.graphics = [(1_000_001, GiB), (1_000_002, 64 * MiB), (os.getpid(), None)]
+    with Nvml.open() as opened:
+        reading = opened.read(0)
+    assert (reading.own_bytes, reading.others_bytes) == (768 * MiB, GiB + 64 * MiB)
+
+
+def test_others_without_a_size_are_named(pynvml: FakePynvml) -> None:
+    pynvml.compute = [(os.getpid(), GiB), (1_000_001, None)]
+    with Nvml.open() as opened:
+        assert opened.read(0) == DeviceReading(3 * GiB, 8 * GiB, GiB, None, True, 300 * MiB)
+        assert names(opened) == {"other processes"}
+
+
+def test_denied_process_lists_leave_the_total(pynvml: FakePynvml) -> None:
+    pynvml.errors["nvmlDeviceGetComputeRunningProcesses"] = "NVMLError_NoPermission"
+    with Nvml.open() as opened:
+        assert opened.read(0) == DeviceReading(3 * GiB, 8 * GiB, None, None, False, 300 * MiB)
+        assert names(opened) == {"own process"}
+
+
+def test_the_pci_address_finds_what_the_uuid_does_not(pynvml: FakePynvml) -> None:
+    pynvml.ids = {"00000000:3B:00.0": "card"}
+    with Nvml.open() as opened:
+        assert opened.read(0) == SEEN
+
+
+def test_a_device_unknown_to_nvml_is_a_gap(pynvml: FakePynvml) -> None:
+    pynvml.ids = {}
+    with Nvml.open() as opened:
+        assert opened.read(0) == RUNTIME
+        assert names(opened) == {"nvml"}
+
+
+@pytest.mark.parametrize("ids", [{f"MIG-{UUID}": "slice 1"}, {CARD: "card"}])
+def test_a_mig_slice_is_read_and_not_its_card(pynvml: FakePynvml, ids: dict[str, str]) -> None:
+    pynvml.ids, pynvml.mig = ids, {"card": ["slice 1"]}
+    pynvml.memory = {"card": (70 * GiB, 80 * GiB), "slice 1": (3 * GiB, 8 * GiB)}
+    with Nvml.open() as opened:
+        assert opened.read(0).total_bytes == 8 * GiB
+
+
+def test_which_of_two_slices_is_not_guessed(pynvml: FakePynvml) -> None:
+    pynvml.mig = {"card": ["slice 1", "slice 2"]}
+    with Nvml.open() as opened:
+        assert opened.read(0) == RUNTIME
+        assert names(opened) == {"nvml"}
+
+
+def test_a_runtime_that_fails_too_is_a_gap(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: int) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(nvml, "runtime_memory", fail)
+    pynvml.ids = {}
+    with Nvml.open() as opened:
+        assert opened.read(0) == DeviceReading()
+        assert names(opened) == {"nvml", "device used"}
+
+
+def test_a_forked_child_neither_reads_nor_closes(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Nvml.open()
+    parent = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(nvml.os, "getpid", lambda: parent + 1)
+        assert opened.read(0) == DeviceReading()
+        opened.close()
+    assert pynvml.references == 1
+    opened.close()
+    assert pynvml.references == 0
+
+
+ROOT = str(Path(memlab.__file__).parents[1])
+OTHER = """
+import sys, torch
+held = torch.empty({count}, dtype=torch.uint8, device="cuda")
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+def in_a_process(code: str, **environment: str) -> str:
+    env = {**os.environ, "PYTHONPATH": ROOT, **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.fakegpu
+def test_another_process_on_the_device_is_told_apart(tmp_path) -> None:
+    machine = {"FAKEGPU_SHM": str(tmp_path / "gpu"), "FAKEGPU_CONTEXT_MB": "100"}
+    code = OTHER.format(count=600 * MiB)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **machine}, **pipes) as other:
+        assert other.stdout.readline() == "holding\n"
+        printed = in_a_process(
+            "import torch; from memlab.probes.nvml import Nvml\n"
+            "held = torch.empty(200 << 20, dtype=torch.uint8, device='cuda')\n"
+            "with Nvml.open() as nvml: r = nvml.read(0); print(r.own_bytes, r.others_bytes, r.used_bytes, nvml.gaps)",
+            **machine,
+        )
+        other.stdin.close()
+        other.wait()
+    own, others, used, gaps = printed.strip().split(" ", 3)
+    assert (int(own), int(others), int(used)) == (300 * MiB, 700 * MiB, 1000 * MiB)
+    assert gaps == "()"
+
+
+@pytest.mark.fakegpu
+def test_a_renumbered_device_is_the_right_one() -> None:
+    printed = in_a_process(
+        "import torch; from memlab.probes.nvml import Nvml\n"
+        "held = torch.empty(200 << 20, dtype=torch.uint8, device='cuda:0')\n"
+        "with Nvml.open() as nvml: print(nvml.read(0).own_bytes, nvml.read(1).own_bytes)",
+        FAKEGPU_COUNT="3",
+        CUDA_VISIBLE_DEVICES="2,0",
+        FAKEGPU_CONTEXT_MB="100",
+        FAKEGPU_SHM="",
+    )
+    assert printed.split() == [str(300 * MiB), "0"]
+
+
+@pytest.mark.fakegpu
+def test_reading_neither_starts_cuda_nor_makes_a_context() -> None:
+    printed = in_a_process(
+        "import torch; from memlab.probes.nvml import Nvml\n"
+        "from memlab.probes.counters import cuda_devices, cuda_counters\n"
+        "nvml = Nvml.open(); nvml.read(0); cuda_counters(0)\n"
+        "print(torch.cuda.is_initialized())\n"
+        "held = torch.empty(1, device='cuda:0'); nvml.read(1); cuda_counters(1); nvml.close(); nvml.read(1)\n"
+        "print(cuda_devices())",
+        FAKEGPU_COUNT="2",
+        FAKEGPU_SHM="",
+    )
+    assert printed.split("\n")[:2] == ["False", "(0,)"]
+
+
+@pytest.mark.fakegpu
+def test_real_references_are_balanced() -> None:
+    printed = in_a_process(
+        "import pynvml; from memlab.probes.nvml import Nvml\n"
+        "pynvml.nvmlInit()\n"
+        "first = Nvml.open(); second = Nvml.open(); first.close(); first.close(); second.close()\n"
+        "print(pynvml._nvmlLib_refcount)"
+    )
+    assert printed.strip() == "1"

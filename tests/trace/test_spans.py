@@ -1,0 +1,61 @@
+"""What marks mean: phases of nested, failed and recomputed work."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memlab.trace import MarkKind, Phase
+from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, resolve
+
+TEXTS = (BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, "Net", "Net.layer")
+MARKS = {
+    "B(": (MarkKind.PHASE_BEGIN, 0),
+    "B)": (MarkKind.PHASE_END, 0),
+    "O(": (MarkKind.PHASE_BEGIN, 1),
+    "O)": (MarkKind.PHASE_END, 1),
+    "C(": (MarkKind.PHASE_BEGIN, 2),
+    "C)": (MarkKind.PHASE_END, 2),
+    "N(": (MarkKind.MODULE_BEGIN, 3),
+    "N)": (MarkKind.MODULE_END, 3),
+    "L(": (MarkKind.MODULE_BEGIN, 4),
+    "L)": (MarkKind.MODULE_END, 4),
+}
+
+
+def phases(marks: str) -> str:
+    """The phase after each mark: its first letter, a dot for other."""
+    kinds, names = zip(*(MARKS[mark] for mark in marks.split()), strict=True)
+    phase, _ = resolve(range(len(kinds)), kinds, names, TEXTS)
+    return "".join(".FBO"[int(value)] for value in phase.at(np.arange(len(kinds))))
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ("N( L( L) N) B( B) O( O)", "FFFFB.O."),  # a plain step: the loss after the model is forward
+        ("N( N) O( O)", "F.O."),  # no backward follows: what lies between is nobody's
+        ("N( N) B( L( L) B) .".replace(" .", ""), "FFBBB."),  # a checkpoint recomputes inside backward
+        ("N( B( B) N) B( B)", "FBFFB."),  # forces by autograd.grad inside a forward
+        ("B( B( B) B)", "BBB."),  # grad inside a custom Function's backward
+        ("C( N( N) B( B) C)", "OFFBO."),  # LBFGS calls its closure
+        ("O( N( N) B( B)", "OFFB."),  # a step that raised: the next forward ends it
+        ("O( O( O)", "OO."),
+        ("N( L( N) B( B)", "FFFB."),  # a module whose end is missing
+        ("N) B)", ".."),
+    ],
+)
+def test_phases(marks, expected):
+    assert phases(marks) == expected
+
+
+def test_the_innermost_module_is_known():
+    kinds, names = zip(*(MARKS[mark] for mark in "N( L( L) N) B( L( L) B)".split()), strict=True)
+    _, module = resolve(range(8), kinds, names, TEXTS)
+    assert module.at(np.arange(-1, 8)).tolist() == [-1, 3, 4, 3, -1, -1, 4, -1, -1]
+
+
+def test_no_marks_mean_other():
+    phase, module = resolve([], [], [], TEXTS)
+    assert phase.at(np.array([5])).tolist() == [Phase.OTHER]
+    assert module.at(np.array([5])).tolist() == [-1]
