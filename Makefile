@@ -35,7 +35,8 @@ lab: ready-lab  ## set up, then open JupyterLab on the first notebook
 	case "$$(uname -s)" in Darwin) ;; *) [ -n "$$DISPLAY$$WAYLAND_DISPLAY$$BROWSER" ] || set -- --no-browser ;; esac; \
 	[ "$$(id -u)" != 0 ] || set -- "$$@" --allow-root; \
 	echo "memlab: starting JupyterLab at port $(PORT), or the next free one (Ctrl-C twice stops it)"; \
-	exec $(PY) -m jupyterlab --log-level=WARN --ServerApp.root_dir=. --port=$(PORT) "$$@" $(NOTEBOOK)
+	exec $(PY) -m jupyterlab --log-level=WARN --LabApp.log_level=WARN --port=$(PORT) \
+	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/$(NOTEBOOK) "$$@"
 
 test: ready-test  ## set up, then run the tests that need neither GPU nor browser
 	$(PY) -m pytest -n 2 $(ARGS)
@@ -67,13 +68,15 @@ ready-%:
 	@[ ! -e $(STAMP)-$* ] || exit 0; \
 	set -e; mkdir -p $(STAMPS); \
 	for stamp in $(STAMPS)/*; do case $$stamp in $(STAMP)-*) ;; *) rm -f "$$stamp" ;; esac; done; \
-	if [ -t 1 ]; then quiet=; else quiet=-q; fi; \
+	quiet=-q; \
 	case $$($(PIP) show torch 2>/dev/null | sed -n 's/^Version: //p') in $(TORCH)|$(TORCH)+*) ;; *) \
-	    echo "memlab: installing torch $(TORCH) (the first time this may be a download of a few GB)"; \
-	    $(PIP) install $$quiet "torch==$(TORCH)" -c constraints.txt ;; \
+	    [ ! -t 1 ] || quiet=; \
+	    echo "memlab: getting torch $(TORCH), the first time perhaps a download of a few GB" ;; \
 	esac; \
 	echo "memlab: installing memlab[$*] into .venv"; \
-	$(PIP) install -q "torch==$(TORCH)" -e ".[$*]" -c constraints.txt; \
+	$(PIP) install $$quiet --log .venv/memlab-pip.log "torch==$(TORCH)" -e ".[$*]" -c constraints.txt || { \
+	    echo "memlab: pip could not install memlab[$*] with torch $(TORCH); why stands at the end of .venv/memlab-pip.log" >&2; exit 1; \
+	}; \
 	touch $(STAMP)-$*
 
 # The first Python in range, unless PYTHON names one; another PYTHON than that of the .venv replaces the .venv.

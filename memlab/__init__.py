@@ -1,5 +1,67 @@
-"""memlab: a memory lab inside Jupyter for people who train PyTorch models."""
+"""memlab: a memory lab inside Jupyter for people who train PyTorch models.
+
+%load_ext memlab            then put %%memtrack on a cell
+with memlab.track("baseline") as run: ...
+print(run.report())
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0.dev0"
+
+# Name -> the module it lives in; nothing is imported before it is asked for, so that `import memlab` costs nothing.
+_PUBLIC = {
+    "BudgetExceeded": "memlab.errors",
+    "MemlabError": "memlab.errors",
+    "Run": "memlab.session.run",
+    "Trace": "memlab.trace",
+    "doctor": "memlab.doctor",
+    "last_run": "memlab.session.runs",
+    "load": "memlab.session.run",
+    "runs": "memlab.session.runs",
+    "track": "memlab.session.track",
+}
+
+__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_PUBLIC]
+
+if TYPE_CHECKING:
+    from memlab.doctor import doctor as doctor
+    from memlab.errors import BudgetExceeded as BudgetExceeded
+    from memlab.errors import MemlabError as MemlabError
+    from memlab.session.run import Run as Run
+    from memlab.session.run import load as load
+    from memlab.session.runs import last_run as last_run
+    from memlab.session.runs import runs as runs
+    from memlab.session.track import track as track
+    from memlab.trace import Trace as Trace
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module 'memlab' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext memlab`: install the magics."""
+    from memlab.magics import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext memlab`: leave the shell as it was."""
+    from memlab.magics import unload
+
+    unload(shell)

@@ -241,7 +241,7 @@ def test_every_state_is_proven_somewhere_here():
     assert unproven == []
 
 
-def test_the_fixture_fails_the_test_that_leaks(pytester, request):
+def test_the_fixture_fails_the_test_that_leaks(pytester, request, monkeypatch):
     here = request.config.rootpath / "tests"
     pytester.makeconftest((here / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers =\n  browser\n  gpu\n  fakegpu\n")
@@ -252,6 +252,7 @@ def test_the_fixture_fails_the_test_that_leaks(pytester, request):
         def test_does_not():
             pass
     """)
-    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--override-ini=pythonpath={here}")
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     done.assert_outcomes(passed=2, errors=1)
     done.stdout.fnmatch_lines(["*the test left behind:*", "*signal handlers: new ('SIGUSR2'*gone ('SIGUSR2'*"])

@@ -91,7 +91,9 @@ class Books:
         """What the allocator counts as allocated."""
         return sum(held.allocated_bytes for held in self.held.values() if not held.pending)
 
-    def follow(self, kinds: Sequence[int], addresses: Sequence[int], sizes: Sequence[int], streams: Sequence[int]) -> Followed:
+    def follow(
+        self, kinds: Sequence[int], addresses: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
+    ) -> Followed:
         """Keep the books along events in order; `sizes` are what was asked, as history has them."""
         rows: list[tuple[int, int, int, int, int]] = []
         add, held, alloc = rows.append, self.held, self._alloc

@@ -78,4 +78,3 @@ def round_to_power2_division(size: int, divisions: int) -> int:
         return size
     step = floor // divisions
     return -(-size // step) * step if step else 2 * floor
-

@@ -63,7 +63,10 @@ def cuda_devices() -> tuple[int, ...]:
 
 def has_context(device: int) -> bool:
     """Whether asking the CUDA runtime about the device would find a context rather than make one (some 500 MiB)."""
-    return torch.cuda.is_initialized() and _has_primary_context(device)
+    if not torch.cuda.is_initialized():
+        return False
+    # HIP may work without what CUDA calls a context: memory that PyTorch holds on the device says as much.
+    return _has_primary_context(device) or cuda_counters(device)["reserved"] > 0
 
 
 def runtime_memory(device: int) -> tuple[int, int] | None:
@@ -74,9 +77,10 @@ def runtime_memory(device: int) -> tuple[int, int] | None:
     return free_bytes, total_bytes
 
 
-# SEAM: torch._C._cuda_hasPrimaryContext, absent from CPU builds; seen in 2.12.1
+# SEAM: torch._C._cuda_hasPrimaryContext, absent from CPU builds, seen in 2.12.1
 def _has_primary_context(device: int) -> bool:
-    return bool(torch._C._cuda_hasPrimaryContext(device))  # type: ignore[attr-defined]
+    ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return ask is not None and bool(ask(device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from memlab import seams
 from memlab.probes.history import RING_ENTRIES, DeviceHistory, Lost, Position, Recorder
 from memlab.probes.marks import MarkColumns, marker
 from memlab.probes.rows import Part, part_without_stacks, reserved_row, state_after
-from memlab.trace.columns import Array, Blocks, Events, Kind, Marks
-from memlab.trace.spans import resolve
+from memlab.trace.columns import Array, Blocks, Events, Kind
 from memlab.trace.trace import Bounded, Device, Gap, MadeBy, Trace
 
 recorder = Recorder()
@@ -81,13 +80,21 @@ class CudaProbe:
         """Whether CUDA is up: before that no cell has used it."""
         return recorder.is_open
 
+    def new_maximum(self, device: int) -> int | None:
+        """The counter's peak, if this run has set a new one; then it is exactly the peak so far."""
+        peak = counters(device)["peak_allocated_bytes"]
+        before = self._counters.get(device)
+        return peak if before is None or peak > before["peak_allocated_bytes"] else None
+
     # --- the trace --------------------------------------------------------------------------------------------------
 
     def _trace(self) -> Trace:
         tracks = [self._device_rows(history) for history in recorder.devices]
         start = Part.joined([opening for opening, _ in tracks])
         run = _in_order(Part.joined([rows for _, rows in tracks]))
-        run = dataclasses.replace(run, events=run.events.replace(time_ns=np.maximum(run.events.time_ns - self.start_ns, 0)))
+        run = dataclasses.replace(
+            run, events=run.events.replace(time_ns=np.maximum(run.events.time_ns - self.start_ns, 0))
+        )
         joined = Part.joined([start, run])
         events, stack = _dense_blocks(joined)
         marks = marker.columns(self.start_ns, self.end_ns, self.owner)
@@ -97,7 +104,7 @@ class CudaProbe:
             blocks,
             self._made_by(),
             first_row=len(start.events),
-            marks=_mark_table(marks, events.time_ns[len(start.events) :], len(start.events), self.start_ns),
+            marks=marks.table(events, len(start.events), self.start_ns),
             texts={**texts, "mark": marks.texts},
         )
 
@@ -116,7 +123,7 @@ class CudaProbe:
         made = np.flatnonzero(events.kind == Kind.ALLOC)
         block, moment = events.block[made], events.time_ns[made] + self.start_ns
         columns = {name: getattr(blocks, name).copy() for name in ("phase", "module", "stack", "line")}
-        phase, module = resolve(marks.time_ns, marks.kind.tolist(), marks.name.tolist(), marks.texts)
+        phase, module = marks.steps()
         columns["phase"][block] = phase.at(moment)
         columns["module"][block] = module.at(moment)
         columns["stack"][block] = stack[made]
@@ -233,11 +240,3 @@ def _dense_blocks(part: Part) -> tuple[Events, Array]:
     block = np.full(len(events), -1, "<i4")
     block[of_block] = rank[inverse]
     return events.replace(block=block), part.stack
-
-
-def _mark_table(marks: MarkColumns, event_times: Array, first_row: int, start_ns: int) -> Marks:
-    times = marks.time_ns - start_ns
-    # History keeps microseconds: an event in the same one as a mark is taken as after it.
-    row = first_row + np.searchsorted(event_times, times // 1000 * 1000, side="left")
-    return Marks(row, times, marks.kind, marks.name)
-

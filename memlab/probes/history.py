@@ -22,8 +22,8 @@ import numpy as np
 
 from memlab import seams
 from memlab.allocator import Books, Settings
-from memlab.probes.stacks import Stacks
 from memlab.probes.rows import Part, columns_of, held_rows, part_of, part_without_stacks, resync_rows, state_after
+from memlab.probes.stacks import Stacks
 from memlab.trace.columns import Events, Kind, deltas
 from memlab.trace.trace import Gap
 
@@ -142,7 +142,10 @@ class Recorder:
             if self.owns_history:
                 seams.record_history(self.entries)
             else:
-                self._note("users history", "allocator history was on already: it is read as it is, never cleared; its frames and length are the user's choice")
+                self._note(
+                    "users history",
+                    "allocator history was on already: it is read as it is, never cleared; its frames and length are the user's choice",
+                )
             self._opened_s = time.monotonic()
             self._open_devices(_settled_snapshot())
             self.is_open = True
@@ -179,7 +182,9 @@ class Recorder:
         """The user's history is the user's from now on; when it ends, ours goes on."""
         if on:
             self.owns_history = False
-            self._note("users history", "the cell recorded allocator history itself: from there on it was read as it was")
+            self._note(
+                "users history", "the cell recorded allocator history itself: from there on it was read as it was"
+            )
         else:
             self.owns_history = True
             seams.record_history(self.entries)

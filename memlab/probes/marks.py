@@ -26,8 +26,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memlab import seams
-from memlab.trace.columns import Array, MarkKind
-from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE
+from memlab.trace.columns import Array, Events, MarkKind, Marks
+from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, Steps, resolve
 
 MAX_MARKS = 2_000_000
 """How many marks are kept (20 bytes each); older ones go."""
@@ -44,14 +44,32 @@ class MarkColumns:
     name: Array
     texts: tuple[str, ...]
 
+    def steps(self) -> tuple[Steps, Steps]:
+        """The phase, and the innermost module, over the time of the Unix clock."""
+        return resolve(self.time_ns, self.kind.tolist(), self.name.tolist(), self.texts)
+
+    def table(self, events: Events, first_row: int, start_ns: int) -> Marks:
+        """The marks as a table of a trace: between which events each one fell.
+
+        Allocator history keeps microseconds; an event in the same one as a mark is taken to come after it.
+        """
+        times = self.time_ns - start_ns
+        row = first_row + np.searchsorted(events.time_ns[first_row:], times // 1000 * 1000, side="left")
+        return Marks(row, times, self.kind, self.name)
+
 
 class Marker:
-    """Sets marks while somebody uses it; `quiet` is called in the user's thread between two pieces of work."""
+    """Sets marks while somebody uses it.
+
+    Two calls are made in the thread that works, if they are set: `quiet` after each optimizer step, and `at_module`
+    before each forward of a module.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.users = 0
         self.quiet: Callable[[], None] | None = None
+        self.at_module: Callable[[], None] | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -106,14 +124,17 @@ class Marker:
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         add, codes, new_code = self._new.append, self._module_codes, self._module_code
+        begin, end = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END)
 
         def before(module: torch.nn.Module, inputs: Any) -> None:
             code = codes.get(module)
-            add((time_ns(), (new_code(module) if code is None else code) + MarkKind.MODULE_BEGIN, get_ident()))
+            add((time_ns(), (new_code(module) if code is None else code) + begin, get_ident()))
+            if self.at_module is not None:
+                self.at_module()
 
         def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
             code = codes.get(module)
-            add((time_ns(), (new_code(module) if code is None else code) + MarkKind.MODULE_END, get_ident()))
+            add((time_ns(), (new_code(module) if code is None else code) + end, get_ident()))
 
         return before, after
 
@@ -198,7 +219,9 @@ class Marker:
         times, codes, threads = times[inside], codes[inside].astype(np.int64), threads[inside]
         order = np.argsort(times, kind="stable")
         keep = order[self._owned(codes[order], threads[order] == owner)]
-        return MarkColumns(times[keep], (codes[keep] % _KINDS).astype("u1"), (codes[keep] // _KINDS).astype("<i4"), texts)
+        return MarkColumns(
+            times[keep], (codes[keep] % _KINDS).astype("u1"), (codes[keep] // _KINDS).astype("<i4"), texts
+        )
 
     def _owned(self, codes: Array, by_owner: Array) -> Array:
         """The owner's marks, and those of any thread while the owner waits for the engine (it runs backward for it)."""

@@ -75,7 +75,6 @@ class Nvml:
 
     def __init__(self, library: Any | None, gap: Gap | None = None) -> None:
         self._library: Any = library
-        self._holds_reference = library is not None
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._handles: dict[int, Any] = {}
@@ -115,8 +114,7 @@ class Nvml:
             return
         with self._closing:
             library, self._library = self._library, None
-            held, self._holds_reference = self._holds_reference, False
-        if library is not None and held:
+        if library is not None:
             try:
                 library.nvmlShutdown()
             except Exception as error:
@@ -264,7 +262,7 @@ class Nvml:
     def _failed(self, device_index: int, doing: str, error: Exception) -> None:
         if type(error).__name__ == "NVMLError_Uninitialized":
             # Our reference is gone with everybody's; giving it back later could take one from whoever opens NVML again.
-            self._library, self._holds_reference = None, False
+            self._library = None
         self._failures[device_index] = self._failures.get(device_index, 0) + 1
         self._note("nvml", f"NVML failed while {doing} of cuda:{device_index}: {_reason(error)}; {_HIDES}")
 

@@ -48,7 +48,9 @@ class Part:
     def joined(cls, parts: Sequence[Part]) -> Part:
         """All rows of `parts`, in order."""
         stacks = [part.stack for part in parts]
-        return cls(Events.joined([part.events for part in parts]), np.concatenate(stacks) if stacks else np.empty(0, "<i4"))
+        return cls(
+            Events.joined([part.events for part in parts]), np.concatenate(stacks) if stacks else np.empty(0, "<i4")
+        )
 
 
 def columns_of(entries: Iterable[Mapping[str, Any]], stacks: Stacks) -> Entries:
@@ -96,7 +98,9 @@ def held_rows(held: Mapping[int, Held], device: int, time_ns: int = 0) -> Events
 
 
 def _rows_of(held: Iterable[tuple[int, Held]], kind: Kind, device: int, time_ns: int) -> Events:
-    rows = [(b.block, b.requested_bytes, 0 if b.pending else b.allocated_bytes, b.stream, address) for address, b in held]
+    rows = [
+        (b.block, b.requested_bytes, 0 if b.pending else b.allocated_bytes, b.stream, address) for address, b in held
+    ]
     table = np.array(rows, np.int64).reshape(-1, 5)
     times, kinds, devices = (np.full(len(rows), value) for value in (time_ns, kind, device))
     return Events(times, kinds, table[:, 0], table[:, 1], table[:, 2], devices, table[:, 3], table[:, 4])

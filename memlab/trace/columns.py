@@ -168,7 +168,9 @@ class Blocks(Table):
     @classmethod
     def unknown(cls, count: int, **known: Array) -> Blocks:
         """A table of `count` blocks of which only the given columns are known."""
-        columns = {name: known.get(name, np.full(count, -1, dtype)) for name, dtype in cls.DTYPES.items() if dtype != "u1"}
+        columns = {
+            name: known.get(name, np.full(count, -1, dtype)) for name, dtype in cls.DTYPES.items() if dtype != "u1"
+        }
         codes = {name: known.get(name, np.zeros(count, "u1")) for name in ("category", "phase")}
         return cls(**codes, **columns)
 

@@ -229,10 +229,14 @@ class _Reader:
         description = json.loads(text)
         table, count = _TABLES[description["table"]], int(description["rows"])
         if [tuple(column) for column in description["columns"]] != list(table.DTYPES.items()):
-            raise TraceError(f"{self.name!r} has other columns than format {VERSION} knows in {description['table']!r}.")
+            raise TraceError(
+                f"{self.name!r} has other columns than format {VERSION} knows in {description['table']!r}."
+            )
         row_bytes = sum(np.dtype(dtype).itemsize for dtype in table.DTYPES.values())
         if count < 0 or count * row_bytes != length - 4 - size:
-            raise TraceError(f"{self.name!r} says {count} rows where there is room for {(length - 4 - size) // row_bytes}.")
+            raise TraceError(
+                f"{self.name!r} says {count} rows where there is room for {(length - 4 - size) // row_bytes}."
+            )
         running = zlib.crc32(text, zlib.crc32(start))
         columns = {}
         for name, dtype in table.DTYPES.items():

@@ -57,7 +57,7 @@ class MarkStack:
 
     def step(self, kind: int, name: object) -> None:
         """Take the next mark; `name` of a phase mark is its text, of a module mark anything that identifies it."""
-        if kind == _MODULE_BEGIN or kind == _BEGIN:
+        if kind in (_MODULE_BEGIN, _BEGIN):
             self._close_failed_optimizer()
             self._begin(kind == _MODULE_BEGIN, name)
         else:
@@ -81,7 +81,9 @@ class MarkStack:
             self._open.pop()
 
 
-def resolve(times_ns: Sequence[int], kinds: Iterable[int], names: Sequence[int], texts: Sequence[str]) -> tuple[Steps, Steps]:
+def resolve(
+    times_ns: Sequence[int], kinds: Iterable[int], names: Sequence[int], texts: Sequence[str]
+) -> tuple[Steps, Steps]:
     """The phase and the innermost module (an index into `texts`, -1 for none) over time."""
     stack = MarkStack()
     phases, modules = [], []

@@ -167,5 +167,3 @@ class Trace:
 def _check_range(name: str, column: Array, limit: int) -> None:
     if len(column) and (int(column.min()) < -1 or int(column.max()) >= limit):
         raise TraceError(f"{name} refers to row {int(column.max())} of a table of {limit}")
-
-

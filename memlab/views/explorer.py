@@ -1,7 +1,7 @@
 """The explorer: a widget in which zooming and panning ask the kernel for the detail of the part that is seen.
 
-It holds no timeline: the caller's `window` function answers for any part of it. It is a widget, so it stands beside a static
-output and never replaces one.
+It holds no timeline: the caller's `window` function answers for any part of it. It is a widget, so it stands beside a
+static output and never replaces one.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Explorer(anywidget.AnyWidget):
         return self._clamped(*proposal["value"])
 
     def _clamped(self, begin_s: float, end_s: float) -> tuple[float, float]:
-        begin_s, end_s = max(0.0, begin_s), min(self.span_s, end_s)
-        if not begin_s < end_s:
+        begin_s, end_s = max(begin_s, 0.0), min(end_s, self.span_s)
+        if not begin_s < end_s:  # false also for NaN, which max() and min() keep when it stands first
             raise MemlabError(f"nothing between {begin_s} and {end_s} s; the run lasts from 0 to {self.span_s} s")
         return begin_s, end_s
 
@@ -91,7 +91,8 @@ class Explorer(anywidget.AnyWidget):
             self._quietly(self._on_close)
 
     def _answer(self, request: Mapping[str, Any]) -> None:
-        heads, numbers = [], b""
+        heads: list[dict[str, Any]] = []
+        numbers = b""
         try:
             self._asked = self._clamped(float(request["begin"]), float(request["end"]))
             self.selection = self._asked
@@ -115,7 +116,7 @@ def packed(detail: Detail) -> tuple[list[dict[str, Any]], bytes]:
     heads, parts = [], []
     for position, (name, (times, lows, highs)) in enumerate(detail.items()):
         if not len(times) == len(lows) == len(highs):
-            raise ValueError(f"{name}: {len(times)} times, {len(lows)} lows and {len(highs)} highs; they must be as many")
+            raise ValueError(f"{name}: {len(times)} times, {len(lows)} lows, {len(highs)} highs; they must be as many")
         heads.append({"name": name, "n": len(times), "colour": theme.colour_of(name, position)})
         parts += [np.asarray(times, "<f8"), np.asarray(lows, "<f4"), np.asarray(highs, "<f4")]
     return heads, b"".join(part.tobytes() for part in parts)

@@ -30,7 +30,7 @@ CATEGORIES = {
 # The position in this tuple is the phase's code.
 PHASES = ("forward", "backward", "optimizer", "other")
 PHASE_COLOURS = {"forward": "#269872", "backward": "#da5918", "optimizer": "#9052c5", "other": "#7c818b"}
-PHASE_ALPHA = {"forward": 0.13, "backward": 0.13, "optimizer": 0.20, "other": 0.0}
+PHASE_ALPHA = {"forward": 0.12, "backward": 0.11, "optimizer": 0.16, "other": 0.0}
 
 # For what has no colour of its own (modules, lines, tensors); neighbours differ.
 PALETTE = tuple(CATEGORIES[name] for name in CATEGORIES if name != "other")

@@ -48,7 +48,13 @@ class Transformer(nn.Module):
     """A decoder-only language model; `tied` shares the embedding with the output layer, as GPT-2 does."""
 
     def __init__(
-        self, layers: int = 4, width: int = 128, heads: int = 4, vocabulary: int = 1000, time: int = 128, tied: bool = False
+        self,
+        layers: int = 4,
+        width: int = 128,
+        heads: int = 4,
+        vocabulary: int = 1000,
+        time: int = 128,
+        tied: bool = False,
     ) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(time, width)

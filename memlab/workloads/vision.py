@@ -37,7 +37,9 @@ class ResidualBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(out)
         changes = stride != 1 or width != out
         self.short = (
-            nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out)) if changes else nn.Identity()
+            nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            if changes
+            else nn.Identity()
         )
 
     def forward(self, x: Tensor) -> Tensor:

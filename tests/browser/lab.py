@@ -5,7 +5,7 @@ It asserts nothing. Where playwright or a browser is missing the tests skip with
     lab = Lab(folder, {"PYTHONPATH": "."}); lab.write("a.ipynb", ["1 + 1"]); lab.open("a.ipynb"); lab.run_cell(0)
     lab.text(0); lab.foreign; lab.close()
 
-MEMLAB_CHROMIUM (or CHROMIUM) names the browser where it is not on the path as `chromium`, `chromium-browser` or `google-chrome`.
+MEMLAB_CHROMIUM (or CHROMIUM) names the browser where the path has neither chromium, chromium-browser nor google-chrome.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 def chromium() -> str | None:
     """The browser to use, or None."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return os.environ.get("MEMLAB_CHROMIUM") or os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    named = os.environ.get("MEMLAB_CHROMIUM") or os.environ.get("CHROMIUM")
+    return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def missing() -> str:
@@ -85,10 +85,9 @@ class Lab:
     def _start_server(self, environment: Mapping[str, str]) -> None:
         self.log = self.home / "server.log"
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", *self._server_options()]
+        env = self._environment(environment)
         with self.log.open("w") as log:
-            self.server = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=self._environment(environment), start_new_session=True
-            )
+            self.server = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
         try:
             self._wait_for_server()
         except BaseException:
@@ -167,6 +166,8 @@ class Lab:
         self.page.evaluate(command, THEMES[name])
         flag = "true" if name == "light" else "false"
         self.page.wait_for_selector(f"body[data-jp-theme-light='{flag}']", timeout=15_000, state="attached")
+        # Until then a splash covers the page.
+        self.page.wait_for_selector("#jupyterlab-splash", timeout=15_000, state="detached")
 
     def open(self, name: str) -> None:
         """Open a notebook and wait until its kernel is idle."""

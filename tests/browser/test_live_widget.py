@@ -1,18 +1,18 @@
-"""In a real JupyterLab: the curve moves while the cell runs, Stop stops it, zooming refetches, nothing foreign is asked for."""
+"""In a real JupyterLab: the curve moves while the cell runs, Stop stops it, zooming refetches, with no network."""
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from browser import lab as harness
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "everything is there"),
+    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "all is there"),
 ]
 REPOSITORY = Path(__file__).parents[2]
 PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
@@ -23,21 +23,53 @@ from IPython.display import display
 from memlab.views.live import LiveView
 
 MiB, stop = 1 << 20, threading.Event()
-view = LiveView("training", capacity_bytes={capacity} * MiB, can_stop=True, on_stop=stop.set)
+view = LiveView("training", capacity_bytes=CAPACITY * MiB, can_stop=True, on_stop=stop.set)
 display(view)
-start, tick, peak = time.monotonic(), 0, 0
-while (now := time.monotonic() - start) < {seconds} and not stop.is_set():
+start, tick, peak, seen = time.monotonic(), 0, 0, 0.0
+while (now := time.monotonic() - start) < SECONDS and not stop.is_set():
     held = (900 + 700 * abs(math.sin(2 * now)) + 60 * math.sin(31 * now)) * MiB
     peak = max(peak, held)
-    columns = dict(allocated=[held], reserved=[1.06 * peak], used=[1.06 * peak + 400 * MiB], rss=[1100 * MiB + 20 * MiB * now])
-    step, within = divmod(now, 1.0)
-    code, begin = (0, 0.0) if within < 0.35 else (1, 0.35) if within < 0.85 else (2, 0.85)
-    view.push([now], columns, [(step + begin, now, code)], int(peak), tick % 2 == 0, now,
+    columns = dict(allocated=[held], reserved=[1.06 * peak], used=[1.06 * peak + 400 * MiB], rss=[1.1e9 + 2e7 * now])
+    phases = [(step + begin, min(now, step + end), code) for step in sorted({max(0, int(now) - 1), int(now)})
+              for code, begin, end in ((0, 0.0, 0.35), (1, 0.35, 0.85), (2, 0.85, 1.0))
+              if seen <= step + end and step + begin < now]
+    seen = now
+    view.push([now], columns, phases, int(peak), tick % 2 == 0, now,
               ["<img src=x onerror='window.hacked = 1'> host memory is low"] if now > 1 else [])
     tick += 1
     time.sleep(0.1)
 view.finish()
 print("stopped", stop.is_set(), "broken", view.broken)
+"""
+
+LATE = """
+import time
+from IPython.display import display
+from memlab.views.live import LiveView
+
+view = LiveView("late", series=("allocated",))
+display(view)
+for tick in range(80):
+    view.push([tick / 20], {"allocated": [tick << 20]}, elapsed_s=tick / 20)
+    time.sleep(0.05)
+    if tick == 30:
+        display(view)
+view.finish()
+print("broken", view.broken)
+"""
+
+LONG = """
+import numpy as np
+from IPython.display import display
+from memlab.views.live import LiveView
+
+view = LiveView("long", series=("allocated",))
+display(view)
+for tick in range(120):
+    times = tick + np.arange(300) / 300
+    view.push(times, {"allocated": np.where(times == 7.5, 4e9, 1e9 + times)}, elapsed_s=tick)
+view.finish()
+print("broken", view.broken)
 """
 
 EXPLORER = """
@@ -58,7 +90,12 @@ def window(begin_s, end_s, bins):
 explorer = Explorer(window, 12.0, "training", on_close=lambda: closed.append(1))
 display(explorer)
 """
-BUSY = "import time\nwhile len(calls) < 4 and not explorer.error: time.sleep(0.05)\nprint('refetched while busy', len(calls) >= 4)"
+BUSY = """
+import time
+while len(calls) < 4 and not explorer.error:
+    time.sleep(0.05)
+print("refetched while busy", len(calls) >= 4)
+"""
 AFTER = "print(explorer.selection, closed, [len(calls) > 1, explorer.error])"
 
 
@@ -67,6 +104,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
     made = harness.Lab(tmp_path_factory.mktemp("lab"), {"PYTHONPATH": str(REPOSITORY)})
     yield made
     made.close()
+
+
+def live_cell(seconds: int, capacity_mib: int) -> str:
+    return LIVE.replace("SECONDS", str(seconds)).replace("CAPACITY", str(capacity_mib))
 
 
 def picture(lab: harness.Lab, name: str) -> None:
@@ -80,13 +121,15 @@ def errors(lab: harness.Lab) -> list[tuple[str, str]]:
 
 
 def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
-    lab.write("live.ipynb", [LIVE.format(seconds=4, capacity=4096)])
+    lab.write("live.ipynb", [live_cell(4, 4096)])
     lab.open("live.ipynb")
     lab.run_cell(0, wait=False)
     lab.page.wait_for_function("() => window.__memlab_live && window.__memlab_live.chunks > 8", timeout=30_000)
     assert lab.is_running(0)
     before = lab.page.evaluate("[window.__memlab_live.data[0].length, window.__memlab_live.drawn]")
-    lab.page.wait_for_function("([n, d]) => window.__memlab_live.data[0].length > n && window.__memlab_live.drawn > d", arg=before)
+    lab.page.wait_for_function(
+        "([n, d]) => window.__memlab_live.data[0].length > n && window.__memlab_live.drawn > d", arg=before
+    )
     assert lab.is_running(0)
     picture(lab, "live-light-running")
     lab.wait_cell(0)
@@ -95,7 +138,8 @@ def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
     lab.page.wait_for_function("() => window.__memlab_live.done")
     assert "peak allocated" in lab.text(0) and "<img src=x" in lab.text(0)
     assert lab.page.evaluate("window.hacked") is None
-    assert lab.cell(0).get_by_role("img").first.get_attribute("aria-label").startswith("Memory timeline of training after")
+    label = lab.cell(0).get_by_role("img").first.get_attribute("aria-label")
+    assert label.startswith("Memory timeline of training after") and "peak allocated" in label
     for name in ("dark", "light"):
         lab.theme(name)
         picture(lab, f"live-{name}")
@@ -103,12 +147,14 @@ def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
 
 
 def test_stop_works_while_the_kernel_is_busy(lab: harness.Lab) -> None:
-    lab.write("stop.ipynb", [LIVE.format(seconds=40, capacity=80 * 1024)])
+    lab.write("stop.ipynb", [live_cell(40, 80 * 1024)])
     lab.open("stop.ipynb")
     lab.run_cell(0, wait=False)
     stop = lab.cell(0).get_by_role("button", name="Stop", exact=True)
     stop.wait_for(timeout=30_000)
-    stop.click()
+    lab.page.wait_for_function("() => window.__memlab_live.chunks > 5")  # by then JupyterLab has put its focus in place
+    stop.focus()
+    lab.page.keyboard.press("Enter")
     lab.wait_cell(0, 20)
     assert "stopped True" in lab.text(0)
     assert "off the scale" in lab.text(0)
@@ -117,7 +163,7 @@ def test_stop_works_while_the_kernel_is_busy(lab: harness.Lab) -> None:
 
 
 def test_a_stop_that_cannot_arrive_says_so(lab: harness.Lab) -> None:
-    deaf = LIVE.format(seconds=5, capacity=4096).replace("display(view)", "del view.comm._reply_subshell_for\ndisplay(view)")
+    deaf = live_cell(5, 4096).replace("display(view)", "del view.comm._reply_subshell_for\ndisplay(view)")
     lab.write("deaf.ipynb", [deaf])
     lab.open("deaf.ipynb")
     lab.run_cell(0, wait=False)
@@ -125,16 +171,77 @@ def test_a_stop_that_cannot_arrive_says_so(lab: harness.Lab) -> None:
     stop.wait_for(timeout=30_000)
     stop.click()
     assert lab.cell(0).get_by_role("button", name="Stopping…").is_disabled()
-    lab.page.wait_for_function("() => document.querySelector('.memlab-said').textContent.includes('when the cell ends')", timeout=4000)
+    lab.page.wait_for_function(
+        "() => document.querySelector('.memlab-said').textContent.includes('when the cell ends')", timeout=4000
+    )
     picture(lab, "live-deaf")
     lab.wait_cell(0)
+
+
+def test_a_view_opened_later_has_every_point(lab: harness.Lab) -> None:
+    lab.write("late.ipynb", [LATE])
+    lab.open("late.ipynb")
+    lab.run_cell(0)
+    lab.page.wait_for_function("() => window.__memlab_live && window.__memlab_live.done")
+    assert lab.cell(0).locator(".memlab-live").count() == 2
+    assert lab.page.evaluate("[window.__memlab_live.data[0].length, window.__memlab_live.dropped]") == [80, 0]
+    assert "broken None" in lab.text(0)
+
+
+def test_a_long_run_is_thinned_without_losing_its_peak(lab: harness.Lab) -> None:
+    lab.write("long.ipynb", [LONG])
+    lab.open("long.ipynb")
+    lab.run_cell(0)
+    lab.page.wait_for_function("() => window.__memlab_live && window.__memlab_live.done")
+    lengths, highest, sorted_, dropped = lab.page.evaluate("""() => {
+      const {data, dropped} = window.__memlab_live, sorted = data[0].every((t, i, all) => i === 0 || all[i - 1] <= t);
+      return [data.map(row => row.length), Math.max(...data[1]), sorted, dropped]; }""")
+    assert lengths[0] == lengths[1] <= 20_000
+    assert (highest, sorted_, dropped) == (4e9, True, 0)
+
+
+def test_the_view_can_be_moved_by_mouse_keys_and_python(lab: harness.Lab) -> None:
+    lab.write("moves.ipynb", [EXPLORER, "explorer.selection = (1.0, 2.0)", "print(explorer.selection)"])
+    lab.open("moves.ipynb")
+    lab.run_cell(0)
+    lab.page.wait_for_function(
+        "() => window.__memlab_explorer && window.__memlab_explorer.answered > 0", timeout=30_000
+    )
+    lab.run_cell(1)
+    assert_seen(lab, 1.0, 2.0)
+    lab.cell(0).locator(".memlab-plot").focus()
+    lab.page.keyboard.press("ArrowRight")
+    assert_seen(lab, 1.2, 2.2)
+    lab.page.keyboard.press("-")
+    assert_seen(lab, 0.7, 2.7)
+    box = lab.cell(0).locator(".u-over").bounding_box()
+    lab.page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 50)
+    lab.page.keyboard.down("Shift")
+    lab.page.mouse.down()
+    lab.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 50, steps=20)
+    lab.page.mouse.up()
+    lab.page.keyboard.up("Shift")
+    assert_seen(lab, 1.2, 3.2)
+    lab.page.wait_for_function("() => window.__memlab_explorer.answeredAll")
+    lab.run_cell(2)
+    assert ast.literal_eval(lab.text(2)) == pytest.approx((1.2, 3.2), abs=0.02)
+    assert (lab.foreign, errors(lab)) == ([], [])
+
+
+def assert_seen(lab: harness.Lab, begin_s: float, end_s: float) -> None:
+    near = (
+        "([b, e]) => { const [x, y] = window.__memlab_explorer.seen; return Math.abs(x - b) + Math.abs(y - e) < 0.02; }"
+    )
+    lab.page.wait_for_function(near, arg=[begin_s, end_s], timeout=5000)
 
 
 def test_zooming_refetches_while_a_cell_runs_and_errors_are_shown(lab: harness.Lab) -> None:
     lab.write("explorer.ipynb", [EXPLORER, BUSY, AFTER])
     lab.open("explorer.ipynb")
     lab.run_cell(0)
-    lab.page.wait_for_function("() => window.__memlab_explorer && window.__memlab_explorer.answered > 0", timeout=30_000)
+    lab.page.wait_for_function(
+        "() => window.__memlab_explorer && window.__memlab_explorer.answered > 0", timeout=30_000
+    )
     picture(lab, "explorer-whole")
     lab.run_cell(1, wait=False)
     box = lab.cell(0).locator(".u-over").bounding_box()
@@ -149,7 +256,9 @@ def test_zooming_refetches_while_a_cell_runs_and_errors_are_shown(lab: harness.L
     picture(lab, "explorer-zoomed")
     for _ in range(12):
         lab.cell(0).get_by_role("button", name="Zoom in").click()
-    lab.page.wait_for_function("() => document.querySelector('.memlab-explorer .memlab-said').textContent.includes('<b>too deep</b>')")
+    lab.page.wait_for_function(
+        "() => document.querySelector('.memlab-explorer .memlab-said').textContent.includes('<b>too deep</b>')"
+    )
     lab.theme("dark")
     picture(lab, "explorer-error-dark")
     lab.page.mouse.dblclick(across(0.5), middle)

@@ -57,6 +57,17 @@ def test_an_allocator_without_counters_reads_minus_one(monkeypatch: pytest.Monke
     assert set(cuda_counters(0).values()) == {-1}
 
 
+@pytest.mark.parametrize(("context", "reserved", "devices"), [(True, 0, (0,)), (False, 5, (0,)), (False, 0, ())])
+def test_a_device_counts_once_it_has_a_context_or_holds_memory(
+    monkeypatch: pytest.MonkeyPatch, context: bool, reserved: int, devices: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda device: context, raising=False)
+    monkeypatch.setattr("memlab.probes.counters.cuda_counters", lambda device: {"reserved": reserved})
+    assert cuda_devices() == devices
+
+
 @pytest.mark.parametrize("device_type", ["npu", "mps"])
 def test_all_counters_come_from_torch_accelerator(monkeypatch: pytest.MonkeyPatch, device_type: str) -> None:
     accelerator(monkeypatch, device_type, STATS)
@@ -96,6 +107,8 @@ def test_a_backend_that_offers_nothing_names_each_counter(monkeypatch: pytest.Mo
 
 def test_another_accelerator_than_the_current_one_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator(monkeypatch, "cuda", STATS)
+    assert AcceleratorCounters("npu").read() == CounterReading()
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(is_initialized=lambda: True), raising=False)
     assert AcceleratorCounters("npu").read() == CounterReading()
 
 

@@ -43,19 +43,22 @@ const memlabChart = (() => {
 
   const BINARY_STEPS = Array.from({length: 50}, (_, power) => 2 ** power);
 
+  const TIME_STEPS = [...Array.from({length: 9}, (_, i) => 10 ** (i - 9)).flatMap(ten => [ten, 2 * ten, 5 * ten]),
+    1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 864000];
+
   function ink(element, alpha) {                    // the page's text colour, as JupyterLab's theme has it now
     const numbers = getComputedStyle(element).color.match(/[\d.]+/g) || [117, 121, 130];
     return `rgba(${numbers.slice(0, 3).join(', ')}, ${alpha})`;
   }
 
   function axes(element) {
-    const common = {
-      font: `${FONT_PX}px ${getComputedStyle(element).fontFamily}`, labelGap: 0, gap: 6,
+    const common = {                                // the element may not be on the page yet: its own style says nothing
+      font: `${FONT_PX}px ${getComputedStyle(document.body).getPropertyValue('--jp-ui-font-family') || 'system-ui, sans-serif'}`, labelGap: 0, gap: 6,
       stroke: () => ink(element, 0.62), ticks: {show: false},
     };
     return [
-      {...common, size: 24, space: 90, values: timeTicks, grid: {show: false}},
-      {...common, size: 70, space: 42, values: byteTicks, incrs: BINARY_STEPS,
+      {...common, size: 24, space: 90, values: timeTicks, incrs: TIME_STEPS, grid: {show: false}},
+      {...common, size: 70, space: 34, values: byteTicks, incrs: BINARY_STEPS,
        grid: {show: true, width: 1, stroke: () => ink(element, 0.10)}},
     ];
   }
@@ -66,6 +69,12 @@ const memlabChart = (() => {
     if (text !== undefined) element.textContent = text;
     if (parent) parent.append(element);
     return element;
+  }
+
+  function makeRoot(className, parent) {            // JupyterLab would take Enter, arrows and digits for its own
+    const root = make('div', `memlab ${className}`, undefined, parent);
+    root.setAttribute('data-lm-suppress-shortcuts', 'true');
+    return root;
   }
 
   function write(element, text) {                   // touches the page only where something changed
@@ -88,5 +97,5 @@ const memlabChart = (() => {
     return () => { themes.disconnect(); sizes.disconnect(); };
   }
 
-  return {bytesText, clockText, roomyTop, ink, axes, make, write, transparent, own, watchPage};
+  return {bytesText, clockText, roomyTop, ink, axes, make, makeRoot, write, transparent, own, watchPage};
 })();

@@ -1,6 +1,6 @@
 // The explorer: what is seen is asked of the kernel; until it answers, the detail that is there is stretched.
 
-const {bytesText, roomyTop, axes, make, write, transparent, own, watchPage} = memlabChart;
+const {bytesText, roomyTop, axes, make, makeRoot, write, transparent, own, watchPage} = memlabChart;
 const PLOT_HEIGHT = 280, RIGHT = 24, SMALLEST_PART = 1e-9, PATIENCE_MS = 1000;
 
 function readSeries(heads, view) {                   // [{name, colour, times, lows, highs}]
@@ -52,7 +52,7 @@ function drawSeries(u, series, seen) {               // memory keeps its value u
 }
 
 function buildPage(setup, el) {
-  const root = make('div', 'memlab memlab-explorer', undefined, el), head = make('div', 'memlab-head', undefined, root);
+  const root = makeRoot('memlab-explorer', el), head = make('div', 'memlab-head', undefined, root);
   const page = {root};
   make('span', 'memlab-title', setup.title, head);
   page.part = make('span', 'memlab-number memlab-quiet', '', head);
@@ -106,7 +106,7 @@ function wireMoves(page, plot, setup, seen, show) {  // every way to move the vi
   const keys = {ArrowLeft: () => move(-0.2), ArrowRight: () => move(0.2), '+': () => zoom(0.5), '=': () => zoom(0.5), '-': () => zoom(2), 0: whole};
   page.plot.addEventListener('keydown', event => {
     if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault(); event.stopPropagation();          // else JupyterLab takes arrows and digits for its own
+    event.preventDefault(); event.stopPropagation();
     keys[event.key]();
   });
   plot.over.addEventListener('dblclick', event => { event.stopPropagation(); whole(); });
@@ -125,7 +125,7 @@ function wireMoves(page, plot, setup, seen, show) {  // every way to move the vi
 
 function render({model, el}) {
   const setup = model.get('setup'), page = buildPage(setup, el), seen = [0, setup.span];
-  const counters = window.__memlab_explorer = {asked: 0, answered: 0, stale: 0, lastMs: 0, seen};
+  const counters = window.__memlab_explorer = {asked: 0, answered: 0, stale: 0, answeredAll: false, lastMs: 0, seen};
   const askedAt = new Map();
   let series = readSeries(setup.series, model.get('overview')), id = 0, timer = 0, pending = 0, at = null;
 
@@ -171,6 +171,7 @@ function render({model, el}) {
   function ask() {
     pending = 0;
     counters.asked++;
+    counters.answeredAll = false;
     askedAt.set(++id, performance.now());
     model.send({t: 'window', id, begin: seen[0], end: seen[1], bins: Math.max(100, Math.round(plot.bbox.width / devicePixelRatio))});
     clearTimeout(timer);
@@ -183,6 +184,7 @@ function render({model, el}) {
     if (message.id !== id) { counters.stale++; return; }
     clearTimeout(timer);
     counters.answered++;
+    counters.answeredAll = !pending;
     counters.lastMs = performance.now() - askedAt.get(id);
     askedAt.clear();
     write(page.said, message.error ? `No detail: ${message.error}` : '');

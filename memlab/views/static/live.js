@@ -1,8 +1,8 @@
 // The live view. Each view keeps its own state: anywidget may give a second view of one widget another model object.
 
-const {bytesText, clockText, roomyTop, ink, axes, make, write, transparent, own, watchPage} = memlabChart;
+const {bytesText, clockText, roomyTop, ink, axes, make, makeRoot, write, transparent, own, watchPage} = memlabChart;
 const MOST_POINTS = 20000, MOST_PHASES = 4000, MIXED = 255;
-const PLOT_HEIGHT = 230, GUTTER = 172, LABEL_HEIGHT = 17, SHORTEST_SHADE = 2.5, CAPACITY_SHARE = 0.25;
+const PLOT_HEIGHT = 230, GUTTER = 156, LABEL_HEIGHT = 17, SHORTEST_SHADE = 2.5, CAPACITY_SHARE = 0.25;
 
 // -- what arrives -------------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ function takeChunk(s, message, buffers) {            // true where a key frame i
 // -- what is seen -------------------------------------------------------------------------------------------------------
 
 function buildPage(s, el) {
-  const root = make('div', 'memlab memlab-live', undefined, el), head = make('div', 'memlab-head', undefined, root);
+  const root = makeRoot('memlab-live', el), head = make('div', 'memlab-head', undefined, root);
   const page = {root, title: make('span', 'memlab-title', s.setup.title, head)};
   page.elapsed = make('span', 'memlab-number memlab-quiet', '', head);
   page.peak = make('span', 'memlab-number memlab-peak', '', head);
@@ -220,11 +220,11 @@ function newPlot(s, page) {
     stroke: colour, width: name === 'allocated' ? 2 : 1.25, points: {show: false}, spanGaps: true,
     fill: name === 'allocated' ? transparent(colour, 0.14) : undefined, dash: name === 'rss' ? [2, 3] : undefined,
   }));
-  const top = () => roomyTop(capacityIsDrawn(s) ? Math.max(s.highest, 1.02 * s.setup.capacity) : s.highest);
+  const top = () => capacityIsDrawn(s) ? Math.max(roomyTop(s.highest), 1.05 * s.setup.capacity) : roomyTop(s.highest);
   return new uPlot({
     width: Math.max(320, page.plot.clientWidth), height: PLOT_HEIGHT, padding: [8, GUTTER, 0, 0],
     legend: {show: false}, cursor: {show: false}, select: {show: false},
-    scales: {x: {time: false, range: () => [0, Math.max(1, s.elapsed, s.data[0][s.data[0].length - 1] || 0)]}, y: {range: () => [0, top()]}},
+    scales: {x: {time: false, range: () => [0, Math.max(s.done ? 1e-3 : 1, s.elapsed, s.data[0][s.data[0].length - 1] || 0)]}, y: {range: () => [0, top()]}},
     axes: axes(page.root), series: [{}, ...series],
     hooks: {drawClear: [u => shadePhases(s, u)], draw: [u => drawCapacity(s, u)]},
   }, s.data, page.plot);
@@ -234,7 +234,8 @@ function wireStop(page, model) {                     // returns what to do when 
   if (!page.stop) return () => {};
   let waiting;
   page.stop.onclick = () => {
-    page.stop.disabled = true;
+    if (page.stop.getAttribute('aria-disabled')) return;
+    page.stop.setAttribute('aria-disabled', 'true');   // `disabled` would throw the keyboard's focus away
     write(page.stop, 'Stopping…');
     model.send({t: 'stop'});
     waiting = setTimeout(() => write(page.said, 'The kernel will see this when the cell ends; to stop now, use ■ (interrupt the kernel).'), 1000);

@@ -1,0 +1,1 @@
+"""Trace -> value: pure functions without torch, IPython or plotly."""

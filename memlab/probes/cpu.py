@@ -1,0 +1,96 @@
+"""The CPU probe of one track: the dispatch tally and the marks, made into a Trace.
+
+Limits: see `tally.Tally`; every one that applied to a run is a gap of its trace.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+
+import numpy as np
+import torch
+
+from memlab.probes.marks import marker
+from memlab.probes.tally import Tally
+from memlab.trace.columns import Blocks, Events, Kind
+from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
+
+ENGINE = "CPU dispatch tally"
+
+
+class CpuProbe:
+    """Measures the storages that operators of this thread make on the CPU, from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self.owner = threading.get_ident()
+        self.start_ns = self.end_ns = 0
+        self.tally = Tally()
+
+    def start(self) -> None:
+        """Begin: adopt what is alive, then watch."""
+        marker.acquire()
+        try:
+            self.tally.start()
+        except BaseException:
+            marker.release()
+            raise
+        self.start_ns = time.time_ns()
+
+    def stop(self) -> Trace:
+        """End, leave everything as it was, and return what happened."""
+        self.end_ns = time.time_ns()
+        try:
+            self.tally.stop()
+            return self._trace()
+        finally:
+            marker.release()
+
+    def _trace(self) -> Trace:
+        columns = self.tally.columns()
+        first_row, count = columns["first_row"], len(columns["op"])
+        rows = len(columns["kind"])
+        events = Events(
+            time_ns=np.maximum(columns["time_ns"] - self.start_ns, 0) * (np.arange(rows) >= first_row),
+            kind=columns["kind"],
+            block=columns["block"],
+            requested_bytes=columns["nbytes"],
+            allocated_bytes=columns["nbytes"],
+            device=np.full(rows, CPU),
+            stream=np.zeros(rows),
+            address=np.zeros(rows),
+        )
+        marks = marker.columns(self.start_ns, self.end_ns, self.owner)
+        phase, module = marks.steps()
+        made = np.flatnonzero(events.kind == Kind.ALLOC)
+        moment = events.time_ns[made] + self.start_ns
+        known = {name: columns[name] for name in ("op", "dtype", "shape")}
+        blocks = Blocks.unknown(count, **known, phase=np.zeros(count, "u1"), module=np.full(count, -1))
+        blocks = blocks.replace(
+            phase=_put(blocks.phase, events.block[made], phase.at(moment)),
+            module=_put(blocks.module, events.block[made], module.at(moment)),
+        )
+        texts = {**columns["texts"], "module": marks.texts, "mark": marks.texts}
+        table = marks.table(events, first_row, self.start_ns)
+        return Trace(events, blocks, self._made_by(), first_row=first_row, marks=table, texts=texts)
+
+    def _made_by(self) -> MadeBy:
+        lost, until_ns = self.tally.lost
+        thinned = (Bounded(CPU, 0, max(until_ns - self.start_ns, 0), lost, 0, 0),) if lost else ()
+        return MadeBy(
+            engine=ENGINE,
+            devices=(Device(CPU, platform.processor() or platform.machine() or "CPU"),),
+            versions={"torch": torch.__version__, "python": platform.python_version()},
+            started_at_s=self.start_ns / 1e9,
+            duration_ns=self.end_ns - self.start_ns,
+            gaps=tuple(Gap(name, text) for name, text in self.tally.gaps()),
+            bounded=thinned,
+        )
+
+
+def _put(column: np.ndarray, at: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A copy of `column` with `values` at the positions `at`."""
+    changed = column.copy()
+    changed[at] = values
+    return changed

@@ -1,0 +1,145 @@
+"""A Run: one measured stretch of work, its figures, its file, its faces."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from memlab.analysis.breakdown import Breakdown, breakdown
+from memlab.analysis.summary import DeviceSummary, Summary, summary
+from memlab.errors import MemlabError
+from memlab.trace.file import load as load_trace
+from memlab.trace.file import save as save_trace
+from memlab.trace.trace import Gap, Trace
+from memlab.units import format_bytes
+
+
+class Run:
+    """What `memlab.track()` and `%%memtrack` give: figures of the device with the largest peak, all devices in `devices`.
+
+    While the run goes on it has no figures yet; `trace`, peaks and reports raise MemlabError until it has ended.
+    """
+
+    def __init__(self, name: str = "", trace: Trace | None = None) -> None:
+        self.name = name
+        self._trace = trace
+        self._summary: Summary | None = None
+        self._result: Any = None
+        self.is_running = False
+
+    def __repr__(self) -> str:
+        if self._trace is None:
+            return f"<Run {self.name!r}: still going on>"
+        return f"<Run {self.name!r}: {self.devices[0].device.label}, peak allocated {format_bytes(self.peak_bytes)}>"
+
+    def __str__(self) -> str:
+        return repr(self) if self._trace is None else self.report().text
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {"text/plain": repr(self)} if self._trace is None else self.report().bundle()
+
+    def finish(self, trace: Trace, notes: Sequence[str] = ()) -> None:
+        """Take the trace that was measured; from here on the run has figures."""
+        facts = {**trace.notes, "name": self.name, "notes": list(notes)}
+        self._trace = dataclasses.replace(trace, notes=facts)
+
+    # --- figures ----------------------------------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> Trace:
+        """Everything that was measured."""
+        if self._trace is None:
+            raise MemlabError(
+                f"run {self.name!r} is still going on: its figures are there when its block or cell ends."
+            )
+        return self._trace
+
+    @property
+    def summary(self) -> Summary:
+        """The figures, as a value."""
+        if self._summary is None:
+            self._summary = summary(self.trace, self.name)
+        return self._summary
+
+    @property
+    def devices(self) -> Sequence[DeviceSummary]:
+        """The figures of every device, the one with the largest peak of *allocated* first."""
+        return self.summary.devices
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most that was allocated at once. Where it is no exact figure (`gaps` says so), what is certain at least."""
+        return self._peak("allocated")
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that PyTorch's allocator held at once; 0 on the CPU, which reserves nothing."""
+        return self._peak("reserved")
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """The most that was in use on the whole device, as far as samples and *reserved* tell: a lower bound."""
+        return self._peak("device used")
+
+    peak_bytes = peak_allocated_bytes
+
+    def _peak(self, of: str) -> int:
+        levels = [level for device in self.devices[:1] if (level := device.level(of)) is not None]
+        return levels[0].peak.low_bytes if levels else 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the peak of *allocated* is known to the byte, on every device."""
+        return all(device.levels[0].peak.is_exact for device in self.devices)
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What could not be seen."""
+        return self.trace.gaps
+
+    def breakdown(self, by: str = "category", of: str = "allocated", device: int | None = None) -> Breakdown:
+        """Name -> bytes at the peak of `of`, summing to it. `by`: "phase", "category", "module" or "line"."""
+        index = self.devices[0].device.index if device is None else device
+        return breakdown(self.trace, index, by, of)
+
+    def result(self, value: Any) -> Any:
+        """Note a result of the run for later comparison and give it back; what is noted keeps no tensor alive."""
+        import torch
+
+        self._result = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+        return value
+
+    def to_pandas(self) -> Any:
+        """The events as a pandas DataFrame; `summary.to_pandas()` has the figures."""
+        return self.trace.to_pandas()
+
+    # --- faces and file ----------------------------------------------------------------------------------------------
+
+    def report(self) -> Any:
+        """The report that a tracked cell ends with."""
+        from memlab.session.show import RunReport
+
+        return RunReport(self)
+
+    def explore(self) -> Any:
+        """Open a widget to zoom into the timeline; closing it leaves the static figure."""
+        from memlab.session.show import explore
+
+        return explore(self)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the run to a file, whole or not at all; `memlab.load` reads it."""
+        return save_trace(self.trace, path)
+
+    def nbytes(self) -> int:
+        """How much host memory the run takes, in bytes."""
+        return 0 if self._trace is None else self._trace.nbytes()
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Read a run that was saved, on any machine; files are read without executing anything in them."""
+    trace = load_trace(path)
+    return Run(str(trace.notes.get("name", "")), trace)

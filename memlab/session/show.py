@@ -1,0 +1,217 @@
+"""How a run shows itself: live while it goes on, one static bundle when it has ended, text where there is no notebook."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memlab import seams
+from memlab.analysis.curves import Curves, curves
+from memlab.analysis.pyramid import Pyramid
+from memlab.analysis.timeline import timeline
+from memlab.trace.trace import CPU
+from memlab.units import format_seconds
+from memlab.views.bundle import figure_bundle
+from memlab.views.table import Report, report
+
+if TYPE_CHECKING:
+    from memlab.probes.measurement import Measurement
+    from memlab.session.run import Run
+
+
+class RunReport:
+    """The report of a run: `print` it, let a notebook show it, or take `text`, `html`, `figure` and `to_pandas()`."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.table: Report = report(run.summary)
+
+    @property
+    def text(self) -> str:
+        """The report in words."""
+        return self.table.text()
+
+    @property
+    def html(self) -> str:
+        """The report as a small HTML table."""
+        return self.table.html()
+
+    @property
+    def curves(self) -> Curves:
+        """What the figure shows."""
+        return curves(self.run.trace, self.run.devices[0].device)
+
+    @property
+    def figure(self) -> Any:
+        """The timeline as a plotly figure."""
+        from memlab.views.figure import timeline_figure
+
+        return timeline_figure(self.curves, self.title)
+
+    @property
+    def title(self) -> str:
+        """One line above the figure."""
+        device = self.run.devices[0].device.label
+        return f"{self.run.name} · {device} · {format_seconds(self.run.summary.duration_s)}"
+
+    def figure_bundle(self) -> dict[str, Any]:
+        """MIME type -> content of the figure and its twins."""
+        return figure_bundle(self.curves, self.title)
+
+    def table_bundle(self) -> dict[str, Any]:
+        """MIME type -> content of the table."""
+        return {"text/html": self.html, "text/plain": self.text}
+
+    def bundle(self) -> dict[str, Any]:
+        """MIME type -> content of all in one; a front end shows the richest it knows."""
+        return {**self.figure_bundle(), **self.table_bundle()}
+
+    def to_pandas(self) -> Any:
+        """The figures as a pandas DataFrame."""
+        return self.run.summary.to_pandas()
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def _ipython_display_(self) -> None:
+        """The figure and below it the table, as a tracked cell shows them."""
+        shell = ipython()
+        if not seams.is_kernel(shell):
+            print(self.text)
+            return
+        from IPython.display import display
+
+        display(self.figure_bundle(), raw=True)
+        display(self.table_bundle(), raw=True)
+
+
+def ipython() -> Any:
+    """The running IPython shell, or None; IPython is not imported for it."""
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None
+
+
+class Display:
+    """What a track shows: in a notebook a live view that a static bundle replaces, elsewhere the text at the end."""
+
+    def __init__(self, run: Run, measurement: Measurement, live: bool) -> None:
+        self._run = run
+        self._measurement = measurement
+        self._in_notebook = seams.is_kernel(ipython())
+        self._live = live and self._in_notebook
+        self._view: Any = None
+        self._figure: Any = None
+        self._table: Any = None
+        self._feed: Any = None
+
+    @staticmethod
+    def is_wanted(show: bool | None, depth: int) -> bool:
+        """Whether a track shows itself: as asked, else in a notebook and not inside of another one."""
+        if show is not None:
+            return show
+        return depth == 0 and seams.is_kernel(ipython())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings that were shown while it ran."""
+        return tuple(self._feed.notes) if self._feed is not None else ()
+
+    def open(self) -> None:
+        """Show the live view, and below it the place of the report."""
+        from memlab.session.live import LiveFeed
+
+        if self._in_notebook:
+            self._open_outputs()
+        self._feed = LiveFeed(self._view, self._measurement)
+
+    def _open_outputs(self) -> None:
+        from IPython.display import display
+
+        if self._live:
+            self._view = self._new_view()
+        waiting = {"text/plain": f"memlab measures {self._run.name!r}; the report replaces this line."}
+        if self._view is not None:
+            self._figure = display(self._view, display_id=True)
+        else:
+            self._figure = display(waiting, raw=True, display_id=True)
+        self._table = display(waiting, raw=True, display_id=True)
+
+    def _new_view(self) -> Any:
+        from memlab.session.live import interrupt_main
+        from memlab.views.live import LiveView
+
+        def stop() -> None:
+            if self._run.is_running:
+                interrupt_main()
+
+        series = ("allocated", "reserved", "used", "rss")
+        capacity = self._measurement.capacity_bytes
+        return LiveView(self._run.name, series, capacity, can_stop=True, on_stop=stop)
+
+    def tick(self, sample: Any) -> None:
+        """Show one sample; called by the sampler's thread."""
+        if self._feed is not None:
+            self._feed.tick(sample)
+
+    def finish(self) -> None:
+        """Replace the live view by the static bundle."""
+        finished = RunReport(self._run)
+        if not self._in_notebook:
+            print(finished.text)
+            return
+        if self._view is not None:
+            self._view.finish()
+        self._figure.update(finished.figure_bundle(), raw=True)
+        self._table.update(finished.table_bundle(), raw=True)
+        self.discard_view()
+
+    def fail(self, reason: str) -> None:
+        """Say that there is no report, in the place where it would stand."""
+        text = {"text/plain": f"memlab could not report on {self._run.name!r}: {reason}"}
+        if self._in_notebook and self._figure is not None:
+            self._figure.update(text, raw=True)
+            self._table.update({"text/plain": ""}, raw=True)
+        self.discard_view()
+
+    def discard_view(self) -> None:
+        """Close the live view, whose output has been replaced."""
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+
+
+def explore(run: Run) -> Any:
+    """Open the explorer of a run; the report stays below it, and closing the explorer leaves the static figure."""
+    from IPython.display import display
+
+    from memlab.views.explorer import Explorer
+
+    finished = RunReport(run)
+    windows = Windows(run)
+    explorer = Explorer(windows, windows.span_s, finished.title)
+    handle = display(explorer, display_id=True)
+    display(finished.table_bundle(), raw=True)
+    explorer._on_close = lambda: handle.update(finished.figure_bundle(), raw=True) if handle is not None else None
+    return explorer
+
+
+class Windows:
+    """Detail of a run for any stretch of time: each series as times, lowest and highest values."""
+
+    def __init__(self, run: Run) -> None:
+        device = run.devices[0].device.index
+        kinds = ("allocated",) if device == CPU else ("allocated", "reserved")
+        self._pyramids = {of: Pyramid(timeline(run.trace, device, of)) for of in kinds}
+        self.span_s = max(run.summary.duration_s, 1e-6)
+
+    def __call__(self, begin_s: float, end_s: float, bins: int) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The detail between two times, at most `bins` steps of each series."""
+        detail = {}
+        for of, pyramid in self._pyramids.items():
+            times, low, high = pyramid.window(begin_s * 1e9, end_s * 1e9, bins)
+            detail[of] = (times / 1e9, low.astype("f8"), high.astype("f8"))
+        return detail

@@ -1,0 +1,209 @@
+"""`memlab.track()`: measure what happens in a block. `%%memtrack` is this and no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+from memlab.errors import BudgetExceeded, MemlabError
+from memlab.probes.history import RING_ENTRIES
+from memlab.probes.measurement import Measurement, Target
+from memlab.probes.sampler import Sample
+from memlab.session.run import Run
+from memlab.session.runs import runs
+from memlab.session.show import Display
+from memlab.trace.columns import Samples
+from memlab.trace.file import PartialFile
+from memlab.trace.trace import Device, MadeBy, Trace
+from memlab.units import format_bytes, parse_bytes
+
+_MAX_NAME = 200
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What can be asked of a track; made by `options`, which refuses what makes no sense."""
+
+    name: str = ""
+    target: Target = Target()
+    budget_bytes: int | None = None
+    save: str | None = None
+    rate_hz: float = 10.0
+    entries: int = RING_ENTRIES
+    live: bool = True
+    show: bool | None = None
+
+
+def options(
+    name: str | None = None,
+    *,
+    device: Any = None,
+    budget: str | int | None = None,
+    save: str | os.PathLike[str] | None = None,
+    rate_hz: float = 10.0,
+    entries: int = RING_ENTRIES,
+    live: bool = True,
+    show: bool | None = None,
+) -> Options:
+    """Check the options of a track before anything runs."""
+    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME):
+        raise MemlabError(f"a name is a text of 1 to {_MAX_NAME} characters, got {name!r:.80}.")
+    if not isinstance(rate_hz, int | float) or not math.isfinite(rate_hz) or not 0 < rate_hz <= 20:
+        raise MemlabError(f"the rate must be above 0 and at most 20 Hz, got {rate_hz!r}.")
+    if not isinstance(entries, int) or not 1000 <= entries <= 10_000_000:
+        raise MemlabError(f"entries (the length of the ring of history) must be 1,000 to 10,000,000, got {entries!r}.")
+    if save is not None:
+        _check_folder(os.fspath(save))
+    limit = None if budget is None else parse_bytes(budget)
+    target = Target.parse(device)
+    path = None if save is None else os.fspath(save)
+    return Options(name or "", target, limit, path, float(rate_hz), entries, live, show)
+
+
+def _check_folder(path: str) -> None:
+    folder = os.path.dirname(path) or "."  # noqa: PTH120 - Path("a/").parent would lose what is wrong here
+    if not os.path.isdir(folder) or os.path.isdir(path):  # noqa: PTH112
+        raise MemlabError(f"cannot save to {path!r}: name a file in a folder that exists.")
+
+
+class Track:
+    """The context manager behind `track()`: `with track() as run: ...`."""
+
+    def __init__(self, wanted: Options) -> None:
+        self.options = wanted
+        self.run = Run(wanted.name or runs.new_name())
+        self._measurement: Measurement | None = None
+        self._display: Display | None = None
+        self._saver: Saver | None = None
+
+    def __enter__(self) -> Run:
+        self.start()
+        return self.run
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        over = self.stop(error)
+        if over is not None and error is None:
+            raise over
+
+    def start(self) -> None:
+        """Begin to measure; if that fails nothing is left on."""
+        if self._measurement is not None:
+            raise MemlabError(f"run {self.run.name!r} was started before; call track() again for another.")
+        wanted = self.options
+        measurement = self._measurement = Measurement(wanted.target, wanted.rate_hz, wanted.entries)
+        if Display.is_wanted(wanted.show, _open_tracks.count):
+            self._display = Display(self.run, measurement, wanted.live)
+        self._saver = Saver(wanted.save) if wanted.save is not None else None
+        measurement.on_tick = self._tick
+        try:
+            if self._display is not None:
+                self._display.open()
+            measurement.start()
+        except BaseException as error:
+            self._abandon(f"{type(error).__name__}: {error}")
+            raise
+        _open_tracks.count += 1
+        self.run.is_running = True
+
+    def _tick(self, sample: Sample) -> None:
+        if self._saver is not None:
+            self._saver.tick(sample)
+        if self._display is not None:
+            self._display.tick(sample)
+
+    def _abandon(self, reason: str) -> None:
+        if self._display is not None:
+            self._display.fail(reason)
+        if self._saver is not None:
+            self._saver.close()
+
+    def stop(self, error: BaseException | None = None) -> BudgetExceeded | None:
+        """End, keep the run, show the report; give back the error of a budget that was exceeded, if it was."""
+        if self._measurement is None or not self.run.is_running:
+            return None
+        self.run.is_running = False
+        _open_tracks.count -= 1
+        try:
+            trace = self._measurement.stop()
+            self._keep(trace, error)
+        except BaseException as problem:
+            self._abandon(f"{type(problem).__name__}: {problem}")
+            raise
+        if self._display is not None:
+            self._display.finish()
+        return self._over_budget()
+
+    def _keep(self, trace: Trace, error: BaseException | None) -> None:
+        notes = list(self._display.notes) if self._display is not None else []
+        if error is not None:
+            notes.append(_in_words(error))
+        self.run.finish(trace, notes)
+        runs.add(self.run)
+        if self._saver is not None:
+            self.run.save(self.options.save or "")
+            self._saver.close()
+
+    def _over_budget(self) -> BudgetExceeded | None:
+        limit = self.options.budget_bytes
+        if limit is None:
+            return None
+        for device in self.run.devices:
+            peak = device.levels[0].peak
+            if peak.low_bytes > limit:
+                what = f"{device.device.label} peaked at {format_bytes(peak.low_bytes)} allocated"
+                text = f"{what}, {format_bytes(peak.low_bytes - limit)} above its budget of {format_bytes(limit)}."
+                return BudgetExceeded(f"run {self.run.name!r}: {text}")
+        return None
+
+
+class _OpenTracks(threading.local):
+    """How many tracks are open in this thread."""
+
+    count = 0
+
+
+_open_tracks = _OpenTracks()
+
+
+class Saver:
+    """Writes the samples of a run while it goes on, so that a killed kernel leaves something to read."""
+
+    def __init__(self, path: str) -> None:
+        self._file = PartialFile(path)
+        self._begun = False
+
+    def tick(self, sample: Sample) -> None:
+        """Append one sample."""
+        if not self._begun:
+            devices = tuple(Device(reading.device, "") for reading in sample.readings)
+            self._file.writer.head(MadeBy("samples of a run that did not end", devices))
+            self._begun = True
+        rows = [(sample.time_ns, *dataclasses.astuple(reading)) for reading in sample.readings]
+        self._file.writer.table("samples", Samples(*map(list, zip(*rows, strict=True))))
+        self._file.flush()
+
+    def close(self) -> None:
+        """The whole run is saved: remove what was written meanwhile."""
+        self._file.close()
+
+
+def _in_words(error: BaseException) -> str:
+    text = str(error).strip().split("\n")[0]
+    return (
+        f"The cell raised {type(error).__name__}: {text[:200]}" if text else f"The cell raised {type(error).__name__}."
+    )
+
+
+def track(name: str | None = None, **kwargs: Any) -> Track:
+    """Measure a block: `with memlab.track("baseline") as run: ...`, then ask `run`.
+
+    `device` forces what is measured ("cpu", "cuda", "cuda:1"; by default what the block uses); `budget` ("2GiB") makes a
+    higher peak raise BudgetExceeded; `save` names a file; `rate_hz` is that of the live view; `entries` the length of
+    the ring of allocator history; `live=False` shows the report only, `show=False` nothing, `show=True` also outside of
+    notebooks and in nested blocks.
+    """
+    return Track(options(name, **kwargs))

@@ -1,0 +1,175 @@
+"""The report of a run as a table: as plain text that stands alone, and as HTML for a notebook. Both show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from memlab.analysis.breakdown import Breakdown
+from memlab.analysis.peak import UNKNOWN_BYTES, Peak
+from memlab.analysis.summary import DeviceSummary, Level, Summary
+from memlab.units import format_bytes, format_seconds
+from memlab.views import theme
+
+_SHARES_SHOWN = 5
+_HEAD = ("", "peak", "when", "at start", "at end", "left behind")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The text of a report, cut into its parts; `text` and `html` put them together."""
+
+    title: str
+    devices: tuple[DeviceReport, ...]
+    notes: tuple[str, ...]
+    unseen: tuple[str, ...]
+
+    def text(self) -> str:
+        """Plain text, for terminals, screen readers and converted notebooks."""
+        lines = [self.title]
+        for device in self.devices:
+            lines += ["", device.title, *_aligned(device.rows), *("  " + line for line in device.lines)]
+        if self.notes:
+            lines += ["", *self.notes]
+        if self.unseen:
+            lines += ["", "Not seen:", *("- " + line for line in self.unseen)]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """A small table that takes its colours from the page; everything in it is escaped."""
+        parts = [f"<div style='{_BOX}'><div><b>{escape(self.title)}</b></div>"]
+        for device in self.devices:
+            parts += [_html_device(device)]
+        parts += [f"<div style='color:{theme.WARNING}'>{escape(note)}</div>" for note in self.notes]
+        if self.unseen:
+            items = "".join(f"<li>{escape(line)}</li>" for line in self.unseen)
+            count = f"{len(self.unseen)} thing{'s' if len(self.unseen) > 1 else ''}"
+            parts.append(f"<details><summary>Not seen: {count}</summary><ul style='margin:0'>{items}</ul></details>")
+        return "".join(parts) + "</div>"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """One device's part: a title, rows of cells (the first is the head), and sentences below."""
+
+    title: str
+    rows: tuple[tuple[str, ...], ...]
+    lines: tuple[str, ...]
+
+
+_BOX = "font-size:13px;line-height:1.5;font-variant-numeric:tabular-nums"
+
+
+def report(summary: Summary) -> Report:
+    """Put a summary into words."""
+    name = f" · {_one_line(summary.name)}" if summary.name else ""
+    title = f"memlab{name} · {format_seconds(summary.duration_s)} · {summary.engine}"
+    shown = [device for device in summary.devices if _is_worth_showing(device)] or list(summary.devices[:1])
+    devices = tuple(_device(device) for device in shown)
+    return Report(title, devices, summary.notes, tuple(f"{gap.name}: {_one_line(gap.text)}" for gap in summary.gaps))
+
+
+def _is_worth_showing(device: DeviceSummary) -> bool:
+    return any(level.peak.high_bytes > 0 for level in device.levels if level.of in ("allocated", "reserved"))
+
+
+def _device(one: DeviceSummary) -> DeviceReport:
+    device = one.device
+    capacity = f", {format_bytes(device.capacity_bytes)}" if device.capacity_bytes > 0 else ""
+    rows = (_HEAD, *(_row(level) for level in one.levels))
+    return DeviceReport(f"{device.label} ({_one_line(device.name)}{capacity})", rows, tuple(_lines(one)))
+
+
+def _row(level: Level) -> tuple[str, ...]:
+    start, end = (format_bytes(n) if n >= 0 else "" for n in (level.start_bytes, level.end_bytes))
+    left = "" if level.left_bytes is None else _signed(level.left_bytes)
+    return level.of, peak_text(level.peak), _when(level.peak), start, end, left
+
+
+def peak_text(peak: Peak) -> str:
+    """A peak as text: plain where it is exact, with ≥ or as a range where it is not."""
+    low, high = format_bytes(peak.low_bytes), format_bytes(min(peak.high_bytes, UNKNOWN_BYTES - 1))
+    if peak.is_exact:
+        return low
+    return f"≥ {low}" if peak.high_bytes >= UNKNOWN_BYTES or low == high else f"{low} to {high}"
+
+
+def _when(peak: Peak) -> str:
+    return format_seconds(peak.time_ns / 1e9) if peak.time_ns >= 0 else ""
+
+
+def _signed(count: int) -> str:
+    return "0 B" if not count else ("+" if count > 0 else "−") + format_bytes(abs(count))
+
+
+def _lines(one: DeviceSummary) -> Iterator[str]:
+    allocated = one.levels[0].peak
+    yield f"Peak allocated {_exactly(allocated)}; known from {allocated.source}."
+    if one.at:
+        in_module = f" in {one.at['module']}" if "module" in one.at else ""
+        at_line = f", at {_short_line(one.at['line'])}" if "line" in one.at else ""
+        yield f"It was reached in phase {one.at['phase']}{in_module}{at_line}."
+    for share in one.shares:
+        yield f"At the peak, by {share.by}: {_share_text(share)}."
+    if one.device.num_ooms:
+        yield f"Out of memory was raised {one.device.num_ooms} time(s) by the allocator."
+    if one.device.num_alloc_retries:
+        yield f"The allocator had to give back its cache and try again {one.device.num_alloc_retries} time(s)."
+
+
+def _exactly(peak: Peak) -> str:
+    if peak.is_exact:
+        return f"{peak.low_bytes:,} bytes, exact"
+    if peak.high_bytes >= UNKNOWN_BYTES:
+        return f"at least {peak.low_bytes:,} bytes"
+    return f"between {peak.low_bytes:,} and {peak.high_bytes:,} bytes"
+
+
+def _share_text(share: Breakdown) -> str:
+    shown = list(share.items())[:_SHARES_SHOWN]
+    text = ", ".join(f"{_one_line(name, 48)} {format_bytes(count)} ({share.percent(name)})" for name, count in shown)
+    rest = len(share) - len(shown)
+    others = share.total_bytes - sum(count for _, count in shown)
+    return text + (f", {rest} more {format_bytes(others)}" if rest else "")
+
+
+def _short_line(line: str) -> str:
+    """The end of a path and the line number; a cell's temporary file is the cell."""
+    path, _, number = line.rpartition(":")
+    if "ipykernel_" in path or path.startswith("<ipython-input"):
+        return f"line {number} of a cell"
+    return f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{number}"
+
+
+def _one_line(text: str, limit: int = 300) -> str:
+    """Text that cannot break a line or run away."""
+    clean = "".join(c if c.isprintable() else " " for c in text)
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def _aligned(rows: tuple[tuple[str, ...], ...]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def _html_device(device: DeviceReport) -> str:
+    head, *rows = device.rows
+    cells = "".join(f"<th style='{_CELL}'>{escape(cell)}</th>" for cell in head)
+    body = "".join(_html_row(row) for row in rows)
+    lines = "".join(f"<div>{escape(line)}</div>" for line in device.lines)
+    caption = f"<caption style='text-align:left;padding:0'>{escape(device.title)}</caption>"
+    table = f"<table style='margin:2px 0;border-collapse:collapse'>{caption}<thead><tr>{cells}</tr></thead>"
+    return f"{table}<tbody>{body}</tbody></table>{lines}"
+
+
+_CELL = "text-align:right;padding:1px 10px 1px 0;white-space:nowrap"
+
+
+def _html_row(row: tuple[str, ...]) -> str:
+    head = f"<th scope='row' style='{_CELL};text-align:left'>{escape(row[0])}</th>"
+    return f"<tr>{head}" + "".join(f"<td style='{_CELL}'>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
