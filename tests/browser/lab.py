@@ -84,6 +84,7 @@ class Lab:
 
     def _start_server(self, environment: Mapping[str, str]) -> None:
         self.log = self.home / "server.log"
+        self._silence_news()
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", *self._server_options()]
         env = self._environment(environment)
         with self.log.open("w") as log:
@@ -93,6 +94,11 @@ class Lab:
         except BaseException:
             self._stop_server()
             raise
+
+    def _silence_news(self) -> None:
+        file = self.home / "jupyter/SETTINGS/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text('{"fetchNews": "false", "checkForUpdates": false, "doNotDisturbMode": true}')
 
     def _server_options(self) -> list[str]:
         return [

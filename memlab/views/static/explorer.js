@@ -56,8 +56,9 @@ function buildPage(setup, el) {
   const page = {root};
   make('span', 'memlab-title', setup.title, head);
   page.part = make('span', 'memlab-number memlab-quiet', '', head);
+  const buttons = make('span', 'memlab-buttons', undefined, head);
   const button = (text, name) => {
-    const element = make('button', 'memlab-button', text, head);
+    const element = make('button', 'memlab-button', text, buttons);
     element.title = name;
     element.setAttribute('aria-label', name);
     return element;
