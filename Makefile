@@ -68,7 +68,7 @@ ready-%:
 	@[ ! -e $(STAMP)-$* ] || exit 0; \
 	set -e; mkdir -p $(STAMPS); \
 	for stamp in $(STAMPS)/*; do case $$stamp in $(STAMP)-*) ;; *) rm -f "$$stamp" ;; esac; done; \
-	quiet=-q; \
+	quiet="-q --progress-bar off"; \
 	case $$($(PIP) show torch 2>/dev/null | sed -n 's/^Version: //p') in $(TORCH)|$(TORCH)+*) ;; *) \
 	    [ ! -t 1 ] || quiet=; \
 	    echo "memlab: getting torch $(TORCH), the first time perhaps a download of a few GB" ;; \

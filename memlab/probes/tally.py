@@ -123,7 +123,7 @@ class Books:
         """Thin out at the limit, else grow."""
         if self.row >= self.limit:
             self._thin()
-        wanted = max(8 * ROOM, 2 * self.row)
+        wanted = self.row + max(2 * ROOM, min(max(self.row, 8 * ROOM), self.limit - self.row))
         for name, code in self.COLUMNS:
             column = getattr(self, name)
             column.frombytes(bytes(max(0, wanted - len(column)) * array(code).itemsize))
@@ -146,7 +146,7 @@ class Books:
         self.time_ns, self.code, self.nbytes, self.birth = thinned
         self.capacity = self.row = kept
         self.peak_row = peak_row
-        self.limit = max(self.limit, 2 * kept)
+        self.limit = max(self.limit, kept * 5 // 4)
 
     def columns(self) -> dict[str, np.ndarray]:
         """Copies of the rows so far."""
@@ -191,8 +191,8 @@ class Births:
 class Tally(TorchDispatchMode):
     """Counts the bytes of CPU storages from `start` to `stop`, on the thread that starts it.
 
-    `current_bytes`, `peak_bytes` and `base_bytes` may be read by any thread while it runs. The order of events is exact;
-    a free is dated when something notices it: the next birth, `mark`, or a reading of these.
+    `current_bytes`, `peak_bytes` and `base_bytes` may be read by any thread while it runs. The order of events is
+    exact; a free is dated when something notices it: the next birth, `mark`, or a reading of these.
     """
 
     supports_higher_order_operators = True
@@ -210,8 +210,8 @@ class Tally(TorchDispatchMode):
         self, clock_ns: Callable[[], int] = time.time_ns, *, shapes: bool = False, max_events: int = 2_000_000
     ) -> None:
         super().__init__()
-        if max_events < 64:
-            raise ProbeError(f"max_events must be at least 64, got {max_events}: fewer cannot hold one training step")
+        if max_events < 16 * ROOM:
+            raise ProbeError(f"max_events is {max_events}; give at least {16 * ROOM}, or the curve says little")
         self._clock, self._shapes = clock_ns, shapes
         self._books, self._births = Books(max_events, clock_ns), Births()
         self._fresh = self._births.of_operator
@@ -312,8 +312,8 @@ class Tally(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note the storage it returns."""
-        if types and types not in self._plain and self._speak_for_themselves(types):
-            return NotImplemented  # the subclass unwraps, and its inner operators come here
+        if types and types not in self._plain and self._decline(types):
+            return NotImplemented
         try:
             op = func._op  # saves a Python frame
         except AttributeError:
@@ -366,7 +366,8 @@ class Tally(TorchDispatchMode):
         storage = TensorBase.untyped_storage(tensor)
         known = self._live.get(id(storage))
         if known is None or known() is not storage:
-            self._meet(storage, func, tensor)
+            if _holds_memory(storage):
+                self._meet(storage, func, tensor)
         elif known.nbytes != storage.nbytes():
             self._resized(known, storage, func, tensor)
 
@@ -390,12 +391,20 @@ class Tally(TorchDispatchMode):
             self._not_seen(f"what {func} returned ({type(error).__name__})")
         return out
 
-    def _speak_for_themselves(self, types: Any) -> bool:
-        """Whether a tensor class among these handles operators itself; one that only renames Tensor does not."""
+    def _decline(self, types: Any) -> bool:
+        """Whether a tensor class among these should unwrap, so that its inner operators come here.
+
+        Not one that only renames Tensor; and not if modes lie below ours, which then could not speak before the class
+        (torch's fake tensors need theirs to).
+        """
         plain = torch._C._disabled_torch_dispatch_impl
-        if any(kind is not Parameter and kind.__torch_dispatch__ is not plain for kind in types):
+        if all(kind is Parameter or kind.__torch_dispatch__ is plain for kind in types):
+            self._plain.add(types)
+            return False
+        if not torch._C._len_torch_dispatch_stack():  # ours is off the stack while it handles
             return True
-        self._plain.add(types)
+        if not any(kind.__module__.startswith("torch._subclasses.") for kind in types):
+            self._not_seen(f"what happens inside operators of {types[0].__name__} while another mode is on")
         return False
 
     def _not_seen(self, what: str) -> None:
@@ -456,7 +465,7 @@ class Tally(TorchDispatchMode):
             return
         if tensor is not None and TensorBase.requires_grad.__get__(tensor) and not TensorBase.is_leaf.__get__(tensor):
             self._older = True  # a graph is alive, and autograd may hold storages that no Python object shows
-        if id(storage) not in self._live:
+        if id(storage) not in self._live and (type(tensor) in PLAIN or _holds_memory(storage)):
             self._borrow(storage)
             self._note(storage, id(storage), self._birth(None, tensor), -1)
 
@@ -521,6 +530,7 @@ class Tally(TorchDispatchMode):
             yield "unseen", f"Not counted: {what}, {times} times."
 
 
+PLAIN = (Tensor, Parameter)
 NO_BIRTHS: dict[Any, int] = {}
 BORROWED = (
     "{} storages of {} bytes were not made by an operator (NumPy arrays, loaded or mapped files, shared memory); "
@@ -553,6 +563,17 @@ def _grad(tensor: Any) -> Any:
             return None
 
 
+def _holds_memory(storage: Any) -> bool:
+    """Whether there is anything behind a storage: tensors that wrap others have one with a size alone, fakes a "meta" one.
+
+    Not for plain tensors, as asking for the address makes a lazily copied storage real.
+    """
+    try:
+        return storage.device.type != "meta" and bool(storage.data_ptr())
+    except RuntimeError:
+        return False
+
+
 def _describe(tensor: Any) -> str:
     with torch._C.DisableTorchFunction():
         layout = str(TensorBase.layout.__get__(tensor)).removeprefix("torch.")
@@ -576,7 +597,7 @@ def _origin(func: Any) -> str:
     return "handed in" if is_out or schema.name in NEW_THOUGH_ALIAS else "older"
 
 
-# --- SEAM: the stacks of modes, torch._C._*_torch_dispatch_stack and _len_torch_function_stack, seen in 2.12 and 2.13 ----
+# --- SEAM: the stacks of modes, torch._C._*_torch_dispatch_stack and _len_torch_function_stack, seen in 2.12 and 2.13 -
 # Not `__enter__`: it notes flags that a mode which the user leaves on would restore wrongly after ours has gone.
 
 _function_modes = torch._C._len_torch_function_stack

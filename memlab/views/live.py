@@ -191,18 +191,20 @@ def thin(points: np.ndarray, limit: int) -> np.ndarray:
     """At most `limit` points (row 0: times), two for each stretch: its lowest and its highest value, row by row.
 
     The two are put in the order in which the stretch rises or falls, so that no peak is lost and no plateau is bent.
+    The last point stays as it is: it is what the view calls the value now. A limit below 3 counts as 3.
     """
     count = points.shape[1]
     if count <= limit:
         return points
-    stretches = max(1, limit // 2)
-    edges = np.linspace(0, count, stretches + 1).astype(np.int64)
+    stretches = max(1, (limit - 1) // 2)
+    edges = np.linspace(0, count - 1, stretches + 1).astype(np.int64)
     starts, ends = edges[:-1], edges[1:] - 1
     lows, highs = np.fmin.reduceat(points[1:], starts, axis=1), np.fmax.reduceat(points[1:], starts, axis=1)
     rises = points[1:, ends] >= points[1:, starts]
-    thinned = np.empty((len(points), 2 * stretches))
-    thinned[0, 0::2], thinned[0, 1::2] = points[0, starts], points[0, ends]
-    thinned[1:, 0::2], thinned[1:, 1::2] = np.where(rises, lows, highs), np.where(rises, highs, lows)
+    thinned = np.empty((len(points), 2 * stretches + 1))
+    thinned[0, 0:-1:2], thinned[0, 1::2] = points[0, starts], points[0, ends]
+    thinned[1:, 0:-1:2], thinned[1:, 1::2] = np.where(rises, lows, highs), np.where(rises, highs, lows)
+    thinned[:, -1] = points[:, -1]
     return thinned
 
 

@@ -50,7 +50,7 @@ function addPhases(s, phase, at, from, to) {
 }
 
 function thinned(data) {                             // of each four points the lowest and the highest, in their order
-  const count = data[0].length, whole = count - count % 4, result = data.map(() => []);
+  const count = data[0].length, whole = count - 1 - (count - 1) % 4, result = data.map(() => []);
   for (let i = 0; i < whole; i += 4) {
     result[0].push(data[0][i], data[0][i + 3]);
     for (let row = 1; row < data.length; row++) result[row].push(...lowAndHigh(data[row], i));
