@@ -26,7 +26,8 @@ from memlab.errors import ProbeError
 from memlab.trace import Kind
 
 ADOPT, ALLOC, FREE = int(Kind.ADOPT), int(Kind.ALLOC), int(Kind.FREE)
-Tensor, Parameter, TensorBase = torch.Tensor, torch.nn.Parameter, torch._C.TensorBase
+Tensor, Parameter = torch.Tensor, torch.nn.Parameter
+TensorBase: Any = torch._C.TensorBase  # its getters, which no subclass has replaced
 GIVE_UP_AFTER = 2_000
 """So many backward operators in a row without a storage older than the tally, and the search for them ends."""
 ROOM = 2048
@@ -35,10 +36,15 @@ UNWRITTEN = 1023
 """The log is written at least once per so many births (a mask: one less than a power of two)."""
 
 
-class StorageRef(weakref.ref):
+class StorageRef(weakref.ref[Any]):
     """A weak reference to a storage, with what the books need to know; `block` is -1 until its birth is written."""
 
     __slots__ = ("birth", "block", "key", "nbytes", "time_ns")
+    birth: int
+    block: int
+    key: int
+    nbytes: int
+    time_ns: int
 
 
 class Books:
@@ -53,12 +59,12 @@ class Books:
     def __init__(self, limit: int, clock: Callable[[], int]) -> None:
         self.limit, self.clock = limit, clock
         self.time_ns, self.code, self.nbytes, self.birth = array("q"), array("q"), array("q"), array("i")
-        self.capacity = self.row = self.blocks = 0
+        self.capacity = self.row = self.blocks = self.adopted = 0
         self.current = self.peak = self.base = self.started_ns = 0
         self.peak_row, self.writing = -1, False
         self.lost, self.lost_until_ns, self.lost_largest_bytes = 0, 0, 0
 
-    def write(self, log: deque[StorageRef | int], live: dict[int, StorageRef]) -> None:
+    def write(self, log: deque[Any], live: dict[int, StorageRef]) -> None:
         """Enter what the log holds. Any thread may ask; a second one leaves it to the first."""
         if self.writing:
             return
@@ -71,7 +77,7 @@ class Books:
         finally:
             self.writing = False
 
-    def _write_some(self, log: deque[StorageRef | int], live: dict[int, StorageRef]) -> None:
+    def _write_some(self, log: deque[Any], live: dict[int, StorageRef]) -> None:
         """At most ROOM entries. Once an entry changes a value nothing is called, so Ctrl-C finds the books in order."""
         times, codes, sizes, births = self.time_ns, self.code, self.nbytes, self.birth
         undated = row = self.row
@@ -96,6 +102,7 @@ class Books:
                 self.current = current = self.current + nbytes
                 if time_ns < 0:  # adopted: it was there all along, at the peak too
                     times[row], codes[row] = self.started_ns, 4 * block + ADOPT
+                    self.adopted += 1
                     self.base += nbytes
                     self.peak += nbytes
                 else:
@@ -180,7 +187,7 @@ class Births:
         key = tuple(
             table.setdefault(text, len(table)) if text else -1 for table, text in zip(self.tables, texts, strict=True)
         )
-        return self.numbers.setdefault(key, len(self.numbers))
+        return self.numbers.setdefault((key[0], key[1], key[2]), len(self.numbers))
 
     def columns(self, births: np.ndarray) -> dict[str, np.ndarray]:
         """The op, dtype and shape of blocks, as numbers in the tables."""
@@ -217,7 +224,7 @@ class Tally(TorchDispatchMode):
         self._fresh = self._births.of_operator
         self._live: dict[int, StorageRef] = {}
         self._plain: set[tuple[type, ...]] = {(Parameter,)}
-        self._log: deque[StorageRef | int] = deque()
+        self._log: deque[Any] = deque()
         # A C function as the callback of weak references: Python code there would swallow Ctrl-C, which is raised
         # between two bytecodes, and lose the death with it.
         self._append = self._log.append
@@ -288,9 +295,9 @@ class Tally(TorchDispatchMode):
 
     @property
     def events(self) -> int:
-        """How many events were noticed, those thinned out included."""
+        """How many storages came and went since the start, those thinned out included, those adopted not."""
         self._books.write(self._log, self._live)
-        return self._books.row + self._books.lost
+        return self._books.row - self._books.adopted + self._books.lost
 
     @property
     def lost(self) -> tuple[int, int]:
@@ -564,7 +571,7 @@ def _grad(tensor: Any) -> Any:
 
 
 def _holds_memory(storage: Any) -> bool:
-    """Whether there is anything behind a storage: tensors that wrap others have one with a size alone, fakes a "meta" one.
+    """Whether there is anything behind a storage; tensors that wrap others have one with a size alone.
 
     Not for plain tensors, as asking for the address makes a lazily copied storage real.
     """

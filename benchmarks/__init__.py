@@ -1,0 +1,1 @@
+"""What memlab costs, measured beside others; each file is one command."""
