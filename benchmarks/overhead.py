@@ -3,10 +3,10 @@
     python -m benchmarks.overhead                         # the CPU workloads, and GPT-2 small where CUDA is available
     python -m benchmarks.overhead -w resnet -t memlab -t "dispatch mode" -n 21
 
-Each workload and tool gets a process of its own. In it, stretches of bare steps and of watched steps alternate; a ratio is
-the CPU time (all threads) of a watched stretch over the mean of the bare ones around it. The time to begin and end watching
-is kept apart ("begin + end"), except where a tool must begin anew for each step. Tools that are absent are skipped, with
-the reason. It compares time only, not what the tools find.
+Each workload and tool gets a process of its own. In it, stretches of bare steps and of watched steps alternate; a
+ratio is the CPU time (all threads) of a watched stretch over the mean of the bare ones around it. The time to begin and
+end watching is kept apart ("begin + end"), except where a tool must begin anew for each step. Tools that are absent are
+skipped, with the reason. It compares time only, not what the tools find.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Skip(Exception):
     """Why a tool cannot be measured here."""
 
 
-# --- the tools: each takes the step and returns what to enter around a stretch of steps ----------------------------------
+# --- the tools: each takes the step and returns what to enter around a stretch of steps -------------------------------
 
 
 def _module(name: str) -> Any:
@@ -146,7 +146,7 @@ ANEW_EACH_STEP = {"MemTracker"}  # it refuses a second forward of a root module
 CPU_ONLY = {"memlab's tally alone", "dispatch mode that does nothing", "memray"}
 
 
-# --- measuring, in a process of its own ----------------------------------------------------------------------------------
+# --- measuring, in a process of its own -------------------------------------------------------------------------------
 
 
 def cpu_s(work: Callable[[], Any]) -> float:
@@ -190,17 +190,19 @@ def measure(workload: str, tool: str, repeats: int) -> dict[str, Any]:
         watched_s(tool, step, 1)
     except Skip as reason:
         return {"skipped": str(reason)}
-    bare, ratios, edges = [cpu_s(repeat(step, count))], [], []
+    bare, ratios, wholes, edges = [cpu_s(repeat(step, count))], [], [], []
     for _ in range(repeats):
         watched, edge = watched_s(tool, step, count)
         bare.append(cpu_s(repeat(step, count)))
         ratios.append(2 * watched / (bare[-2] + bare[-1]))
+        wholes.append(2 * (watched + edge) / (bare[-2] + bare[-1]))
         edges.append(edge)
     step_s = statistics.median(bare) / count
-    return {"ratios": ratios, "step_s": step_s, "steps": count, "edge_s": statistics.median(edges)}
+    times = {"step_s": step_s, "steps": count, "edge_s": statistics.median(edges)}
+    return {"ratios": ratios, "ratios_with_edges": wholes, **times}
 
 
-# --- the table -----------------------------------------------------------------------------------------------------------
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
 def in_a_process(workload: str, tool: str, repeats: int) -> dict[str, Any]:
@@ -219,7 +221,8 @@ def cell(result: dict[str, Any]) -> str:
     if "skipped" in result:
         return "-"
     low, middle, high = statistics.quantiles(result["ratios"], n=4)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    whole = statistics.median(result["ratios_with_edges"])
+    return f"{middle:.2f} ({low:.2f} to {high:.2f}); {whole:.2f}"
 
 
 def markdown(results: dict[str, dict[str, dict[str, Any]]], facts: dict[str, str]) -> str:
@@ -233,7 +236,12 @@ def markdown(results: dict[str, dict[str, dict[str, Any]]], facts: dict[str, str
         skipped += [f"- {tool}, {name}: {r['skipped']}" for name, r in row.items() if "skipped" in r]
     bare = [next((f"{r[n]['step_s'] * 1e3:.1f} ms" for r in results.values() if "step_s" in r[n]), "-") for n in names]
     lines += [f"| *bare step, CPU time* | {' | '.join(bare)} | |", ""]
-    lines += ["Median (quartiles) of CPU time watched / bare, alternating in one process, one compute thread.", ""]
+    steps = [next((str(r[n]["steps"]) for r in results.values() if "steps" in r[n]), "-") for n in names]
+    lines += [
+        "Median (quartiles) of CPU time watched / bare, alternating in one process, one compute thread; behind the",
+        f"semicolon with begin and end, which here are spread over {', '.join(steps)} steps.",
+        "",
+    ]
     lines += [f"- {name}: {text}" for name, text in facts.items()]
     return "\n".join(lines + (["", "Not measured:", "", *skipped] if skipped else [])) + "\n"
 

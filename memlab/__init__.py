@@ -18,7 +18,7 @@ _PUBLIC = {
     "MemlabError": "memlab.errors",
     "Run": "memlab.session.run",
     "Trace": "memlab.trace",
-    "doctor": "memlab.doctor",
+    "doctor": "memlab.session.doctor",
     "last_run": "memlab.session.runs",
     "load": "memlab.session.run",
     "runs": "memlab.session.runs",
@@ -28,9 +28,9 @@ _PUBLIC = {
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_PUBLIC]
 
 if TYPE_CHECKING:
-    from memlab.doctor import doctor as doctor
     from memlab.errors import BudgetExceeded as BudgetExceeded
     from memlab.errors import MemlabError as MemlabError
+    from memlab.session.doctor import doctor as doctor
     from memlab.session.run import Run as Run
     from memlab.session.run import load as load
     from memlab.session.runs import last_run as last_run

@@ -20,10 +20,12 @@ ROOMS_OF_SESSION = {
 # room -> (what it may import from memlab, which third parties). A name with a dot allows that module alone.
 # IPython.display is for making output, not for the shell.
 ALLOWED: dict[str, tuple[set[str], set[str]]] = {
-    "units": (set(), set()),
+    "units": ({"errors"}, set()),  # parse_bytes refuses what is no size
+    "cells": (set(), set()),
     "errors": (set(), set()),
     "trace": ({"units", "errors"}, {"numpy"}),
-    "allocator": ({"units", "errors"}, {"numpy"}),
+    # The books follow events, and events are what the columns of a trace say they are.
+    "allocator": ({"trace.columns", "units", "errors"}, {"numpy"}),
     "analysis": ({"trace", "allocator", "units", "errors"}, {"numpy", "pandas"}),
     # Private hooks of torch and IPython in one place, so that a new version of either is met in one file.
     "seams": ({"errors"}, {"torch", "IPython", "ipykernel"}),
@@ -40,13 +42,12 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"analysis", "trace", "units", "errors", "seams"},
         {"plotly", "anywidget", "ipywidgets", "traitlets", "numpy", "pandas", "IPython.display"},
     ),
-    "session": (ROOMS_OF_SESSION, set()),
-    "doctor": (ROOMS_OF_SESSION, set()),  # asks every engine what it can see, as session does
-    "lesson": (ROOMS_OF_SESSION | {"session", "doctor", "lab"}, {"torch", "ipywidgets"}),
-    "lab": (ROOMS_OF_SESSION | {"session", "doctor", "lesson"}, {"torch", "ipywidgets"}),
-    "magics": (ROOMS_OF_SESSION | {"session", "doctor", "lesson", "lab"}, {"IPython"}),
+    "session": (ROOMS_OF_SESSION, {"torch", "numpy", "pandas", "IPython.display"}),
+    "lesson": (ROOMS_OF_SESSION | {"session", "lab"}, {"torch", "ipywidgets"}),
+    "lab": (ROOMS_OF_SESSION | {"session", "lesson"}, {"torch", "ipywidgets"}),
+    "magics": (ROOMS_OF_SESSION | {"cells", "session", "lesson", "lab"}, {"IPython"}),
     # The public face: names are imported when they are asked for.
-    "__init__": (ROOMS_OF_SESSION | {"session", "doctor", "lesson", "lab", "magics"}, set()),
+    "__init__": (ROOMS_OF_SESSION | {"session", "lesson", "lab", "magics"}, set()),
 }
 
 # Imports that may only stand inside a function: (room, what).

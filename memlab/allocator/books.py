@@ -1,8 +1,8 @@
 """The allocator's books, kept along addresses that are known from its history: what each block really took.
 
-History says what was asked and where it was put. What was handed out follows from the free block at that address and the
-rules for splitting, so keeping the free ranges along the addresses gives *allocated* exactly. Nothing is chosen here:
-`CachingAllocator` (predictions) will choose addresses, these books only follow them.
+History says what was asked and where it was put. What was handed out follows from the free block at that address and
+the rules for splitting, so keeping the free ranges along the addresses gives *allocated* exactly. Nothing is chosen
+here: `CachingAllocator` (predictions) will choose addresses, these books only follow them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The sizes of PyTorch's caching allocator: rounding, pools, splitting (c10/cuda/CUDACachingAllocator.cpp, 2.11 to 2.15).
+"""The sizes of PyTorch's caching allocator: rounding, pools, splitting.
 
-The figures are named after the constants there; `Settings` are those of PYTORCH_CUDA_ALLOC_CONF that change a size.
+They are those of c10/cuda/CUDACachingAllocator.cpp, 2.11 to 2.15. The figures are named after the constants there;
+`Settings` are those of PYTORCH_CUDA_ALLOC_CONF that change a size.
 """
 
 from __future__ import annotations

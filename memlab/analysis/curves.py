@@ -12,6 +12,8 @@ from memlab.trace.columns import Array, Phase
 from memlab.trace.spans import resolve
 from memlab.trace.trace import CPU, Device, Trace
 
+_FAR_ABOVE = 3  # a sampled curve this many times higher than what PyTorch holds would only hide it
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
@@ -21,6 +23,11 @@ class Curve:
     time_s: Array
     bytes: Array
     is_stair: bool
+
+    @property
+    def top_bytes(self) -> int:
+        """The highest value."""
+        return int(self.bytes.max())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,9 +46,15 @@ class Curves:
     lost: tuple[tuple[float, float], ...]
 
     @property
+    def in_scale(self) -> tuple[Curve, ...]:
+        """What PyTorch holds, and what is sampled unless it is so high above that nothing else could be seen beside it."""
+        held = max(curve.top_bytes for curve in self.curves if curve.is_stair)
+        return tuple(curve for curve in self.curves if curve.is_stair or curve.top_bytes <= _FAR_ABOVE * held)
+
+    @property
     def top_bytes(self) -> int:
-        """The highest value of any curve."""
-        return max(int(curve.bytes.max()) for curve in self.curves)
+        """The highest value of the curves in scale."""
+        return max(curve.top_bytes for curve in self.in_scale)
 
 
 def curves(trace: Trace, device: Device, bins: int = 250) -> Curves:

@@ -8,7 +8,7 @@ import numpy as np
 
 from memlab.analysis.timeline import Timeline, timeline
 from memlab.trace.columns import Kind
-from memlab.trace.trace import Bounded, Device, Trace
+from memlab.trace.trace import CPU, Bounded, Device, Trace
 
 UNKNOWN_BYTES = 1 << 62
 """The upper end of a range that nothing bounds."""
@@ -37,7 +37,7 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     """The peak of "allocated" or "reserved" on one device."""
     line = line or timeline(trace, device, of)
     facts = trace.made_by.device(device)
-    known = _highest_known(line, _stretches(trace, device), of)
+    known = _highest_known(line, _stretches(trace, device), of, device)
     counter = _counter_peak(facts, of)
     if counter is not None and counter != known.low_bytes:
         return Peak(counter, counter, -1, -1, "PyTorch's counter, which rose above its earlier maximum")
@@ -54,7 +54,7 @@ def _stretches(trace: Trace, device: int) -> list[Bounded]:
     return [stretch for stretch in trace.made_by.bounded if stretch.device == device]
 
 
-def _highest_known(line: Timeline, stretches: list[Bounded], of: str) -> Peak:
+def _highest_known(line: Timeline, stretches: list[Bounded], of: str, device: int) -> Peak:
     at = int(line.bytes.argmax())
     best = int(line.bytes[at])
     peaks = [(getattr(s, f"peak_{of}_bytes"), s) for s in stretches]
@@ -62,7 +62,8 @@ def _highest_known(line: Timeline, stretches: list[Bounded], of: str) -> Peak:
     if let_go > best:
         begin_ns = next(s.begin_ns for p, s in peaks if p == let_go)
         return Peak(let_go, let_go, begin_ns, -1, "events that were let go later")
-    return Peak(best, best, int(line.time_ns[at]), int(line.row[at]), "every event")
+    source = "every storage that operators made" if device == CPU else "every event of the allocator"
+    return Peak(best, best, int(line.time_ns[at]), int(line.row[at]), source)
 
 
 def _counter_peak(facts: Device, of: str) -> int | None:

@@ -119,17 +119,24 @@ def _resident(trace: Trace) -> list[Level]:
 
 def _shares(trace: Trace, device: Device, at: Peak) -> tuple[Breakdown, ...]:
     try:
-        by = ("category", "phase", "module") if trace.blocks.category.any() else ("phase", "module")
-        return tuple(breakdown(trace, device.index, each, at=at) for each in by)
+        return tuple(breakdown(trace, device.index, each, at=at) for each in _known(trace))
     except MemlabError:
         return ()  # the peak is known and its events are not: then nobody can say who held it
+
+
+def _known(trace: Trace) -> list[str]:
+    """By what the blocks of this trace can be told apart."""
+    known = {"category": trace.blocks.category > 0, "phase": trace.blocks.phase > 0, "module": trace.blocks.module >= 0}
+    return [by for by, column in known.items() if column.any()]
 
 
 def _where(trace: Trace, at: Peak) -> dict[str, str]:
     if at.row < 0:
         return {}
     block = int(trace.events.block[at.row])
-    found = {"phase": Phase(int(trace.blocks.phase[block])).name.lower()}
+    found = {}
+    if trace.blocks.phase.any():
+        found["phase"] = Phase(int(trace.blocks.phase[block])).name.lower()
     for column in ("module", "line"):
         text = trace.text(column, int(getattr(trace.blocks, column)[block]))
         if text:

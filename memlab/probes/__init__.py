@@ -1,0 +1,1 @@
+"""Makers of traces: the only room that touches a running device."""

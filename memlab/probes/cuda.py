@@ -20,7 +20,7 @@ import torch
 from memlab import seams
 from memlab.probes.history import RING_ENTRIES, DeviceHistory, Lost, Position, Recorder
 from memlab.probes.marks import MarkColumns, marker
-from memlab.probes.rows import Part, part_without_stacks, reserved_row, state_after
+from memlab.probes.rows import Part, held_rows, part_without_stacks, reserved_row
 from memlab.trace.columns import Array, Blocks, Events, Kind
 from memlab.trace.trace import Bounded, Device, Gap, MadeBy, Trace
 
@@ -48,6 +48,8 @@ class CudaProbe:
         self.owner = threading.get_ident()
         self.start_ns = self.end_ns = 0
         self._begin: dict[int, Position] = {}
+        self._openings: dict[int, Events] = {}
+        self._first_mark = 0
         self._counters: dict[int, dict[str, int]] = {}
 
     def start(self) -> None:
@@ -60,7 +62,10 @@ class CudaProbe:
             raise
         marker.quiet = recorder.quiet_moment
         self._begin = {history.device: history.position for history in recorder.devices}
+        self._openings = {history.device: _opening(history) for history in recorder.devices}
         self._counters = {history.device: counters(history.device) for history in recorder.devices}
+        marker.collect()
+        self._first_mark = marker.count
         self.start_ns = time.time_ns()
 
     def stop(self) -> Trace:
@@ -97,7 +102,7 @@ class CudaProbe:
         )
         joined = Part.joined([start, run])
         events, stack = _dense_blocks(joined)
-        marks = marker.columns(self.start_ns, self.end_ns, self.owner)
+        marks = marker.columns(self.start_ns, self.end_ns, self.owner, self._first_mark)
         blocks, texts = self._blocks(events, stack, marks)
         return Trace(
             events,
@@ -111,11 +116,11 @@ class CudaProbe:
     def _device_rows(self, history: DeviceHistory) -> tuple[Part, Part]:
         """What was there when the track began, and the rows since; as far as the recorder still has them."""
         first = self._begin.get(history.device, Position()).rows
-        skip = max(first - history.dropped, 0)
-        before, since = _split(history.parts, skip)
-        alive, change = state_after(history.opening, before)
-        opening = Events.joined([reserved_row(history.opening_reserved + change, history.device), alive])
-        return part_without_stacks(opening), Part.joined(since)
+        parts = _after(history.parts, first - history.dropped)
+        opening = self._openings.get(history.device)
+        if opening is None or first < history.dropped:
+            opening = Events.joined([reserved_row(history.opening_reserved, history.device), history.opening])
+        return part_without_stacks(opening), _rising(Part.joined(parts))
 
     def _blocks(self, events: Events, stack: Array, marks: MarkColumns) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
         count = int(events.block.max(initial=-1)) + 1
@@ -162,7 +167,7 @@ class CudaProbe:
         )
 
     def _own_losses(self, history: DeviceHistory) -> list[Lost]:
-        return history.losses[self._begin.get(history.device, Position()).losses :]
+        return history.losses_since(self._begin.get(history.device, Position()))
 
     def _bounded(self, lost: Lost) -> Bounded:
         times = {"begin_ns": max(lost.begin_ns - self.start_ns, 0), "end_ns": lost.end_ns - self.start_ns}
@@ -174,8 +179,8 @@ class CudaProbe:
         for history in recorder.devices:
             now = counters(history.device)["allocated_bytes"]
             if history.books.allocated_bytes != now:
-                text = f"cuda:{history.device}: the books say {history.books.allocated_bytes} bytes are allocated, PyTorch {now}"
-                gaps.append(Gap("books differ", text))
+                books = f"the books say {history.books.allocated_bytes} bytes are allocated, PyTorch {now}"
+                gaps.append(Gap("books differ", f"cuda:{history.device}: {books}"))
         return gaps
 
 
@@ -205,22 +210,32 @@ def _lost_gaps(bounded: tuple[Bounded, ...]) -> list[Gap]:
     gone = sum(b.lost_events for b in bounded if b.is_exact)
     gaps = []
     if unread:
-        text = f"about {unread:,} allocations and frees passed unread (the ring of history is bounded): there the peak is a range"
+        text = f"about {unread:,} allocations and frees passed unread (history is a bounded ring): there the peak is a range"
         gaps.append(Gap("bounded", text))
     if gone:
         gaps.append(Gap("let go", f"the first {gone:,} rows were let go to bound host memory; their peaks are kept"))
     return gaps
 
 
-def _split(parts: list[Part], at: int) -> tuple[list[Part], list[Part]]:
-    """Divide parts at a number of rows; tracks begin between reads, so the division falls between parts."""
-    before, rows = [], 0
+def _opening(history: DeviceHistory) -> Events:
+    """The rows for what is there now, as far as it was read."""
+    reserved = reserved_row(history.books.reserved_bytes, history.device)
+    return Events.joined([reserved, held_rows(history.books.held, history.device)])
+
+
+def _after(parts: list[Part], rows: int) -> list[Part]:
+    """The parts after so many rows; tracks begin between reads, so their beginning falls between parts."""
     for index, part in enumerate(parts):
-        if rows >= at:
-            return before, parts[index:]
-        before.append(part)
-        rows += len(part.events)
-    return before, []
+        if rows <= 0:
+            return parts[index:]
+        rows -= len(part.events)
+    return []
+
+
+def _rising(part: Part) -> Part:
+    """The same rows, with times that never go back: PyTorch's clock may, from one snapshot to the next."""
+    times = np.maximum.accumulate(part.events.time_ns)
+    return Part(part.events.replace(time_ns=times), part.stack)
 
 
 def _in_order(part: Part) -> Part:

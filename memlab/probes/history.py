@@ -10,18 +10,18 @@ counters know of it. What other threads allocate is in the history like everythi
 
 from __future__ import annotations
 
-import bisect
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from memlab import seams
-from memlab.allocator import Books, Settings
+from memlab.allocator import Books, Held, Settings
+from memlab.probes.counters import cuda_counters
 from memlab.probes.rows import Part, columns_of, held_rows, part_of, part_without_stacks, resync_rows, state_after
 from memlab.probes.stacks import Stacks
 from memlab.trace.columns import Events, Kind, deltas
@@ -37,12 +37,15 @@ MAX_ROWS = 2_000_000
 _QUIET_ENTRIES = 20_000  # fewer unread entries than this are not worth a look at a quiet moment
 _READ_SHARE = 0.03  # at most this share of the time is spent on reading at quiet moments
 _READ_S_PER_ENTRY = 8e-6  # what reading and following an entry costs, rounded up
-_TAIL = 4  # so many entries in a row are compared to find the place up to which was read
+_TAIL = 8  # so many entries in a row are compared to find the place up to which was read
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A stretch whose rows are not there: lost unread, or let go to bound memory (then its peaks are known)."""
+    """A stretch whose rows are not there: lost unread, or let go to bound memory (then its peaks are known).
+
+    `end_row` is the row, counted from the opening, before which rows that were let go stood.
+    """
 
     device: int
     begin_ns: int
@@ -50,6 +53,7 @@ class Lost:
     lost_events: int
     peak_allocated_bytes: int = -1
     peak_reserved_bytes: int = -1
+    end_row: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,39 @@ class Position:
 
     rows: int = 0
     losses: int = 0
+
+
+Counts = tuple[int, int]
+"""Allocations and frees that a device has ever seen, by its counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last entries that were read, where they had to stay in the ring; without them everything in it is new."""
+
+    entries: tuple[tuple[Any, ...], ...] = ()
+    time_us: int = 0
+
+    @classmethod
+    def of(cls, entries: Sequence[Mapping[str, Any]]) -> Tail:
+        """The tail of what was just read."""
+        if not entries:
+            return cls()
+        return cls(tuple(map(_identity, entries[-_TAIL:])), entries[-1]["time_us"])
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A snapshot and the counters around it, a pair for each device."""
+
+    shot: dict[str, Any]
+    before: list[Counts]
+    after: list[Counts]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing happened meanwhile: segments and entries are read one after the other."""
+        return self.before == self.after
 
 
 @dataclass(slots=True)
@@ -74,14 +111,34 @@ class DeviceHistory:
     parts: list[Part] = field(default_factory=list)
     losses: list[Lost] = field(default_factory=list)
     dropped: int = 0
-    tail: tuple[tuple[Any, ...], ...] = ()
+    tail: Tail = field(default_factory=Tail)
     read_ns: int = 0
-    counts: tuple[int, int] = (0, 0)
+    counts: Counts = (0, 0)
 
     @property
     def position(self) -> Position:
         """How far this device has been read."""
         return Position(self.dropped + sum(len(part.events) for part in self.parts), len(self.losses))
+
+    def books_by_rows(self) -> Books:
+        """Books of what the rows kept come to: enough to compare with, not to go on from."""
+        alive, change = state_after(self.opening, self.parts)
+        columns = (alive.address, alive.block, alive.requested_bytes, alive.allocated_bytes, alive.stream)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        held = {
+            address: Held(block, requested, allocated, stream, not allocated)
+            for address, block, requested, allocated, stream in rows
+        }
+        reserved = self.opening_reserved + change
+        return Books(held=held, reserved_bytes=reserved, next_block=self.books.next_block)
+
+    def losses_since(self, first: Position) -> list[Lost]:
+        """The losses after a position. What was let go later may have stood before it."""
+        return [
+            lost
+            for index, lost in enumerate(self.losses)
+            if (lost.end_row > first.rows if lost.end_row >= 0 else index >= first.losses)
+        ]
 
 
 class Recorder:
@@ -99,6 +156,8 @@ class Recorder:
         self.devices: list[DeviceHistory] = []
         self.stacks = Stacks()
         self.gaps: dict[str, Gap] = {}
+        self.is_blind = False
+        self.entries_read = 0
         self._spent_s = 0.0
         self._opened_s = 0.0
         self._users_switch: Callable[..., Any] | None = None
@@ -138,26 +197,34 @@ class Recorder:
         with self.lock:
             if self.is_open or not self.users:
                 return
-            self.owns_history = not seams.history_is_on()
-            if self.owns_history:
-                seams.record_history(self.entries)
-            else:
-                self._note(
-                    "users history",
-                    "allocator history was on already: it is read as it is, never cleared; its frames and length are the user's choice",
-                )
+            try:
+                self._begin_history()
+            except RuntimeError as error:
+                # It is met inside of the user's first use of CUDA and must not stop it.
+                self.is_blind, self.owns_history = True, False
+                text = f"this allocator has no history ({_first_line(error)}): counters and samples only"
+                self._note("no history", text)
             self._opened_s = time.monotonic()
-            self._open_devices(_settled_snapshot())
+            self._open_devices(self._look(tries=10))
             self.is_open = True
-            self._watch_switch()
+            if not self.is_blind:
+                self._watch_switch()
 
-    def _open_devices(self, shot: dict[str, Any]) -> None:
-        settings = Settings.from_snapshot(shot.get("allocator_settings", {}))
-        for device, entries in enumerate(shot["device_traces"]):
-            books = Books.from_snapshot(_segments(shot, device), settings)
+    def _begin_history(self) -> None:
+        self.owns_history = not seams.history_is_on()
+        if self.owns_history:
+            seams.record_history(self.entries)
+        else:
+            text = "allocator history was on already: read as it is, never cleared; frames and length are the user's choice"
+            self._note("users history", text)
+
+    def _open_devices(self, look: Look) -> None:
+        settings = Settings.from_snapshot(look.shot["allocator_settings"])
+        for device, entries in enumerate(look.shot["device_traces"]):
+            books = Books.from_snapshot(_segments(look.shot, device), settings)
             opening = held_rows(books.held, device)
             history = DeviceHistory(device, books, opening, books.reserved_bytes)
-            self._mark_read(history, entries)
+            self._mark_read(history, Tail.of(entries), look)
             self.devices.append(history)
 
     def _note(self, name: str, text: str) -> None:
@@ -169,25 +236,28 @@ class Recorder:
         users = self._users_switch = seams.history_switch()
 
         @functools.wraps(users)
-        def switch(enabled: Any = "all", *args: Any, **kwargs: Any) -> None:
+        def switch(*args: Any, **kwargs: Any) -> None:
             with self.lock:
                 self.read()
-                users(enabled, *args, **kwargs)
-                self._after_switch(bool(enabled))
+                if self.owns_history:
+                    seams.stop_history()  # so that the user's recording does not begin with ours
+                try:
+                    users(*args, **kwargs)
+                finally:
+                    self._after_switch()
 
         self._our_switch = switch
         seams.replace_history_switch(switch)
 
-    def _after_switch(self, on: bool) -> None:
+    def _after_switch(self) -> None:
         """The user's history is the user's from now on; when it ends, ours goes on."""
-        if on:
-            self.owns_history = False
+        self.owns_history = not seams.history_is_on()
+        if self.owns_history:
+            seams.record_history(self.entries)
+        else:
             self._note(
                 "users history", "the cell recorded allocator history itself: from there on it was read as it was"
             )
-        else:
-            self.owns_history = True
-            seams.record_history(self.entries)
         self._resume()
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -198,56 +268,75 @@ class Recorder:
             if not self.is_open:
                 return
             begin = time.monotonic()
-            # Counted before the snapshot: what other threads do meanwhile can only make more entries than expected.
-            expected = [self._happened_since(history) for history in self.devices]
-            shot = seams.snapshot()
-            for history, entries, counts in zip(self.devices, shot["device_traces"], expected, strict=True):
-                self._read_device(history, entries, counts, shot)
+            look = self._look()
+            # What is read leaves the ring, so that no entry is read twice. An event that falls between the look and
+            # this line is missing the next time, and missed then: the counters have it.
+            is_cleared = self.owns_history and look.is_settled
+            if is_cleared:
+                seams.record_history(self.entries)
+            for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
+                self.entries_read += len(entries)
+                self._read_device(history, entries, look)
+                self._mark_read(history, Tail() if is_cleared else Tail.of(entries), look)
+                self._bound(history)
             self.stacks.forget_objects()
             self._spent_s += time.monotonic() - begin
 
-    def _happened_since(self, history: DeviceHistory) -> tuple[int, int]:
-        allocs, frees = alloc_and_free_count(history.device)
-        return allocs - history.counts[0], frees - history.counts[1]
+    def _look(self, tries: int = 1) -> Look:
+        """A snapshot; with more `tries`, one during which no other thread allocated, if it can be had."""
+        take = _counters_as_snapshot if self.is_blind else seams.snapshot
+        for _ in range(tries):
+            before = _all_counts()
+            look = Look(take(), before, _all_counts())
+            if look.is_settled:
+                break
+        return look
 
-    def _read_device(
-        self, history: DeviceHistory, entries: list[dict[str, Any]], happened: tuple[int, int], shot: dict[str, Any]
-    ) -> None:
-        first = _unread(entries, history.tail)
+    def _happened_since(self, history: DeviceHistory) -> Counts:
+        return _difference(alloc_and_free_count(history.device), history.counts)
+
+    def _read_device(self, history: DeviceHistory, entries: list[dict[str, Any]], look: Look) -> None:
+        if self.is_blind:
+            self._reopen(history, look)
+            return
+        happened = _difference(look.before[history.device], history.counts)
+        first = _unread(entries, history.tail, happened, _difference(look.after[history.device], history.counts))
         new = columns_of(entries[first:], self.stacks) if first is not None else None
         if new is None or new.kinds.count(Kind.ALLOC) < happened[0] or new.kinds.count(Kind.FREE_PENDING) < happened[1]:
-            self._reopen(history, entries, shot)
-        elif new.kinds:
-            followed = history.books.follow(new.kinds, new.addresses, new.sizes, new.streams)
+            self._reopen(history, look)
+            return
+        if not new.kinds:
+            return
+        followed = history.books.follow(new.kinds, new.addresses, new.sizes, new.streams)
+        if history.books.surprises or (look.is_settled and not _agree(history.books, history.device, look.shot)):
+            self._note("rules", "events that do not add up (settings or pools changed on the way?): taken as unread")
+            history.books = history.books_by_rows()
+            self._reopen(history, look)
+        else:
             history.parts.append(part_of(history.device, new, followed))
-            self._mark_read(history, entries)
-            self._bound(history)
 
-    def _mark_read(self, history: DeviceHistory, entries: list[dict[str, Any]]) -> None:
-        history.tail = tuple(_identity(entry) for entry in entries[-_TAIL:])
+    def _mark_read(self, history: DeviceHistory, tail: Tail, look: Look) -> None:
+        history.tail = tail
         history.read_ns = time.time_ns()
-        history.counts = alloc_and_free_count(history.device)
+        history.counts = look.after[history.device]
 
-    def _reopen(self, history: DeviceHistory, entries: list[dict[str, Any]], shot: dict[str, Any]) -> None:
-        """Entries were lost: close what was known at the state it had, and go on from the state the allocator has now."""
-        begin_ns, before = history.read_ns, sum(history.counts)
-        old = history.books
-        fresh = Books.from_snapshot(_segments(shot, history.device), old.settings, old.next_block)
-        self._mark_read(history, entries)
-        rows = resync_rows(old, fresh, history.device, history.read_ns)
+    def _reopen(self, history: DeviceHistory, look: Look) -> None:
+        """Entries were lost: close what was known at the state it had, and go on from the allocator's state now."""
+        old, now_ns = history.books, time.time_ns()
+        settings = Settings.from_snapshot(look.shot["allocator_settings"])
+        fresh = Books.from_snapshot(_segments(look.shot, history.device), settings, old.next_block)
+        lost_events = sum(look.after[history.device]) - sum(history.counts)
+        history.parts.append(part_without_stacks(resync_rows(old, fresh, history.device, now_ns)))
+        history.losses.append(Lost(history.device, history.read_ns, now_ns, max(lost_events, 0)))
         history.books = fresh
-        history.parts.append(part_without_stacks(rows))
-        history.losses.append(Lost(history.device, begin_ns, history.read_ns, sum(history.counts) - before))
 
     def _resume(self) -> None:
         """Go on from the state of the allocator now, where nothing was lost but the place in the entries is new."""
-        shot = _settled_snapshot()
-        for history, entries in zip(self.devices, shot["device_traces"], strict=True):
-            before = history.counts
-            if before == alloc_and_free_count(history.device):
-                self._mark_read(history, entries)
-            else:
-                self._reopen(history, entries, shot)
+        look = self._look(tries=10)
+        for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
+            if history.counts != look.after[history.device]:
+                self._reopen(history, look)
+            self._mark_read(history, Tail.of(entries), look)
 
     # --- long cells -------------------------------------------------------------------------------------------------
 
@@ -255,7 +344,7 @@ class Recorder:
         """Called where the user's thread is between two pieces of work: read if that is cheap, else keep the end exact.
 
         Reading costs a few microseconds an entry, too much for a loop of tiny steps. There the ring is emptied unread
-        before it overflows and the books are opened again, so that the stretch up to the end of the cell is always whole.
+        before it overflows and the books are opened again, so that the stretch up to the end of the cell is whole.
         """
         if not self.is_open or not self.owns_history or not self.lock.acquire(blocking=False):
             return
@@ -264,28 +353,26 @@ class Recorder:
             if unread < min(_QUIET_ENTRIES, 0.4 * self.entries):
                 return
             if self._spent_s + unread * _READ_S_PER_ENTRY <= _READ_SHARE * (time.monotonic() - self._opened_s):
-                self._read_and_clear()
+                self.read()
             elif unread > 0.8 * self.entries:
                 self._restart()
         finally:
             self.lock.release()
 
-    def _read_and_clear(self) -> None:
-        self.read()
-        seams.record_history(self.entries)
-        self._resume()
-
     def _restart(self) -> None:
         seams.record_history(self.entries)
-        shot = _settled_snapshot()
-        for history, entries in zip(self.devices, shot["device_traces"], strict=True):
-            self._reopen(history, entries, shot)
+        look = self._look(tries=10)
+        for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
+            self._reopen(history, look)
+            self._mark_read(history, Tail.of(entries), look)
+            self._bound(history)
 
     def _bound(self, history: DeviceHistory) -> None:
         """Let the oldest rows go when there are too many; what they peaked at stays known."""
         while len(history.parts) > 1 and history.position.rows - history.dropped > MAX_ROWS:
             part = history.parts.pop(0)
-            history.losses.append(_summary(history, part))
+            if len(part.events):
+                history.losses.append(_summary(history, part))
             history.opening, change = state_after(history.opening, [part])
             history.opening_reserved += change
             history.dropped += len(part.events)
@@ -299,7 +386,7 @@ def _summary(history: DeviceHistory, part: Part) -> Lost:
         for start, of in ((base, "allocated"), (history.opening_reserved, "reserved"))
     ]
     begin_ns, end_ns = int(part.events.time_ns[0]), int(part.events.time_ns[-1])
-    return Lost(history.device, begin_ns, end_ns, len(part.events), *peaks)
+    return Lost(history.device, begin_ns, end_ns, len(part.events), *peaks, history.dropped + len(part.events))
 
 
 def _entries_of(allocs: int, frees: int) -> int:
@@ -307,26 +394,26 @@ def _entries_of(allocs: int, frees: int) -> int:
     return allocs + 2 * frees
 
 
-def alloc_and_free_count(device: int) -> tuple[int, int]:
+def alloc_and_free_count(device: int) -> Counts:
     """How many allocations and frees a device has ever seen: equal before and after means that nothing happened."""
-    counts = seams.cuda_stats(device)["allocation"]["all"]
-    return counts["allocated"], counts["freed"]
+    counts = cuda_counters(device)
+    return counts["alloc_count"], counts["free_count"]
 
 
-def _settled_snapshot() -> dict[str, Any]:
-    """A snapshot during which no other thread allocated, if one can be had within a few tries.
-
-    Segments and entries are read one after the other, so what happens between would be in the entries only.
-    """
-    for _ in range(10):
-        before = _all_counts()
-        shot = seams.snapshot()
-        if before == _all_counts():
-            break
-    return shot
+def _agree(books: Books, device: int, shot: dict[str, Any]) -> bool:
+    """Whether the books, kept along the entries, came to what the snapshot shows."""
+    segments = _segments(shot, device)
+    allocated = sum(segment["allocated_size"] for segment in segments)
+    reserved = sum(segment["total_size"] for segment in segments)
+    settings = Settings.from_snapshot(shot["allocator_settings"])
+    return (books.allocated_bytes, books.reserved_bytes, books.settings) == (allocated, reserved, settings)
 
 
-def _all_counts() -> list[tuple[int, int]]:
+def _difference(now: Counts, before: Counts) -> Counts:
+    return now[0] - before[0], now[1] - before[1]
+
+
+def _all_counts() -> list[Counts]:
     import torch
 
     return [alloc_and_free_count(device) for device in range(torch._C._cuda_getDeviceCount())]
@@ -336,17 +423,44 @@ def _segments(shot: dict[str, Any], device: int) -> list[dict[str, Any]]:
     return [segment for segment in shot["segments"] if segment["device"] == device]
 
 
-def _identity(entry: dict[str, Any]) -> tuple[Any, ...]:
-    return entry["time_us"], entry["action"], entry.get("addr"), entry["size"], entry["stream"]
+def _counters_as_snapshot() -> dict[str, Any]:
+    """Where an allocator has no snapshots: all that is allocated as one block, all that is reserved as one segment."""
+    segments = []
+    for device in range(len(_all_counts())):
+        counters = cuda_counters(device)
+        allocated, reserved = (max(counters[name], 0) for name in ("allocated", "reserved"))
+        blocks = [{"address": 0, "size": allocated, "state": "active_allocated"}] if allocated else []
+        facts = {"device": device, "address": 0, "total_size": reserved, "allocated_size": allocated}
+        segments.append({**facts, "blocks": blocks})
+    return {"segments": segments, "device_traces": [[] for _ in segments], "allocator_settings": {}}
 
 
-def _unread(entries: list[dict[str, Any]], tail: tuple[tuple[Any, ...], ...]) -> int | None:
-    """The index of the first entry after those read before; None where they are no longer in the ring."""
-    if not tail:
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0].split(". ")[0][:120]
+
+
+def _identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    # Without its time: PyTorch converts it from a cycle counter anew for each snapshot, and not always to the same.
+    return entry["action"], entry.get("addr"), entry["size"], entry["stream"]
+
+
+def _unread(entries: Sequence[Mapping[str, Any]], tail: Tail, at_least: Counts, at_most: Counts) -> int | None:
+    """The index of the first entry after those read before; None where they are no longer in the ring.
+
+    Loops repeat themselves, so several places may look like the tail: as many allocations and frees as the counters
+    tell must have come after it, and of places that are left the nearest in time is taken.
+    """
+    if not tail.entries:
         return 0
-    at = bisect.bisect_right(entries, tail[-1][0], key=lambda entry: entry["time_us"])
-    while at >= len(tail) and entries[at - 1]["time_us"] == tail[-1][0]:
-        if all(_identity(entries[at - len(tail) + i]) == tail[i] for i in range(len(tail))):
-            return at
-        at -= 1
-    return None
+    size, after, found = len(tail.entries), 0, []
+    for at in range(len(entries), size - 1, -1):
+        if sum(at_least) <= after <= sum(at_most) and _ends_with(entries, at, tail.entries):
+            found.append((abs(entries[at - 1]["time_us"] - tail.time_us), at))
+        after += entries[at - 1]["action"] in ("alloc", "free_requested")
+        if after > sum(at_most):
+            break
+    return min(found)[1] if found else None
+
+
+def _ends_with(entries: Sequence[Mapping[str, Any]], end: int, tail: tuple[tuple[Any, ...], ...]) -> bool:
+    return all(_identity(entries[end - len(tail) + i]) == tail[i] for i in range(len(tail)))

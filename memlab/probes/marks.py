@@ -120,7 +120,7 @@ class Marker:
         if self._users_engine is not None and seams.engine_entry() is self._our_engine:
             seams.replace_engine_entry(self._users_engine)
 
-    # --- the hooks: these run in the user's steps, a few hundred times each ---------------------------------------------
+    # --- the hooks: these run in the user's steps, a few hundred times each -------------------------------------------
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         add, codes, new_code = self._new.append, self._module_codes, self._module_code

@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from memlab.errors import ProbeError
@@ -22,7 +23,7 @@ from memlab.probes.host import HostMemory
 from memlab.probes.marks import marker
 from memlab.probes.nvml import Nvml
 from memlab.probes.sampler import Reader, Reading, Sample, Sampler, slow_every
-from memlab.trace.columns import Samples
+from memlab.trace.columns import Blocks, Events, Samples
 from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
 
 
@@ -82,7 +83,8 @@ class Measurement:
         """Start the sampler first and the engines last, so that nothing of ours is measured."""
         self._nvml = Nvml.open() if self._cuda is not None else None
         accelerator = self._other.counters if self._other else None
-        tallied = (lambda: self._cpu.tally.current_bytes) if self._cpu is not None else None
+        tally = self._cpu.tally if self._cpu is not None else None
+        tallied = (lambda: tally.current_bytes) if tally is not None else None
         self.start_ns = time.time_ns()
         self._reader = Reader(
             lambda: time.time_ns() - self.start_ns,
@@ -185,7 +187,7 @@ class Measurement:
         """Add the samples of the devices that the trace is about, and what sampler and NVML could not see."""
         samples = Samples(**self._sampler.columns())
         wanted = {CPU, *trace.device_indices}
-        keep = [device in wanted for device in samples.device.tolist()]
+        keep = np.isin(samples.device, list(wanted))
         gaps = list(self._nvml.gaps) if self._nvml is not None and trace.made_by.engine == cuda.ENGINE else []
         if self._sampler.reason:
             gaps.append(Gap("sampler", self._sampler.reason))
@@ -228,8 +230,6 @@ class OtherProbe:
 
     def stop(self) -> Trace:
         """Read them again."""
-        from memlab.trace.columns import Blocks, Events
-
         end, duration_ns = self.counters.read(), time.time_ns() - self._start_ns
         self.was_used = end != self._start or bool(end.allocated_bytes)
         levels = {}

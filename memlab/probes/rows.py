@@ -119,7 +119,7 @@ def resync_rows(old: Books, fresh: Books, device: int, time_ns: int) -> Events:
     gone, come = [], []
     for address, block in old.held.items():
         now = fresh.held.get(address)
-        if now and (now.requested_bytes, now.allocated_bytes) == (block.requested_bytes, block.allocated_bytes):
+        if now and _same(now, block):
             now.block = block.block
         else:
             gone.append((address, block))
@@ -132,6 +132,11 @@ def resync_rows(old: Books, fresh: Books, device: int, time_ns: int) -> Events:
             _rows_of(come, Kind.ADOPT, device, time_ns),
         ]
     )
+
+
+def _same(now: Held, then: Held) -> bool:
+    facts = (now.requested_bytes, now.allocated_bytes, now.stream, now.pending)
+    return facts == (then.requested_bytes, then.allocated_bytes, then.stream, then.pending)
 
 
 def state_after(opening: Events, parts: Sequence[Part]) -> tuple[Events, int]:

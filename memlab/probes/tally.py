@@ -345,7 +345,7 @@ class Tally(TorchDispatchMode):
         """Log the storage of a plain tensor if it is new."""
         storage = tensor.untyped_storage()
         key = id(storage)
-        known = self._live.get(key)
+        known: Any = self._live.get(key)
         if known is not None and known() is storage:  # ids are used again
             if known.nbytes != storage.nbytes():
                 self._resized(known, storage, func, tensor)
@@ -371,7 +371,7 @@ class Tally(TorchDispatchMode):
     def _look_inside(self, tensor: Any, func: Any) -> None:
         """A subclass may say of itself what it likes, as fake tensors do: ask its storage."""
         storage = TensorBase.untyped_storage(tensor)
-        known = self._live.get(id(storage))
+        known: Any = self._live.get(id(storage))
         if known is None or known() is not storage:
             if _holds_memory(storage):
                 self._meet(storage, func, tensor)

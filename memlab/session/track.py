@@ -9,6 +9,8 @@ import threading
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from memlab.errors import BudgetExceeded, MemlabError
 from memlab.probes.history import RING_ENTRIES
 from memlab.probes.measurement import Measurement, Target
@@ -29,7 +31,7 @@ class Options:
     """What can be asked of a track; made by `options`, which refuses what makes no sense."""
 
     name: str = ""
-    target: Target = Target()
+    target: Target = dataclasses.field(default_factory=Target)
     budget_bytes: int | None = None
     save: str | None = None
     rate_hz: float = 10.0
@@ -182,8 +184,8 @@ class Saver:
             devices = tuple(Device(reading.device, "") for reading in sample.readings)
             self._file.writer.head(MadeBy("samples of a run that did not end", devices))
             self._begun = True
-        rows = [(sample.time_ns, *dataclasses.astuple(reading)) for reading in sample.readings]
-        self._file.writer.table("samples", Samples(*map(list, zip(*rows, strict=True))))
+        rows = np.array([(sample.time_ns, *dataclasses.astuple(reading)) for reading in sample.readings])
+        self._file.writer.table("samples", Samples(*rows.T))
         self._file.flush()
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class Writer:
     def table(self, name: str, rows: Table) -> None:
         """Append rows to a table."""
         description = json.dumps({"table": name, "rows": len(rows), "columns": list(rows.DTYPES.items())}).encode()
-        arrays = [memoryview(array).cast("B") for array in rows.arrays().values() if len(array)]
+        arrays = [array.view("u1").data for array in rows.arrays().values() if len(array)]
         self._chunk(b"COLS", [struct.pack("<I", len(description)), description, *arrays])
 
     def done(self) -> None:
@@ -173,7 +173,7 @@ class _Reader:
             self._take(tag, length, check)
         if not self.head:
             raise TraceError(f"{self.name!r} ends before its header: nothing of the run was written.")
-        tables = {name: _TABLES[name].joined(parts) for name, parts in self.parts.items()}  # type: ignore[arg-type]
+        tables = {name: _TABLES[name].joined(parts) for name, parts in self.parts.items()}
         return self._assemble(tables, whole)
 
     def _check_magic(self) -> None:
@@ -241,7 +241,7 @@ class _Reader:
         columns = {}
         for name, dtype in table.DTYPES.items():
             columns[name] = np.fromfile(self.file, dtype, count)
-            running = zlib.crc32(memoryview(columns[name]).cast("B"), running) if count else running
+            running = zlib.crc32(columns[name].view("u1").data, running) if count else running
         self._compare(running, check)
         self.parts[description["table"]].append(table(**columns))
 

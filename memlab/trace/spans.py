@@ -64,11 +64,8 @@ class MarkStack:
             self._end(kind == _MODULE_END, name)
 
     def _begin(self, is_module: bool, name: object) -> None:
-        if is_module:
-            phase = Phase.BACKWARD if self.phase == Phase.BACKWARD else Phase.FORWARD
-        else:
-            phase = _PHASE_OF_NAME[str(name)]
-        self._open.append((is_module, name, phase))
+        forward = Phase.BACKWARD if self.phase == Phase.BACKWARD else Phase.FORWARD
+        self._open.append((is_module, name, forward if is_module else _PHASE_OF_NAME[str(name)]))
 
     def _end(self, is_module: bool, name: object) -> None:
         for depth in range(len(self._open) - 1, -1, -1):
@@ -82,7 +79,7 @@ class MarkStack:
 
 
 def resolve(
-    times_ns: Sequence[int], kinds: Iterable[int], names: Sequence[int], texts: Sequence[str]
+    times_ns: Sequence[int] | Array, kinds: Iterable[int], names: Sequence[int], texts: Sequence[str]
 ) -> tuple[Steps, Steps]:
     """The phase and the innermost module (an index into `texts`, -1 for none) over time."""
     stack = MarkStack()

@@ -1,0 +1,1 @@
+"""Value -> picture: theme, tables, figures, the live view."""

@@ -15,9 +15,10 @@ SVG = "image/svg+xml"
 
 def figure_bundle(curves: Curves, title: str) -> dict[str, Any]:
     """MIME type -> content of the picture. Plotly's own JSON is drawn by the extension that plotly installs."""
+    # Not `responsive`: JupyterLab's extension resizes by itself, and with it a change of theme folds the figure to nothing.
     figure = json.loads(timeline_figure(curves, title).to_json())
     return {
-        PLOTLY: {**figure, "config": {"displaylogo": False, "responsive": True}},
+        PLOTLY: {**figure, "config": {"displaylogo": False}},
         SVG: timeline_svg(curves, title),
         "text/plain": described(curves),
     }

@@ -22,7 +22,8 @@ def timeline_figure(curves: Curves, title: str = "") -> Any:
     frame = Frame(curves)
     figure = go.Figure(layout=_layout(curves, frame, title))
     for curve in curves.curves:
-        figure.add_trace(go.Scatter(**_scatter(curve)))
+        visible = True if curve in curves.in_scale else "legendonly"
+        figure.add_trace(go.Scatter(**_scatter(curve), visible=visible))
     if len(curves.phases):
         figure.add_trace(go.Heatmap(**_phase_strip(curves)))
     if frame.shows_capacity:
@@ -36,9 +37,10 @@ def timeline_figure(curves: Curves, title: str = "") -> Any:
 
 def _scatter(curve: Curve) -> dict[str, Any]:
     # float32 halves the file; the exact figures stand in the report.
-    look = {"color": theme.SERIES[curve.name], "width": 1.8 if curve.name == "allocated" else 1.3}
+    colour = theme.SERIES[curve.name]
+    look: dict[str, Any] = {"color": colour, "width": 1.8 if curve.name == "allocated" else 1.3}
     look |= {"shape": "hv"} if curve.is_stair else {"dash": "dash"}
-    fill = {"fill": "tozeroy", "fillcolor": theme.shade(look["color"], 0.14)} if curve.name == "allocated" else {}
+    fill = {"fill": "tozeroy", "fillcolor": theme.shade(colour, 0.14)} if curve.name == "allocated" else {}
     return {
         "x": curve.time_s.astype("f4"),
         "y": curve.bytes.astype("f4"),
@@ -101,7 +103,13 @@ def _layout(curves: Curves, frame: Frame, title: str) -> dict[str, Any]:
         "font": {"color": theme.TEXT, "size": 12},
         "hovermode": "x unified",
         "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {**axis, "title": {"text": "  ".join(words), "standoff": 2}, "ticksuffix": " s", "anchor": "y2"},
+        "xaxis": {
+            **axis,
+            "title": {"text": "  ".join(words), "standoff": 2},
+            "ticksuffix": " s",
+            "anchor": "y2",
+            "range": [0, curves.duration_s],
+        },
         "yaxis": {
             **axis,
             "domain": [0.06, 1],

@@ -29,7 +29,7 @@ def timeline_svg(curves: Curves, title: str) -> str:
         f"<title>{_text(title)}</title><desc>{_text(described(curves))}</desc>",
         *_grid(frame),
         *_phase_strip(curves, frame),
-        *(_path(curve, frame) for curve in reversed(curves.curves)),
+        *(_path(curve, frame) for curve in reversed(curves.in_scale)),
         *_capacity(curves, frame),
         *_peak(curves, frame),
         *_legend(curves),
@@ -189,7 +189,7 @@ def _peak(curves: Curves, frame: Frame) -> Iterator[str]:
 
 def _legend(curves: Curves) -> Iterator[str]:
     x = _LEFT
-    names = [(curve.name, theme.SERIES[curve.name]) for curve in curves.curves]
+    names = [(curve.name, theme.SERIES[curve.name]) for curve in curves.in_scale]
     present = {Phase(code).name.lower() for code in np.unique(curves.phases)} - {"other"}
     names += [(name, theme.PHASE_COLOURS[name]) for name in theme.PHASES if name in present]
     for name, colour in names:

@@ -107,9 +107,10 @@ def _lines(one: DeviceSummary) -> Iterator[str]:
     allocated = one.levels[0].peak
     yield f"Peak allocated {_exactly(allocated)}; known from {allocated.source}."
     if one.at:
-        in_module = f" in {one.at['module']}" if "module" in one.at else ""
-        at_line = f", at {_short_line(one.at['line'])}" if "line" in one.at else ""
-        yield f"It was reached in phase {one.at['phase']}{in_module}{at_line}."
+        phase = [f"in phase {one.at['phase']}"] if "phase" in one.at else []
+        module = [f"in {_one_line(one.at['module'], 80)}"] if "module" in one.at else []
+        line = [f"at {_short_line(one.at['line'])}"] if "line" in one.at else []
+        yield f"It was reached {', '.join(phase + module + line)}."
     for share in one.shares:
         yield f"At the peak, by {share.by}: {_share_text(share)}."
     if one.device.num_ooms:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -52,7 +51,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         save(small_trace(), path)
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["a.memlab"]
+    assert [each.name for each in tmp_path.iterdir()] == ["a.memlab"]
 
 
 @pytest.mark.parametrize("where", ["missing/a.memlab", ""])
@@ -152,4 +151,4 @@ def test_what_a_killed_kernel_wrote_is_read(tmp_path):
 def test_a_finished_run_removes_its_partial_file(tmp_path):
     with PartialFile(tmp_path / "a.memlab") as part:
         assert part.path.exists()
-    assert os.listdir(tmp_path) == []
+    assert not list(tmp_path.iterdir())

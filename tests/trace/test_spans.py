@@ -50,7 +50,7 @@ def test_phases(marks, expected):
 
 
 def test_the_innermost_module_is_known():
-    kinds, names = zip(*(MARKS[mark] for mark in "N( L( L) N) B( L( L) B)".split()), strict=True)
+    kinds, names = zip(*(MARKS[mark] for mark in ["N(", "L(", "L)", "N)", "B(", "L(", "L)", "B)"]), strict=True)
     _, module = resolve(range(8), kinds, names, TEXTS)
     assert module.at(np.arange(-1, 8)).tolist() == [-1, 3, 4, 3, -1, -1, 4, -1, -1]
 

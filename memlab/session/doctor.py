@@ -78,9 +78,7 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    import memlab
-
-    text = f"memlab {memlab.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {sys.platform}"
+    text = f"memlab {_version('memlab')}, torch {torch.__version__}, Python {platform.python_version()}, {sys.platform}"
     yield Finding("versions", "ok", text)
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if not (2, 11) <= release < (2, 16):
