@@ -26,49 +26,47 @@ def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
     first statements of a cell, so the call then stands behind the last of them, on the same line.
     """
     call = f"get_ipython().{ARM}({lines[0].removeprefix(MAGIC).strip()!r})"
-    body = lines[1:]
+    blank, body = _begun(lines[1:])
     if body and body[0].startswith("%%"):
         body = transform_rest("".join(body)).splitlines(keepends=True)
     place = _end_of_future_imports(body)
     if place is None:
-        return [call + "\n", *body]
+        return [call + "\n", *blank, *body]
     row, column = place
-    line = body[row]
-    end = "\n" if line.endswith("\n") else ""
-    rest = line[column:].lstrip(" \t;").rstrip("\n")
-    body[row] = f"{line[:column]}; {call}" + (f"; {rest}" if rest and not rest.startswith("#") else "") + end
-    return ["\n", *body]
+    body[row] = f"{body[row][:column]}; {call}{body[row][column:]}"
+    return ["\n", *blank, *body]
+
+
+def _begun(body: list[str]) -> tuple[list[str], list[str]]:
+    """The blank lines above the first line of code, and the rest without the indent of that line.
+
+    IPython does both to a cell, but looks at its first line for it, and that is the magic's.
+    """
+    first = next((i for i, line in enumerate(body) if line.strip()), len(body))
+    blank, rest = body[:first], body[first:]
+    indent = rest[0][: len(rest[0]) - len(rest[0].lstrip(" \t"))] if rest else ""
+    return blank, [line.removeprefix(indent) for line in rest]
 
 
 def _end_of_future_imports(body: list[str]) -> tuple[int, int] | None:
     """(row, column) behind the last `from __future__` import with which a cell begins, None if there is none."""
-    place = None
-    begins_statement, is_future = True, False
+    place = end = None
+    words: list[str] = []  # the first two of the statement
     try:
         for token in tokenize.generate_tokens(io.StringIO("".join(body)).readline):
             if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING):
                 continue
             if token.type == tokenize.NEWLINE or token.string == ";":
-                if is_future:
-                    place = (token.start[0] - 1, token.start[1])
-                begins_statement, is_future = True, False
-            elif begins_statement:
-                begins_statement = False
-                is_docstring = token.type == tokenize.STRING and place is None
-                is_future = _is_future_import(token)
-                if not is_future and not is_docstring:
+                if words == ["from", "__future__"]:
+                    place = end
+                words = []
+                continue
+            end = (token.end[0] - 1, token.end[1])
+            is_docstring = token.type == tokenize.STRING and place is None and not words
+            if len(words) < 2 and not is_docstring:
+                words.append(token.string)
+                if words != ["from", "__future__"][: len(words)]:
                     break
     except (tokenize.TokenError, IndentationError, SyntaxError):
         pass  # a magic further down; the future imports came before it
-    return _before_comment(body, place) if place else None
-
-
-def _is_future_import(token: tokenize.TokenInfo) -> bool:
-    return token.string == "from" and token.line[token.end[1] :].split(None, 1)[:1] == ["__future__"]
-
-
-def _before_comment(body: list[str], place: tuple[int, int]) -> tuple[int, int]:
-    """NEWLINE tokens stand behind a comment; the call must stand before it."""
-    row, column = place
-    text = body[row][:column]
-    return row, len(text.split("#", 1)[0].rstrip())
+    return place

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
+import re
 import shlex
-from collections.abc import Callable
+import threading
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic import Magics, magics_class, needs_local_scope, no_var_expand, output_can_be_silenced
 
 from memlab import cells
-from memlab.errors import BudgetExceeded, MemlabError
+from memlab.errors import MemlabError
 from memlab.session.track import Options, Track, options
 
 _NOT_YET = {
@@ -61,7 +63,7 @@ def parse(line: str) -> Options:
     if rest:
         raise UsageError(f"%memtrack: unknown {' '.join(rest)[:80]!r}. Options: {_usage()}")
     for option, what in _NOT_YET.items():
-        if getattr(asked, option.strip("-")):
+        if getattr(asked, option.strip("-")) not in (None, False):
             raise UsageError(f"%memtrack: {option} ({what}) is not in this version of memlab.")
     return _options(asked)
 
@@ -83,68 +85,79 @@ def _options(asked: argparse.Namespace) -> Options:
         raise UsageError(f"%memtrack: {error}") from None
 
 
-class CellTracker:
-    """Starts a run when a tracked cell begins, and ends it when exactly that cell has ended."""
+@dataclasses.dataclass(slots=True)
+class _Cell:
+    """A cell that is being executed, and the tracks that it has opened."""
+
+    info: Any
+    tracks: list[Track] = dataclasses.field(default_factory=list)
+
+
+class CellTracker(threading.local):
+    """Starts a run when a tracked cell begins, and ends it when exactly that cell has ended.
+
+    Cells run inside of cells (%%capture, run_cell), so there is a stack of them; and one in each thread (subshells).
+    """
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self._executing: Any = None
-        self._open: list[tuple[Any, Track, Callable[[Any], None]]] = []
+        self._cells: list[_Cell] = []
 
     def before_cell(self, info: Any) -> None:
         """pre_run_cell: remember which execution this is; the call in the cell's first line cannot know."""
-        self._executing = info
+        self._cells.append(_Cell(info))
 
     def arm(self, line: str) -> None:
         """The call in the first line of a tracked cell."""
         track = Track(parse(line))
-        info = self._executing
-        track.start()
+        if not self._cells:
+            raise UsageError("%memtrack: this cell runs silently, so nobody tells its end; use memlab.track() in it.")
+        try:
+            track.start()
+        except MemlabError as error:
+            raise UsageError(f"%memtrack: {error}") from None
+        self._cells[-1].tracks.append(track)
 
-        def ended(result: Any) -> None:
-            if _is_end_of(info, result):
+    def after_cell(self, result: Any) -> None:
+        """post_run_cell: end the runs of the cell, and those inside of it whose end was never told."""
+        depth = self._depth_of(result)
+        ended, self._cells[depth:] = self._cells[depth:], []
+        for cell in reversed(ended):
+            for track in reversed(cell.tracks):
                 self._end(track, result)
 
-        self._open.append((info, track, ended))
-        self.shell.events.register("post_run_cell", ended)
+    def _depth_of(self, result: Any) -> int:
+        """Where in the stack the cell lies that gave this result.
+
+        On some interrupts IPython makes a new info of the same text, and ipykernel has no result at all: then everything
+        has ended. A result of no cell in the stack ends nothing (empty cells begin without a word).
+        """
+        if result is None:
+            return 0
+        for depth in reversed(range(len(self._cells))):
+            if self._cells[depth].info is result.info:
+                return depth
+        for depth in reversed(range(len(self._cells))):
+            if not result.success and self._cells[depth].info.raw_cell == result.info.raw_cell:
+                return depth
+        return len(self._cells)
 
     def _end(self, track: Track, result: Any) -> None:
-        """End a run, and with it those inside of it whose end was never told."""
-        while self._open:
-            _, innermost, callback = self._open.pop()
-            self.shell.events.unregister("post_run_cell", callback)
-            over = innermost.stop(_error_of(result))
-            if innermost is track:
-                self._fail_over_budget(over, result)
-                return
-            if not self._open:
-                return
-
-    def _fail_over_budget(self, over: BudgetExceeded | None, result: Any) -> None:
-        """Let the cell fail: the front end is told, and whoever runs all cells stops here."""
-        if over is None or result is None or _error_of(result) is not None:
+        """End a run; where its budget was exceeded, or what was asked of it failed, the cell fails."""
+        error = _error_of(result)
+        try:
+            problem: BaseException | None = track.stop(error)
+        except (Exception, KeyboardInterrupt) as raised:
+            problem = raised
+        if problem is None or result is None:
             return
-        result.error_in_exec = over
-        self.shell.showtraceback((type(over), over, None), exception_only=True)
+        self.shell.showtraceback((type(problem), problem, None), exception_only=True)
+        if error is None:
+            result.error_in_exec = problem  # the front end is told, and whoever runs all cells stops here
 
     def close(self) -> None:
         """End what is still open, from the inside out."""
-        while self._open:
-            _, track, callback = self._open.pop()
-            self.shell.events.unregister("post_run_cell", callback)
-            track.stop()
-
-
-def _is_end_of(info: Any, result: Any) -> bool:
-    """Whether a result is that of the execution `info`.
-
-    Cells run inside of cells (%%capture, run_cell), and each tells its end. On some interrupts IPython makes a new info
-    of the same text, and ipykernel has no result at all: then it is the cell itself.
-    """
-    if result is None or info is None:
-        return True
-    ended = getattr(result, "info", None)
-    return ended is info or (ended is not None and ended.raw_cell == info.raw_cell and not result.success)
+        self.after_cell(None)
 
 
 def _error_of(result: Any) -> BaseException | None:
@@ -159,6 +172,7 @@ class MemlabMagics(Magics):
 
     @no_var_expand
     @needs_local_scope
+    @output_can_be_silenced
     def memtrack(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         """Measure the memory of a cell or of one statement: `%%memtrack [options]`, `%memtrack statement`."""
         if cell is not None:
@@ -171,27 +185,34 @@ class MemlabMagics(Magics):
     def _run(self, track: Track, code: str, local_ns: dict[str, Any] | None) -> Any:
         """Run code as the shell would; the value of a last expression is the value of the magic."""
         shell: Any = self.shell
-        tree = shell.compile.ast_parse(shell.transform_cell(code), filename="<memtrack>")
+        source = shell.transform_cell(code)
+        place = shell.compile.cache(source)  # so that tracebacks show the code, as they do for cells
+        tree = shell.compile.ast_parse(source, filename=place)
         last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        names = {**shell.user_ns, **local_ns} if local_ns else shell.user_ns
+        # In a function the names are those of its frame; at the top they are the notebook's own, and not a copy.
+        is_inside = local_ns is not None and local_ns is not shell.user_ns
+        names = {**shell.user_ns, **local_ns} if is_inside and local_ns else shell.user_ns
         with track:
             if tree.body:
-                exec(compile(tree, "<memtrack>", "exec"), shell.user_ns, local_ns)
-            return eval(compile(last, "<memtrack>", "eval"), names) if last is not None else None
+                exec(compile(tree, place, "exec"), shell.user_ns, local_ns)
+            return eval(compile(last, place, "eval"), names) if last is not None else None
+
+
+_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
 
 def _split(line: str) -> tuple[str, str]:
     """Divide a line into the options before and the statement: options begin with a dash, their values follow."""
     takes_value = {"--name", "--device", "--budget", "--save", "--rate", "--ring", "--predict", "-f", "--function"}
     rest, wanted = line.strip(), []
-    while rest.startswith("-"):
-        word, _, rest = rest.partition(" ")
-        wanted.append(word)
-        rest = rest.lstrip()
-        if word in takes_value:
-            value, _, rest = rest.partition(" ")
-            wanted.append(value)
-            rest = rest.lstrip()
+    while rest.startswith("-") and (word := _WORD.match(rest)):
+        rest = rest[word.end() :].lstrip()
+        if word[0] == "--":
+            break
+        wanted.append(word[0])
+        if word[0] in takes_value and (value := _WORD.match(rest)):
+            wanted.append(value[0])
+            rest = rest[value.end() :].lstrip()
     return " ".join(wanted), rest
 
 
@@ -208,11 +229,16 @@ class Extension:
             return lines
         return cells.armed(lines, self.shell.input_transformer_manager.transform_cell)
 
+    # Leaves the cell to IPython's rule for `%%` when it asks whether a cell is complete: else a terminal would run the
+    # first line alone.
+    transform.has_side_effects = True  # type: ignore[attr-defined]
+
     def install(self) -> None:
         """Register transformer, event and magics."""
         shell = self.shell
         shell.input_transformers_cleanup.append(self.transform)
         shell.events.register("pre_run_cell", self.tracker.before_cell)
+        shell.events.register("post_run_cell", self.tracker.after_cell)
         setattr(shell, cells.ARM, self.tracker.arm)
         magics = MemlabMagics(shell)
         self.replaced = {kind: shell.magics_manager.magics[kind].get("memtrack") for kind in ("line", "cell")}
@@ -225,6 +251,7 @@ class Extension:
         if self.transform in shell.input_transformers_cleanup:
             shell.input_transformers_cleanup.remove(self.transform)
         shell.events.unregister("pre_run_cell", self.tracker.before_cell)
+        shell.events.unregister("post_run_cell", self.tracker.after_cell)
         delattr(shell, cells.ARM)
         for kind, magic in self.replaced.items():
             if magic is None:

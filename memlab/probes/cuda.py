@@ -162,8 +162,8 @@ class CudaProbe:
             properties.total_memory,
             **{f"start_{name}": start[name] for name in _LEVELS},
             **{f"end_{name}": end[name] for name in _LEVELS},
-            num_ooms=end["num_ooms"] - start["num_ooms"],
-            num_alloc_retries=end["num_alloc_retries"] - start["num_alloc_retries"],
+            num_ooms=_grown(start["num_ooms"], end["num_ooms"]),
+            num_alloc_retries=_grown(start["num_alloc_retries"], end["num_alloc_retries"]),
         )
 
     def _own_losses(self, history: DeviceHistory) -> list[Lost]:
@@ -199,6 +199,11 @@ def counters(device: int) -> dict[str, int]:
         "num_ooms": stats["num_ooms"],
         "num_alloc_retries": stats["num_alloc_retries"],
     }
+
+
+def _grown(start: int, end: int) -> int:
+    """By how much a count grew; where the user reset it on the way, what came after that."""
+    return end - start if end >= start else end
 
 
 def _peaks(lost: Lost) -> dict[str, int]:

@@ -380,13 +380,19 @@ class Recorder:
 
 def _summary(history: DeviceHistory, part: Part) -> Lost:
     """What stays known of rows that are let go."""
-    base = int(deltas(history.opening, "allocated").sum())
-    peaks = [
-        start + max(int(np.cumsum(deltas(part.events, of)).max(initial=0)), 0)
-        for start, of in ((base, "allocated"), (history.opening_reserved, "reserved"))
-    ]
-    begin_ns, end_ns = int(part.events.time_ns[0]), int(part.events.time_ns[-1])
-    return Lost(history.device, begin_ns, end_ns, len(part.events), *peaks, history.dropped + len(part.events))
+    return Lost(
+        history.device,
+        begin_ns=int(part.events.time_ns[0]),
+        end_ns=int(part.events.time_ns[-1]),
+        lost_events=len(part.events),
+        peak_allocated_bytes=_highest(part, "allocated", int(deltas(history.opening, "allocated").sum())),
+        peak_reserved_bytes=_highest(part, "reserved", history.opening_reserved),
+        end_row=history.dropped + len(part.events),
+    )
+
+
+def _highest(part: Part, of: str, start: int) -> int:
+    return start + int(np.cumsum(deltas(part.events, of)).max(initial=0))
 
 
 def _entries_of(allocs: int, frees: int) -> int:

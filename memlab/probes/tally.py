@@ -221,7 +221,7 @@ class Tally(TorchDispatchMode):
             raise ProbeError(f"max_events is {max_events}; give at least {16 * ROOM}, or the curve says little")
         self._clock, self._shapes = clock_ns, shapes
         self._books, self._births = Books(max_events, clock_ns), Births()
-        self._fresh = self._births.of_operator
+        self._fresh, self._in_place = self._births.of_operator, dict[Any, bool]()
         self._live: dict[int, StorageRef] = {}
         self._plain: set[tuple[type, ...]] = {(Parameter,)}
         self._log: deque[Any] = deque()
@@ -329,6 +329,11 @@ class Tally(TorchDispatchMode):
         try:
             if self._older:
                 self._look_at_inputs(args)
+            in_place = self._in_place.get(op)
+            if in_place:
+                return out  # as an optimizer's many: nothing is born
+            if in_place is None:
+                self._in_place[op] = _is_in_place(func)
             kind = type(out)
             if _function_modes():
                 with torch._C.DisableTorchFunction():
@@ -602,6 +607,14 @@ def _origin(func: Any) -> str:
         return "new"
     is_out = any(argument.is_out for argument in schema.arguments)
     return "handed in" if is_out or schema.name in NEW_THOUGH_ALIAS else "older"
+
+
+def _is_in_place(func: Any) -> bool:
+    """Whether an operator returns what it wrote to, at the size it had (`add_`, not `resize_`, `set_` or `add.out`)."""
+    schema = func._schema
+    results = [result.alias_info for result in schema.returns]
+    writes = bool(results) and all(alias is not None and alias.is_write for alias in results)
+    return writes and _origin(func) == "older" and "resize" not in schema.name
 
 
 # --- SEAM: the stacks of modes, torch._C._*_torch_dispatch_stack and _len_torch_function_stack, seen in 2.12 and 2.13 -

@@ -1,0 +1,139 @@
+"""The whole of it in a real JupyterLab: a tracked training cell, live and exact, saved, opened again, weighed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import lab as harness
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "all is there"),
+]
+REPOSITORY = Path(__file__).parents[2]
+ARTIFACTS = REPOSITORY / "artifacts"
+
+SETUP = "%load_ext memlab\nimport torch\nfrom memlab.workloads import transformer\nstep = transformer()\nstep();"
+TRAIN = """%%memtrack --name training
+import time
+begin = time.monotonic()
+while time.monotonic() - begin < 6:
+    step()
+print("done")"""
+FAIL = '%%memtrack --name failing\nkept = torch.zeros(5_000_000)\nraise RuntimeError("on purpose")'
+EXPLORE = "import memlab\nexplorer = memlab.runs['training'].explore();"
+CLOSE = "explorer.close()"
+
+PLOTLY, SVG, PNG = "application/vnd.plotly.v1+json", "image/svg+xml", "image/png"
+OURS = (PLOTLY, SVG, "text/plain", "text/html")
+LIMIT_OURS, LIMIT_CELL = 35_000, 120_000
+CURVE_IS_DRAWN = "() => window.__memlab_live && window.__memlab_live.drawn > 5"
+FIGURE = ".jp-OutputArea-output .main-svg"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
+    ARTIFACTS.mkdir(exist_ok=True)
+    lab = harness.Lab(tmp_path_factory.mktemp("lab"), {"PYTHONPATH": str(REPOSITORY)})
+    lab.write("cell.ipynb", [SETUP, TRAIN, FAIL, EXPLORE, CLOSE])
+    lab.open("cell.ipynb")
+    yield lab
+    lab.close()
+
+
+def saved_outputs(lab: harness.Lab, cell: int) -> list[dict[str, Any]]:
+    """The outputs of a cell as they are on disk."""
+    lab.save()
+    return json.loads((lab.root / "cell.ipynb").read_text())["cells"][cell]["outputs"]
+
+
+def mime_types(outputs: list[dict[str, Any]]) -> set[str]:
+    return {mime for output in outputs for mime in output.get("data", {})}
+
+
+def test_the_curve_moves_before_the_cell_ends(lab):
+    lab.run_cell(0)
+    lab.run_cell(1, wait=False)
+    lab.page.wait_for_function(CURVE_IS_DRAWN, timeout=60_000)
+    assert lab.is_running(1)
+    lab.cell(1).scroll_into_view_if_needed()
+    lab.page.wait_for_timeout(2500)
+    lab.page.screenshot(path=ARTIFACTS / "live.png")
+    lab.wait_cell(1)
+    assert lab.page.evaluate("window.__memlab_live.dropped") == 0
+
+
+def test_the_report_replaces_the_live_view(lab):
+    lab.cell(1).locator(FIGURE).first.wait_for(timeout=20_000)
+    lab.page.wait_for_timeout(2000)
+    text = lab.text(1)
+    assert "allocated" in text
+    assert "exact" in text
+    lab.page.screenshot(path=ARTIFACTS / "tracked_cell.png")
+
+
+def test_a_failing_cell_shows_report_and_error(lab):
+    lab.run_cell(2)
+    lab.cell(2).locator(FIGURE).first.wait_for(timeout=20_000)
+    assert "The cell raised RuntimeError: on purpose" in lab.text(2)
+    assert "Traceback" in lab.text(2)
+
+
+def test_the_explorer_leaves_the_figure_when_it_closes(lab):
+    lab.run_cell(3)
+    lab.cell(3).locator("canvas").first.wait_for(timeout=20_000)
+    lab.run_cell(4)
+    lab.cell(3).locator(FIGURE).first.wait_for(timeout=20_000)
+    assert "application/vnd.jupyter.widget-view+json" not in mime_types(saved_outputs(lab, 3))
+
+
+def test_the_figure_survives_a_change_of_theme(lab):
+    lab.theme("dark")
+    lab.page.wait_for_timeout(1500)
+    lab.cell(1).scroll_into_view_if_needed()
+    assert lab.cell(1).locator(FIGURE).first.bounding_box()["height"] > 150
+    lab.page.screenshot(path=ARTIFACTS / "dark.png")
+    lab.theme("light")
+
+
+def test_a_saved_notebook_is_light_and_holds_no_widget(lab):
+    outputs = saved_outputs(lab, 1)
+    assert {PLOTLY, SVG, "text/plain", "text/html"} <= mime_types(outputs)
+    assert "application/vnd.jupyter.widget-view+json" not in mime_types(outputs)
+    ours = sum(len(json.dumps(out["data"][mime])) for out in outputs for mime in OURS if mime in out.get("data", {}))
+    whole = len(json.dumps(outputs))
+    print(f"a tracked cell in a saved notebook: {ours} bytes of ours, {whole} with what JupyterLab added")
+    assert ours <= LIMIT_OURS
+    assert whole <= LIMIT_CELL
+
+
+def test_a_notebook_opened_without_its_kernel_shows_the_figure(lab):
+    lab.save()
+    lab.page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll(); }")
+    lab.page.goto(f"{lab.url}/lab/tree/cell.ipynb?token={lab.token}&reset")
+    # Until somebody touches it the extension shows the PNG that it saved.
+    figure = lab.cell(1).locator(".jp-RenderedPlotly").first
+    figure.wait_for(timeout=60_000)
+    lab.page.wait_for_timeout(1000)
+    assert figure.bounding_box()["height"] > 150
+    assert "Peak allocated" in lab.text(1)
+    lab.page.screenshot(path=ARTIFACTS / "reopened.png")
+
+
+def test_nbconvert_shows_the_svg_and_the_table(lab, tmp_path):
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", str(lab.root / "cell.ipynb"), "--output-dir", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    page = (tmp_path / "cell.html").read_text()
+    assert 'src="data:image/svg+xml;base64,' in page
+    assert "Peak allocated" in page
+
+
+def test_nothing_was_asked_of_the_network(lab):
+    assert lab.foreign == []
+    assert [entry for entry in lab.console if entry[0] == "pageerror"] == []
