@@ -149,10 +149,10 @@ class CellTracker(threading.local):
             problem: BaseException | None = track.stop(error)
         except (Exception, KeyboardInterrupt) as raised:
             problem = raised
-        if problem is None or result is None:
+        if problem is None:
             return
         self.shell.showtraceback((type(problem), problem, None), exception_only=True)
-        if error is None:
+        if result is not None and error is None:
             result.error_in_exec = problem  # the front end is told, and whoever runs all cells stops here
 
     def close(self) -> None:

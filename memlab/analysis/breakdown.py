@@ -39,7 +39,7 @@ class Breakdown(Mapping[str, int]):
 
     def __str__(self) -> str:
         width = max((len(name) for name in self), default=0)
-        rows = [f"{name:<{width}}  {format_bytes(count):>10}  {self.percent(name):>4}" for name, count in self.items()]
+        rows = [f"{_plain(name):<{width}}  {format_bytes(count):>10}  {self.percent(name):>4}" for name, count in self.items()]
         return "\n".join([*rows, f"{'peak of ' + self.of:<{width}}  {format_bytes(self.total_bytes):>10}"])
 
     @property
@@ -58,6 +58,11 @@ class Breakdown(Mapping[str, int]):
         return pandas.Series(dict(self.shares), name=f"{self.of}_bytes", dtype="int64").rename_axis(self.by)
 
 
+def _plain(name: str) -> str:
+    """A name that cannot steer a terminal; it may come from a file."""
+    return "".join(c if c.isprintable() else " " for c in name)
+
+
 def breakdown(
     trace: Trace, device: int, by: str = "category", of: str = "allocated", at: Peak | None = None
 ) -> Breakdown:
@@ -69,7 +74,7 @@ def breakdown(
     if by not in BY:
         raise MemlabError(f"cannot break down by {by!r}. Choose one of {', '.join(BY)}.")
     at = at or peak(trace, device, of)
-    if at.row < 0 and at.time_ns != 0:
+    if at.row < 0 and at.time_ns != 0:  # the start has no row, and time 0
         raise MemlabError(f"nobody saw who held the peak of {of}: its events were lost ({at.source}).")
     rows = alive_at(trace, device, at.row)
     requested, allocated = trace.events.requested_bytes[rows], trace.events.allocated_bytes[rows]

@@ -35,7 +35,7 @@ class Curves:
     """Everything a picture of one device needs.
 
     `phases` holds the code of the phase that filled most of each of its equal stretches of time; `lost` are the stretches
-    (seconds) in which events passed unread.
+    (seconds) whose events are not all there: passed unread, or let go to bound memory.
     """
 
     device: Device
@@ -65,7 +65,7 @@ def curves(trace: Trace, device: Device, bins: int = 250) -> Curves:
         drawn.append(_stair("reserved", *thinned(timeline(trace, device.index, "reserved"), bins // 2)))
         drawn += _sampled(trace, device.index, "used", "used_bytes")
     drawn += _sampled(trace, CPU, "rss", "own_bytes") if device.index == CPU else []
-    lost = [b for b in trace.made_by.bounded if b.device == device.index and not b.is_exact]
+    lost = [b for b in trace.made_by.bounded if b.device == device.index]
     return Curves(
         device=device,
         duration_s=max(trace.made_by.duration_ns, line.end_ns) / 1e9,
@@ -87,8 +87,8 @@ def _sampled(trace: Trace, device: int, name: str, column: str) -> list[Curve]:
         return []
     step = -(-len(mine) // 150)
     level = getattr(mine, column)
-    starts = np.arange(0, len(mine), step)
-    return [Curve(name, mine.time_ns[starts] / 1e9, np.maximum.reduceat(level, starts), False)]
+    highest = [start + int(level[start : start + step].argmax()) for start in range(0, len(mine), step)]
+    return [Curve(name, mine.time_ns[highest] / 1e9, level[highest], False)]
 
 
 def _phases(trace: Trace, end_ns: int, bins: int) -> Array:

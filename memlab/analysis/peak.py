@@ -37,17 +37,16 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     """The peak of "allocated" or "reserved" on one device."""
     line = line or timeline(trace, device, of)
     facts = trace.made_by.device(device)
-    known = _highest_known(line, _stretches(trace, device), of, device)
-    counter = _counter_peak(facts, of)
+    known = _highest_known(line, _stretches(trace, device), of)
+    seen = max(known.low_bytes, _highest_sample(trace, device, of))
+    counter = _counter_peak(facts, of, seen)
     if counter is not None and counter != known.low_bytes:
         return Peak(counter, counter, -1, -1, "PyTorch's counter, which rose above its earlier maximum")
     lost = [stretch for stretch in _stretches(trace, device) if not stretch.is_exact]
     if not lost or counter is not None:
         return known
-    low = max(known.low_bytes, _highest_sample(trace, device, of))
-    return Peak(
-        low, max(_ceiling(facts, of), low), -1, -1, "read events, samples and PyTorch's counter around lost ones"
-    )
+    high = max(_ceiling(facts, of, seen), seen)
+    return Peak(seen, high, -1, -1, "read events, samples and PyTorch's counter around lost ones")
 
 
 def _stretches(trace: Trace, device: int) -> list[Bounded]:
@@ -57,22 +56,21 @@ def _stretches(trace: Trace, device: int) -> list[Bounded]:
 def _highest_known(line: Timeline, stretches: list[Bounded], of: str, device: int) -> Peak:
     at = int(line.bytes.argmax())
     best = int(line.bytes[at])
-    peaks = [(getattr(s, f"peak_{of}_bytes"), s) for s in stretches]
-    let_go = max((p for p, _ in peaks), default=-1)
+    let_go = max((getattr(stretch, f"peak_{of}_bytes") for stretch in stretches), default=-1)
     if let_go > best:
-        begin_ns = next(s.begin_ns for p, s in peaks if p == let_go)
-        return Peak(let_go, let_go, begin_ns, -1, "events that were let go later")
+        return Peak(let_go, let_go, -1, -1, "events that were let go later")
     source = "every storage that operators made" if device == CPU else "every event of the allocator"
     return Peak(best, best, int(line.time_ns[at]), int(line.row[at]), source)
 
 
-def _counter_peak(facts: Device, of: str) -> int | None:
+def _counter_peak(facts: Device, of: str, seen: int) -> int | None:
     """The counter's peak, where this run set a new one: then it is exactly the peak of the run.
 
-    Where the user reset the counter inside the run it can be lower than before, and proves nothing.
+    Where the user reset the counter inside the run it can be lower than before, or than what was seen, and proves
+    nothing.
     """
     start, end = (getattr(facts, f"{when}_peak_{of}_bytes") for when in ("start", "end"))
-    return end if end > start >= 0 else None
+    return end if end > start >= 0 and end >= seen else None
 
 
 def _highest_sample(trace: Trace, device: int, of: str) -> int:
@@ -80,10 +78,10 @@ def _highest_sample(trace: Trace, device: int, of: str) -> int:
     return int(getattr(trace.samples, f"{of}_bytes")[mine].max(initial=0))
 
 
-def _ceiling(facts: Device, of: str) -> int:
+def _ceiling(facts: Device, of: str, seen: int) -> int:
     """What the peak of the run cannot have passed: the counter did not rise, so not its earlier maximum."""
     start, end = (getattr(facts, f"{when}_peak_{of}_bytes") for when in ("start", "end"))
-    if end == start > 0:
+    if end == start >= seen and start > 0:
         return start
     return facts.capacity_bytes if facts.capacity_bytes > 0 else UNKNOWN_BYTES
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from memlab.analysis.breakdown import Breakdown, breakdown
 from memlab.analysis.peak import Peak, device_peak, peak
-from memlab.analysis.timeline import timeline
+from memlab.analysis.timeline import Timeline, timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Phase
 from memlab.trace.trace import CPU, Device, Gap, Trace
@@ -86,16 +86,23 @@ def device_summary(trace: Trace, device: Device) -> DeviceSummary:
     """The figures of one device."""
     line = timeline(trace, device.index)
     at = peak(trace, device.index, "allocated", line)
-    levels = [Level("allocated", line.start_bytes, at, line.end_bytes)]
+    levels = [Level("allocated", _start(trace, device, line, "allocated"), at, line.end_bytes)]
     if device.index != CPU:
         levels += [_reserved(trace, device), *_used(trace, device)]
     levels += _resident(trace)
     return DeviceSummary(device, tuple(levels), _shares(trace, device, at), _where(trace, at))
 
 
+def _start(trace: Trace, device: Device, line: Timeline, of: str) -> int:
+    """The level at the start; where early rows were let go, the events begin later and only the counter tells."""
+    let_go = any(b.device == device.index and b.is_exact and b.begin_ns == 0 for b in trace.made_by.bounded)
+    counter: int = getattr(device, f"start_{of}_bytes")
+    return counter if let_go and counter >= 0 else line.start_bytes
+
+
 def _reserved(trace: Trace, device: Device) -> Level:
     line = timeline(trace, device.index, "reserved")
-    return Level("reserved", line.start_bytes, peak(trace, device.index, "reserved", line), line.end_bytes)
+    return Level("reserved", _start(trace, device, line, "reserved"), peak(trace, device.index, "reserved", line), line.end_bytes)
 
 
 def _used(trace: Trace, device: Device) -> list[Level]:

@@ -28,12 +28,14 @@ class Run:
         self._trace = trace
         self._summary: Summary | None = None
         self._result: Any = None
+        self._failed = ""
         self.is_running = False
 
     def __repr__(self) -> str:
         if self._trace is None:
-            return f"<Run {self.name!r}: still going on>"
-        return f"<Run {self.name!r}: {self.devices[0].device.label}, peak allocated {format_bytes(self.peak_bytes)}>"
+            return f"<Run {self.name!r}: {self._state()}>"
+        label = self.devices[0].device.label if self.devices else "no device was used"
+        return f"<Run {self.name!r}: {label}, peak allocated {format_bytes(self.peak_bytes)}>"
 
     def __str__(self) -> str:
         return repr(self) if self._trace is None else self.report().text
@@ -46,6 +48,15 @@ class Run:
         facts = {**trace.notes, "name": self.name, "notes": list(notes)}
         self._trace = dataclasses.replace(trace, notes=facts)
 
+    def fail(self, reason: str) -> None:
+        """Take note that the run will have no figures, and why."""
+        self._failed = reason
+
+    def _state(self) -> str:
+        if self._failed:
+            return f"has no figures: {self._failed}"
+        return "still going on" if self.is_running else "not measured yet"
+
     # --- figures ----------------------------------------------------------------------------------------------------
 
     @property
@@ -53,7 +64,7 @@ class Run:
         """Everything that was measured."""
         if self._trace is None:
             raise MemlabError(
-                f"run {self.name!r} is still going on: its figures are there when its block or cell ends."
+                f"run {self.name!r}: {self._state()}; figures are there when its block or cell has ended."
             )
         return self._trace
 
@@ -102,14 +113,17 @@ class Run:
 
     def breakdown(self, by: str = "category", of: str = "allocated", device: int | None = None) -> Breakdown:
         """Name -> bytes at the peak of `of`, summing to it. `by`: "phase", "category", "module" or "line"."""
+        if device is None and not self.devices:
+            raise MemlabError(f"run {self.name!r} used no device of those it measured: there is nothing to break down.")
         index = self.devices[0].device.index if device is None else device
         return breakdown(self.trace, index, by, of)
 
     def result(self, value: Any) -> Any:
-        """Note a result of the run for later comparison and give it back; what is noted keeps no tensor alive."""
-        import torch
+        """Note a result of the run for later comparison and give it back; what is noted keeps no tensor alive.
 
-        self._result = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+        Tensors, numbers, texts, and dicts, lists and tuples of them.
+        """
+        self._result = _copied(value)
         return value
 
     def to_pandas(self) -> Any:
@@ -137,6 +151,25 @@ class Run:
     def nbytes(self) -> int:
         """How much host memory the run takes, in bytes."""
         return 0 if self._trace is None else self._trace.nbytes()
+
+
+def _copied(value: Any) -> Any:
+    """A result without the tensors in it: their values, in host memory that no tally counts."""
+    import numpy
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        host = value.detach().cpu()
+        plain = host.float() if host.dtype.is_floating_point and host.dtype.itemsize < 4 else host
+        return numpy.array(plain.resolve_conj().resolve_neg().numpy(), copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | numpy.generic | numpy.ndarray):
+        return value
+    what = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise MemlabError(f"a result is a tensor, number or text, or a dict, list or tuple of them, got {what}.")
 
 
 def load(path: str | os.PathLike[str]) -> Run:

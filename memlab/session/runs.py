@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from memlab.errors import MemlabError
 from memlab.session.run import Run
@@ -28,6 +29,10 @@ class Runs(Mapping[str, Run]):
             known = ", ".join(map(repr, list(self._runs)[-10:])) or "none yet"
             raise MemlabError(f"there is no run {name!r}. Known: {known}.") from None
 
+    def get(self, name: str, default: Any = None) -> Any:  # Mapping's own expects a KeyError
+        """The run of that name, or `default`."""
+        return self._runs.get(name, default)
+
     def __contains__(self, name: object) -> bool:
         return name in self._runs
 
@@ -38,7 +43,7 @@ class Runs(Mapping[str, Run]):
         return len(self._runs)
 
     def __repr__(self) -> str:
-        return "\n".join(map(repr, self._runs.values())) or "no runs yet"
+        return "\n".join(map(repr, list(self._runs.values()))) or "no runs yet"
 
     def new_name(self) -> str:
         """A name for a run that was given none: run 1, run 2, ..."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from memlab import seams
 from memlab.analysis.curves import Curves, curves
 from memlab.analysis.pyramid import Pyramid
 from memlab.analysis.timeline import timeline
+from memlab.errors import MemlabError
 from memlab.trace.trace import CPU
 from memlab.units import format_seconds
 from memlab.views.bundle import figure_bundle
@@ -41,6 +43,8 @@ class RunReport:
     @property
     def curves(self) -> Curves:
         """What the figure shows."""
+        if not self.run.devices:
+            raise MemlabError(f"run {self.run.name!r} used no device of those it measured: there is nothing to draw.")
         return curves(self.run.trace, self.run.devices[0].device)
 
     @property
@@ -53,11 +57,13 @@ class RunReport:
     @property
     def title(self) -> str:
         """One line above the figure."""
-        device = self.run.devices[0].device.label
+        device = self.run.devices[0].device.label if self.run.devices else "no device was used"
         return f"{self.run.name} · {device} · {format_seconds(self.run.summary.duration_s)}"
 
     def figure_bundle(self) -> dict[str, Any]:
         """MIME type -> content of the figure and its twins."""
+        if not self.run.devices:
+            return {"text/plain": "Nothing to draw: no device of those that were measured was used."}
         return figure_bundle(self.curves, self.title)
 
     def table_bundle(self) -> dict[str, Any]:
@@ -121,11 +127,15 @@ class Display:
         return tuple(self._feed.notes) if self._feed is not None else ()
 
     def open(self) -> None:
-        """Show the live view, and below it the place of the report."""
+        """Show the live view, and below it the place of the report; where that fails, the text comes at the end."""
         from memlab.session.live import LiveFeed
 
         if self._in_notebook:
-            self._open_outputs()
+            try:
+                self._open_outputs()
+            except Exception:  # a broken front end must not fail the cell
+                self._in_notebook = False
+                self.discard_view()
         self._feed = LiveFeed(self._view, self._measurement)
 
     def _open_outputs(self) -> None:
@@ -158,30 +168,62 @@ class Display:
             self._feed.tick(sample)
 
     def finish(self) -> None:
-        """Replace the live view by the static bundle."""
-        finished = RunReport(self._run)
-        if not self._in_notebook:
-            print(finished.text)
+        """Replace the live view by the static bundle. What fails here is said, and never fails the cell."""
+        try:
+            finished = RunReport(self._run)
+            figure, table = finished.figure_bundle(), finished.table_bundle()
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
             return
-        if self._view is not None:
-            self._view.finish()
-        self._figure.update(finished.figure_bundle(), raw=True)
-        self._table.update(finished.table_bundle(), raw=True)
-        self.discard_view()
+        if not self._replace(figure, table):
+            _print(table["text/plain"])
 
     def fail(self, reason: str) -> None:
         """Say that there is no report, in the place where it would stand."""
-        text = {"text/plain": f"memlab could not report on {self._run.name!r}: {reason}"}
-        if self._in_notebook and self._figure is not None:
-            self._figure.update(text, raw=True)
-            self._table.update({"text/plain": ""}, raw=True)
-        self.discard_view()
+        text = f"memlab could not report on {self._run.name!r}: {reason}"
+        if not self._replace({"text/plain": text}, {"text/plain": ""}):
+            _print(text)
+
+    def _replace(self, figure: dict[str, Any], table: dict[str, Any]) -> bool:
+        """Put these into the places that were opened; False where there are none, or nobody takes them."""
+        try:
+            if not self._in_notebook or self._figure is None or self._table is None:
+                return False
+            if self._view is not None:
+                self._view.finish()
+            self._figure.update(figure, raw=True)
+            self._table.update(table, raw=True)
+            return True
+        except Exception:
+            return False
+        finally:
+            self.discard_view()
 
     def discard_view(self) -> None:
         """Close the live view, whose output has been replaced."""
         if self._view is not None:
+            forget_code(self._view)
             self._view.close()
             self._view = None
+
+
+def forget_code(view: Any) -> None:
+    """Empty a widget that is about to be closed: nbconvert keeps the last state of every one, 70 kB of JavaScript each."""
+    with contextlib.suppress(Exception), view.hold_sync():
+        view.set_trait("_esm", "export default {}")
+        view.set_trait("_css", "")
+        view.set_trait("key", b"")
+        view.set_trait("setup", {})
+
+
+def _print(text: str) -> None:
+    """Print, also to a terminal that lacks some characters; a closed one is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError):
+        try:
+            print(text)
+        except UnicodeEncodeError:
+            encoding = sys.stdout.encoding or "ascii"
+            print(text.encode(encoding, "replace").decode(encoding))
 
 
 def explore(run: Run) -> Any:
@@ -203,6 +245,8 @@ class Windows:
     """Detail of a run for any stretch of time: each series as times, lowest and highest values."""
 
     def __init__(self, run: Run) -> None:
+        if not run.devices:
+            raise MemlabError(f"run {run.name!r} used no device of those it measured: there is nothing to explore.")
         device = run.devices[0].device.index
         kinds = ("allocated",) if device == CPU else ("allocated", "reserved")
         self._pyramids = {of: Pyramid(timeline(run.trace, device, of)) for of in kinds}

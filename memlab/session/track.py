@@ -6,6 +6,8 @@ import dataclasses
 import math
 import os
 import threading
+from collections import Counter
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +22,7 @@ from memlab.session.runs import runs
 from memlab.session.show import Display
 from memlab.trace.columns import Samples
 from memlab.trace.file import PartialFile
-from memlab.trace.trace import Device, MadeBy, Trace
+from memlab.trace.trace import Bounded, Device, MadeBy, Trace
 from memlab.units import format_bytes, parse_bytes
 
 _MAX_NAME = 200
@@ -33,7 +35,7 @@ class Options:
     name: str = ""
     target: Target = dataclasses.field(default_factory=Target)
     budget_bytes: int | None = None
-    save: str | None = None
+    save: Path | None = None
     rate_hz: float = 10.0
     entries: int = RING_ENTRIES
     live: bool = True
@@ -58,18 +60,19 @@ def options(
         raise MemlabError(f"the rate must be above 0 and at most 20 Hz, got {rate_hz!r}.")
     if not isinstance(entries, int) or not 1000 <= entries <= 10_000_000:
         raise MemlabError(f"entries (the length of the ring of history) must be 1,000 to 10,000,000, got {entries!r}.")
-    if save is not None:
-        _check_folder(os.fspath(save))
+    path = None if save is None else _file(save)
     limit = None if budget is None else parse_bytes(budget)
-    target = Target.parse(device)
-    path = None if save is None else os.fspath(save)
-    return Options(name or "", target, limit, path, float(rate_hz), entries, live, show)
+    return Options(name or "", Target.parse(device), limit, path, float(rate_hz), entries, live, show)
 
 
-def _check_folder(path: str) -> None:
-    folder = os.path.dirname(path) or "."  # noqa: PTH120 - Path("a/").parent would lose what is wrong here
-    if not os.path.isdir(folder) or os.path.isdir(path):  # noqa: PTH112
-        raise MemlabError(f"cannot save to {path!r}: name a file in a folder that exists.")
+def _file(save: str | os.PathLike[str]) -> Path:
+    """Where to save, whole, because the cell may change the working directory."""
+    text = os.fspath(save) if isinstance(save, str | os.PathLike) else ""
+    path = Path(text).expanduser().absolute()
+    is_file = bool(text) and not text.endswith(("/", os.sep)) and not path.is_dir()
+    if not is_file or not path.parent.is_dir():
+        raise MemlabError(f"cannot save to {save!r:.200}: name a file in a folder that exists.")
+    return path
 
 
 class Track:
@@ -81,13 +84,20 @@ class Track:
         self._measurement: Measurement | None = None
         self._display: Display | None = None
         self._saver: Saver | None = None
+        self._thread = 0
 
     def __enter__(self) -> Run:
         self.start()
         return self.run
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        over = self.stop(error)
+        try:
+            over = self.stop(error)
+        except Exception as problem:
+            if error is None:
+                raise
+            error.add_note(f"memlab has no report of run {self.run.name!r}: {_described(problem)}")
+            return
         if over is not None and error is None:
             raise over
 
@@ -96,19 +106,20 @@ class Track:
         if self._measurement is not None:
             raise MemlabError(f"run {self.run.name!r} was started before; call track() again for another.")
         wanted = self.options
+        self._thread = threading.get_ident()
         measurement = self._measurement = Measurement(wanted.target, wanted.rate_hz, wanted.entries)
-        if Display.is_wanted(wanted.show, _open_tracks.count):
+        if Display.is_wanted(wanted.show, _open_tracks[self._thread]):
             self._display = Display(self.run, measurement, wanted.live)
-        self._saver = Saver(wanted.save) if wanted.save is not None else None
         measurement.on_tick = self._tick
         try:
+            self._saver = Saver(wanted.save, self.run.name) if wanted.save is not None else None
             if self._display is not None:
                 self._display.open()
             measurement.start()
         except BaseException as error:
-            self._abandon(f"{type(error).__name__}: {error}")
+            self._abandon(_described(error))
             raise
-        _open_tracks.count += 1
+        _open_tracks[self._thread] += 1
         self.run.is_running = True
 
     def _tick(self, sample: Sample) -> None:
@@ -118,6 +129,7 @@ class Track:
             self._display.tick(sample)
 
     def _abandon(self, reason: str) -> None:
+        self.run.fail(reason)
         if self._display is not None:
             self._display.fail(reason)
         if self._saver is not None:
@@ -128,26 +140,28 @@ class Track:
         if self._measurement is None or not self.run.is_running:
             return None
         self.run.is_running = False
-        _open_tracks.count -= 1
+        _open_tracks[self._thread] -= 1  # that of the start: a generator may be closed from another thread
         try:
-            trace = self._measurement.stop()
-            self._keep(trace, error)
+            self._keep(self._measurement.stop(), error)
         except BaseException as problem:
-            self._abandon(f"{type(problem).__name__}: {problem}")
+            self._abandon(_described(problem))
             raise
-        if self._display is not None:
-            self._display.finish()
+        try:
+            if self.options.save is not None:
+                self.run.save(self.options.save)
+        finally:
+            if self._saver is not None:
+                self._saver.close()
+            if self._display is not None:
+                self._display.finish()
         return self._over_budget()
 
     def _keep(self, trace: Trace, error: BaseException | None) -> None:
         notes = list(self._display.notes) if self._display is not None else []
         if error is not None:
-            notes.append(_in_words(error))
+            notes.append(f"The cell raised {_described(error)}.")
         self.run.finish(trace, notes)
         runs.add(self.run)
-        if self._saver is not None:
-            self.run.save(self.options.save or "")
-            self._saver.close()
 
     def _over_budget(self) -> BudgetExceeded | None:
         limit = self.options.budget_bytes
@@ -162,30 +176,28 @@ class Track:
         return None
 
 
-class _OpenTracks(threading.local):
-    """How many tracks are open in this thread."""
-
-    count = 0
-
-
-_open_tracks = _OpenTracks()
+_open_tracks: Counter[int] = Counter()
+"""How many tracks are open, by the thread that started them."""
 
 
 class Saver:
     """Writes the samples of a run while it goes on, so that a killed kernel leaves something to read."""
 
-    def __init__(self, path: str) -> None:
+    HEAD_EVERY_NS = 1_000_000_000
+
+    def __init__(self, path: Path, name: str) -> None:
         self._file = PartialFile(path)
-        self._begun = False
+        self._name = name
+        self._next_head_ns = 0
 
     def tick(self, sample: Sample) -> None:
         """Append one sample."""
-        if not self._begun:
-            devices = tuple(Device(reading.device, "") for reading in sample.readings)
-            self._file.writer.head(MadeBy("samples of a run that did not end", devices))
-            self._begun = True
-        rows = np.array([(sample.time_ns, *dataclasses.astuple(reading)) for reading in sample.readings])
-        self._file.writer.table("samples", Samples(*rows.T))
+        if sample.time_ns >= self._next_head_ns:
+            self._file.writer.head(_unfinished(sample), notes={"name": self._name})
+            self._next_head_ns = sample.time_ns + self.HEAD_EVERY_NS
+        rows = [(sample.time_ns, *dataclasses.astuple(reading)) for reading in sample.readings]
+        if rows:
+            self._file.writer.table("samples", Samples(*np.array(rows, "i8").T))
         self._file.flush()
 
     def close(self) -> None:
@@ -193,11 +205,20 @@ class Saver:
         self._file.close()
 
 
-def _in_words(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0]
-    return (
-        f"The cell raised {type(error).__name__}: {text[:200]}" if text else f"The cell raised {type(error).__name__}."
-    )
+def _unfinished(sample: Sample) -> MadeBy:
+    """Who made a file that holds samples alone: its events were never read, so no peak in it is exact."""
+    devices = tuple(Device(reading.device, "") for reading in sample.readings)
+    unread = tuple(Bounded(device.index, 0, sample.time_ns, 0) for device in devices)
+    return MadeBy("samples of a run that did not end", devices, duration_ns=sample.time_ns, bounded=unread)
+
+
+def _described(error: BaseException) -> str:
+    """An error in one line, also where its text cannot be had."""
+    try:
+        text = str(error).strip().split("\n")[0][:200]
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def track(name: str | None = None, **kwargs: Any) -> Track:

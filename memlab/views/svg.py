@@ -27,6 +27,7 @@ def timeline_svg(curves: Curves, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
         f'font-family="system-ui,sans-serif" font-size="12" fill="{theme.TEXT}">',
         f"<title>{_text(title)}</title><desc>{_text(described(curves))}</desc>",
+        *_lost(curves, frame),
         *_grid(frame),
         *_phase_strip(curves, frame),
         *(_path(curve, frame) for curve in reversed(curves.in_scale)),
@@ -163,6 +164,14 @@ def _phase_strip(curves: Curves, frame: Frame) -> Iterator[str]:
             top = HEIGHT - _BOTTOM + 2
             path = "".join(f"M{a} {top}H{b}v{_STRIP}H{a}z" for a, b in spans)
             yield f'<path d="{path}" fill="{theme.PHASE_COLOURS[phase.name.lower()]}"/>'
+
+
+def _lost(curves: Curves, frame: Frame) -> Iterator[str]:
+    """A shade over each stretch whose events are not all there."""
+    for begin_s, end_s in curves.lost:
+        x, end = int(frame.x(begin_s)), int(frame.x(min(end_s, frame.duration_s)))
+        box = f'x="{x}" y="{_TOP}" width="{max(end - x, 1)}" height="{HEIGHT - _TOP - _BOTTOM}"'
+        yield f'<rect {box} fill-opacity=".12"><title>not all events of this stretch are known</title></rect>'
 
 
 def _capacity(curves: Curves, frame: Frame) -> Iterator[str]:

@@ -58,16 +58,18 @@ class DeviceReport:
     lines: tuple[str, ...]
 
 
+_NOTHING = "No device of those that were measured was used."
 _BOX = "font-size:13px;line-height:1.5;font-variant-numeric:tabular-nums"
 
 
 def report(summary: Summary) -> Report:
     """Put a summary into words."""
     name = f" · {_one_line(summary.name)}" if summary.name else ""
-    title = f"memlab{name} · {format_seconds(summary.duration_s)} · {summary.engine}"
+    title = f"memlab{name} · {format_seconds(summary.duration_s)} · {_one_line(summary.engine)}"
     shown = [device for device in summary.devices if _is_worth_showing(device)] or list(summary.devices[:1])
     devices = tuple(_device(device) for device in shown)
-    return Report(title, devices, summary.notes, tuple(f"{gap.name}: {_one_line(gap.text)}" for gap in summary.gaps))
+    notes = tuple(map(_one_line, summary.notes)) or (() if devices else (_NOTHING,))
+    return Report(title, devices, notes, tuple(f"{gap.name}: {_one_line(gap.text)}" for gap in summary.gaps))
 
 
 def _is_worth_showing(device: DeviceSummary) -> bool:
@@ -137,7 +139,7 @@ def _share_text(share: Breakdown) -> str:
 
 def _short_line(line: str) -> str:
     """The end of a path and the line number; a cell's temporary file is the cell."""
-    path, _, number = line.rpartition(":")
+    path, _, number = _one_line(line).rpartition(":")
     if "ipykernel_" in path or path.startswith("<ipython-input"):
         return f"line {number} of a cell"
     return f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{number}"

@@ -26,7 +26,6 @@ SETTINGS = {
     "roundup_list": {"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:[1:8,2:0,16:2,64:4,>:1]"},
     "large_segments": {"PYTORCH_ALLOC_CONF": "large_segment_size_mb:64"},
     "collecting": {"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.3,max_split_size_mb:40"},
-    "expandable_roundup": {"PYTORCH_ALLOC_CONF": "expandable_segments:True,roundup_power2_divisions:8"},
     "two_devices": {"FAKEGPU_COUNT": "2"},
 }
 # Which free remainders come and go depends on whether the engine's thread or the main thread frees first: these differ

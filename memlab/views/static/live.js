@@ -2,14 +2,14 @@
 
 const {bytesText, clockText, roomyTop, ink, axes, make, makeRoot, write, transparent, own, watchPage} = memlabChart;
 const MOST_POINTS = 20000, MOST_PHASES = 4000, MIXED = 255;
-const PLOT_HEIGHT = 230, GUTTER = 156, LABEL_HEIGHT = 17, SHORTEST_SHADE = 2.5, CAPACITY_SHARE = 0.25;
+const PLOT_HEIGHT = 230, GUTTER = 156, LABEL_HEIGHT = 17, SHORTEST_SHADE = 2.5, CAPACITY_SHARE = 0.25, FAR_ABOVE = 3;
 
 // -- what arrives -------------------------------------------------------------------------------------------------------
 
 function newState(setup) {
   return {
     setup, seq: -1, synced: false, data: [[], ...setup.series.map(() => [])], phases: [], elapsed: 0, peak: 0, exact: false,
-    notes: [], done: false, highest: 0, highestOfDevice: 0, keys: 0, chunks: 0, waited: 0, dropped: 0, drawn: 0,
+    notes: [], done: false, tops: [], highestOfDevice: 0, keys: 0, chunks: 0, waited: 0, dropped: 0, drawn: 0,
   };
 }
 
@@ -28,7 +28,7 @@ function addPoints(s, columns, at, from, to) {
       const value = columns[row][i], missing = Number.isNaN(value);
       s.data[row].push(missing ? null : value);
       if (missing) continue;
-      s.highest = Math.max(s.highest, value);
+      s.tops[row] = Math.max(s.tops[row] || 0, value);
       if (s.setup.series[row - 1].name !== 'rss') s.highestOfDevice = Math.max(s.highestOfDevice, value);
     }
   }
@@ -143,6 +143,17 @@ function strongerShade(shade) {                      // a swatch of 10 pixels ne
   return shade.replace(/[\d.]+\)$/, alpha => `${Math.min(1, 3.5 * parseFloat(alpha))})`);
 }
 
+const SAMPLED = ['used', 'rss'];                     // these hold more than PyTorch does
+
+function isFarAbove(s, row) {                        // so high that nothing else could be seen beside it
+  const held = Math.max(...s.setup.series.map(({name}, i) => SAMPLED.includes(name) ? 0 : s.tops[i + 1] || 0));
+  return held > 0 && SAMPLED.includes(s.setup.series[row - 1].name) && s.tops[row] > FAR_ABOVE * held;
+}
+
+function highest(s) {
+  return Math.max(0, ...s.setup.series.map((_, i) => isFarAbove(s, i + 1) ? 0 : s.tops[i + 1] || 0));
+}
+
 function capacityIsDrawn(s) {
   return s.setup.capacity && Math.max(s.highestOfDevice, s.peak) > CAPACITY_SHARE * s.setup.capacity;
 }
@@ -184,8 +195,9 @@ function placeLabels(s, u, page) {                   // names stand at the ends 
     while (last >= 0 && row[last] === null) last--;
     label.hidden = last < 0;
     if (last < 0) return;
-    write(value, bytesText(row[last]));
-    shown.push({label, y: u.valToPos(row[last], 'y') + u.bbox.top / ratio});
+    const above = isFarAbove(s, i + 1);
+    write(value, `${above ? '↑ ' : ''}${bytesText(row[last])}`);
+    shown.push({label, y: (above ? 0 : u.valToPos(row[last], 'y')) + u.bbox.top / ratio});
   });
   shown.sort((a, b) => a.y - b.y);
   let lowest = bottom - LABEL_HEIGHT / 2;
@@ -220,7 +232,7 @@ function newPlot(s, page) {
     stroke: colour, width: name === 'allocated' ? 2 : 1.25, points: {show: false}, spanGaps: true,
     fill: name === 'allocated' ? transparent(colour, 0.14) : undefined, dash: name === 'rss' ? [2, 3] : undefined,
   }));
-  const top = () => capacityIsDrawn(s) ? Math.max(roomyTop(s.highest), 1.05 * s.setup.capacity) : roomyTop(s.highest);
+  const top = () => capacityIsDrawn(s) ? Math.max(roomyTop(highest(s)), 1.05 * s.setup.capacity) : roomyTop(highest(s));
   return new uPlot({
     width: Math.max(320, page.plot.clientWidth), height: PLOT_HEIGHT, padding: [8, GUTTER, 0, 0],
     legend: {show: false}, cursor: {show: false}, select: {show: false},
