@@ -61,6 +61,7 @@ class Books:
     reserved_bytes: int = 0
     next_block: int = 0
     surprises: int = 0
+    rounded: dict[int, int] = field(default_factory=dict)  # what requests round up to: programs repeat theirs
 
     @classmethod
     def from_snapshot(cls, segments: Sequence[Mapping[str, Any]], settings: Settings, next_block: int = 0) -> Books:
@@ -127,7 +128,7 @@ class Books:
         return Followed(*(table[:, column] for column in range(5)))
 
     def _alloc(self, address: int, requested: int, stream: int) -> Held:
-        size = self.settings.round(requested)
+        size = self.rounded.get(requested) or self._round(requested)
         room = self.free_size.pop(address, None)
         if room is None or room < size:
             self.surprises += 1
@@ -142,6 +143,10 @@ class Books:
         block = self.held[address] = Held(self.next_block, requested, room, stream)
         self.next_block += 1
         return block
+
+    def _round(self, requested: int) -> int:
+        size = self.rounded[requested] = self.settings.round(requested)
+        return size
 
     def _unknown(self, address: int, requested: int) -> Held:
         """A block nobody saw coming: take the size its request rounds up to."""

@@ -37,7 +37,7 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     """The peak of "allocated" or "reserved" on one device."""
     line = line or timeline(trace, device, of)
     facts = trace.made_by.device(device)
-    known = _highest_known(line, _stretches(trace, device), of)
+    known = _highest_known(line, _stretches(trace, device), of, device)
     seen = max(known.low_bytes, _highest_sample(trace, device, of))
     counter = _counter_peak(facts, of, seen)
     if counter is not None and counter != known.low_bytes:

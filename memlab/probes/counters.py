@@ -66,7 +66,7 @@ def has_context(device: int) -> bool:
     if not torch.cuda.is_initialized():
         return False
     # HIP may work without what CUDA calls a context: memory that PyTorch holds on the device says as much.
-    return _has_primary_context(device) or cuda_counters(device)["reserved"] > 0
+    return seams.has_primary_context(device) or cuda_counters(device)["reserved"] > 0
 
 
 def runtime_memory(device: int) -> tuple[int, int] | None:
@@ -75,12 +75,6 @@ def runtime_memory(device: int) -> tuple[int, int] | None:
         return None
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return free_bytes, total_bytes
-
-
-# SEAM: torch._C._cuda_hasPrimaryContext, absent from CPU builds, seen in 2.12.1
-def _has_primary_context(device: int) -> bool:
-    ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    return ask is not None and bool(ask(device))
 
 
 @dataclass(frozen=True, slots=True)

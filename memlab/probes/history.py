@@ -10,10 +10,12 @@ counters know of it. What other threads allocate is in the history like everythi
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -264,7 +266,7 @@ class Recorder:
 
     def read(self) -> None:
         """Read the entries nobody has read, and keep the books along them."""
-        with self.lock:
+        with self.lock, collector_paused():
             if not self.is_open:
                 return
             begin = time.monotonic()
@@ -400,6 +402,18 @@ def _entries_of(allocs: int, frees: int) -> int:
     return allocs + 2 * frees
 
 
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from walking hundreds of thousands of new entries again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def alloc_and_free_count(device: int) -> Counts:
     """How many allocations and frees a device has ever seen: equal before and after means that nothing happened."""
     counts = cuda_counters(device)
@@ -420,9 +434,8 @@ def _difference(now: Counts, before: Counts) -> Counts:
 
 
 def _all_counts() -> list[Counts]:
-    import torch
 
-    return [alloc_and_free_count(device) for device in range(torch._C._cuda_getDeviceCount())]
+    return [alloc_and_free_count(device) for device in range(seams.device_count())]
 
 
 def _segments(shot: dict[str, Any], device: int) -> list[dict[str, Any]]:

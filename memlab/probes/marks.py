@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -126,13 +127,18 @@ class Marker:
         add, codes, new_code = self._new.append, self._module_codes, self._module_code
         begin, end = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END)
 
+        # Dynamo traces hooks into the graph it compiles; to it the question is a constant, so nothing of them stays.
         def before(module: torch.nn.Module, inputs: Any) -> None:
+            if is_dynamo_compiling():
+                return
             code = codes.get(module)
             add((time_ns(), (new_code(module) if code is None else code) + begin, get_ident()))
             if self.at_module is not None:
                 self.at_module()
 
         def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            if is_dynamo_compiling():
+                return
             code = codes.get(module)
             add((time_ns(), (new_code(module) if code is None else code) + end, get_ident()))
 

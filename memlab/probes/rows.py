@@ -55,20 +55,16 @@ class Part:
 
 def columns_of(entries: Iterable[Mapping[str, Any]], stacks: Stacks) -> Entries:
     """The entries that change memory, in order."""
-    rows = [
-        (
-            kind,
-            entry["addr"] if "addr" in entry else entry.get("device_free", 0),
-            entry["size"],
-            entry["stream"],
-            entry["time_us"],
-            stacks.index(entry.get("frames", ())),
-        )
-        for entry in entries
-        if (kind := KIND_OF_ACTION.get(entry["action"])) is not None
-    ]
-    columns = zip(*rows, strict=True) if rows else ((),) * 6
-    return Entries(*map(list, columns))
+    # Column by column, without a tuple for each row: this runs once per entry of a history that may have 200,000.
+    kept = [entry for entry in entries if entry["action"] in KIND_OF_ACTION]
+    return Entries(
+        kinds=[KIND_OF_ACTION[entry["action"]] for entry in kept],
+        addresses=[entry["addr"] if "addr" in entry else entry.get("device_free", 0) for entry in kept],
+        sizes=[entry["size"] for entry in kept],
+        streams=[entry["stream"] for entry in kept],
+        times_us=[entry["time_us"] for entry in kept],
+        stacks=[stacks.index(entry["frames"]) if "frames" in entry else -1 for entry in kept],
+    )
 
 
 def part_of(device: int, entries: Entries, followed: Followed) -> Part:

@@ -15,8 +15,9 @@ import numpy as np
 import traitlets
 
 from memlab.errors import MemlabError
+from memlab.seams import let_clicks_through
 from memlab.views import theme
-from memlab.views.live import let_clicks_through, static
+from memlab.views.live import static
 
 # Of each series: the times (seconds) at which stretches begin, and the lowest and highest value in each.
 Detail = Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]

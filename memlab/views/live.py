@@ -20,6 +20,7 @@ import anywidget
 import numpy as np
 import traitlets
 
+from memlab.seams import let_clicks_through
 from memlab.views import theme
 
 # 4,096 bytes less the envelope that Jupyter puts around a message and some air: on the websocket the heaviest weighed
@@ -279,14 +280,3 @@ def _setup(
         "can_stop": can_stop,
         "peak_of": peak_of,
     }
-
-
-# SEAM: Comm._reply_subshell_for, seen in ipykernel 7.4.0
-def let_clicks_through(widget: Any) -> None:
-    """Let messages from the browser reach `widget` while a cell runs.
-
-    ipykernel 7.4 answers on the thread that last sent on the comm: for a widget made in a cell that is the main thread,
-    so that a click would wait for the end of the cell. Without the attribute the front end chooses: a subshell.
-    """
-    with contextlib.suppress(Exception):
-        widget.comm._reply_subshell_for = None

@@ -68,8 +68,8 @@ def report(summary: Summary) -> Report:
     title = f"memlab{name} · {format_seconds(summary.duration_s)} · {_one_line(summary.engine)}"
     shown = [device for device in summary.devices if _is_worth_showing(device)] or list(summary.devices[:1])
     devices = tuple(_device(device) for device in shown)
-    notes = tuple(map(_one_line, summary.notes)) or (() if devices else (_NOTHING,))
-    return Report(title, devices, notes, tuple(f"{gap.name}: {_one_line(gap.text)}" for gap in summary.gaps))
+    notes = (*map(_one_line, summary.notes), *(() if devices else (_NOTHING,)))
+    return Report(title, devices, notes, tuple(_one_line(f"{gap.name}: {gap.text}") for gap in summary.gaps))
 
 
 def _is_worth_showing(device: DeviceSummary) -> bool:

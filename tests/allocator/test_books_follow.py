@@ -15,7 +15,7 @@ from memlab.probes.rows import columns_of
 from memlab.probes.stacks import Stacks
 from memlab.trace import Kind
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = [pytest.mark.fakegpu, pytest.mark.filterwarnings("ignore:.*_set_allocator_settings:FutureWarning")]
 KiB, MiB = 1 << 10, 1 << 20
 
 NO_ROUNDUP = "roundup_power2_divisions:[1:0,>:0]"

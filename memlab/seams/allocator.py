@@ -1,16 +1,9 @@
-"""Every private hook of PyTorch, IPython and ipykernel that memlab leans on, in one place.
-
-None of these is a public promise. Each function says what it uses, where that was seen, and what happens without it;
-`tests/test_seams.py` notices when one breaks. Nothing else in memlab may touch a private name of these libraries.
-"""
+"""Private hooks of PyTorch's CUDA allocator, its history, its counters, and of the start of CUDA."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-
-# --- PyTorch: the allocator's history and counters -------------------------------------------------------------------
 
 
 def record_history(entries: int) -> None:
@@ -92,42 +85,19 @@ def cuda_stats(device: int) -> Mapping[str, Any]:
     return torch._C._cuda_memoryStats(device)
 
 
-# --- PyTorch: the autograd engine and dispatch modes ------------------------------------------------------------------
+def device_count() -> int:
+    """How many devices CUDA has, once it is up; torch._C._cuda_getDeviceCount, seen in 2.11 to 2.15."""
+    import torch
 
-_ENGINE_NAME = "_engine_run_backward"
+    return int(torch._C._cuda_getDeviceCount())
 
 
-def engine_entry() -> Callable[..., Any]:
-    """The one function through which Python starts the autograd engine, as `torch.autograd` calls it now.
+def has_primary_context(device: int) -> bool:
+    """Whether this process has a context on a device; asking anything else would make one.
 
-    torch.autograd._engine_run_backward, seen in 2.3 to 2.15; backward(), grad() and reentrant checkpoints call it.
+    torch._C._cuda_hasPrimaryContext, absent from builds without CUDA, seen in 2.12.
     """
-    import torch.autograd
+    import torch
 
-    return getattr(torch.autograd, _ENGINE_NAME)
-
-
-def replace_engine_entry(entry: Callable[..., Any]) -> None:
-    """Let `torch.autograd` start the engine through `entry`."""
-    import torch.autograd
-
-    setattr(torch.autograd, _ENGINE_NAME, entry)
-
-
-# --- ipykernel and ipywidgets ---------------------------------------------------------------------------------------
-
-
-def let_clicks_through(widget: Any) -> None:
-    """Let messages from the browser reach a widget while the cell runs.
-
-    ipykernel 7.4 sends a comm's messages to the subshell that spoke last on it, which is the busy main shell for a widget
-    made in a cell (`comm._reply_subshell_for`). Where the attribute means nothing, nothing changes.
-    """
-    comm = getattr(widget, "comm", None)
-    if comm is not None and hasattr(comm, "_reply_subshell_for"):
-        comm._reply_subshell_for = None
-
-
-def is_kernel(shell: Any) -> bool:
-    """Whether this IPython shell talks to a notebook front end (ipykernel's ZMQInteractiveShell) and not a terminal."""
-    return shell is not None and "ipykernel" in sys.modules and hasattr(shell, "kernel")
+    ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return ask is not None and bool(ask(device))

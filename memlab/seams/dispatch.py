@@ -1,0 +1,62 @@
+"""Private hooks of PyTorch's dispatcher, as the CPU tally needs them; seen in 2.12 and 2.13.
+
+These stand in the way of every operator, so most are the C functions themselves, without a wrapper.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TensorBase: Any = torch._C.TensorBase
+"""The class whose getters no subclass of Tensor has replaced."""
+DisableTorchFunction = torch._C.DisableTorchFunction
+"""Within it, no `__torch_function__` of the user's runs."""
+HigherOrderOperator = torch._ops.HigherOrderOperator
+"""Operators that take functions, and have no `_op`."""
+plain_torch_dispatch: Any = torch._C._disabled_torch_dispatch_impl
+"""The `__torch_dispatch__` of tensor classes that have none of their own."""
+current_autograd_node = torch._C._current_autograd_node
+"""The node of the graph that runs in this thread, None outside of backward."""
+mode_count = torch._C._len_torch_dispatch_stack
+"""How many dispatch modes are on in this thread."""
+function_mode_count = torch._C._len_torch_function_stack
+"""How many function modes are on in this thread."""
+
+
+def push_mode(mode: TorchDispatchMode) -> None:
+    """Put a dispatch mode on the stack of this thread.
+
+    Not by `__enter__`: that notes flags which a mode that the user leaves on would restore wrongly after ours has gone.
+    """
+    torch._C._push_on_torch_dispatch_stack(mode)
+
+
+def top_mode() -> Any:
+    """The dispatch mode on top of the stack of this thread, None if there is none."""
+    depth = mode_count()
+    return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
+
+
+def remove_mode(mode: TorchDispatchMode) -> bool:
+    """Take a mode off the stack of this thread, wherever it lies; the others stay in their order."""
+    above = []
+    try:
+        while mode_count():
+            top = torch._C._pop_torch_dispatch_stack(None)
+            if top is mode:
+                return True
+            above.append(top)
+        return False
+    finally:
+        for other in reversed(above):
+            torch._C._push_on_torch_dispatch_stack(other)
+
+
+def compiled_something() -> bool:
+    """Whether torch.compile has compiled anything in this process; torch._dynamo.utils.counters["frames"]["ok"]."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["frames"]["ok"])

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+from handmade import Script, busy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memlab.analysis.breakdown import BY, breakdown
+from memlab.analysis.peak import peak
+from memlab.errors import MemlabError
+from memlab.trace import Bounded, Category, Phase, Trace
+
+
+def step() -> Script:
+    script = Script()
+    script.segment(4096)
+    script.here_it_starts()
+    script.adopt(512, requested=500)
+    script.alloc(1024, at=1, requested=1000, phase=Phase.FORWARD, category=Category.ACTIVATION, module="net.a", line="a.py:3")
+    script.alloc(512, at=2, requested=512, phase=Phase.FORWARD, module="net.b")
+    gone = script.alloc(256, at=3, requested=100, phase=Phase.BACKWARD, category=Category.GRADIENT)
+    script.free(gone, at=4)
+    return script  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("phase", {"forward": 1512, "before the cell": 500, "rounding": 192, "backward": 100}),
+        ("category", {"activation": 1000, "other": 512, "before the cell": 500, "rounding": 192, "gradient": 100}),
+        ("module", {"net.a": 1000, "net.b": 512, "before the cell": 500, "rounding": 192, "elsewhere": 100}),
+        ("line", {"a.py:3": 1000, "elsewhere": 612, "before the cell": 500, "rounding": 192}),
+    ],
+)
+def test_the_shares_by_hand_largest_first(by, expected):
+    found = breakdown(step().trace(), 0, by)
+    assert list(found.items()) == list(expected.items())
+    assert found.total_bytes == 2304
+
+
+def test_of_reserved_there_is_what_is_cached():
+    found = breakdown(step().trace(), 0, "phase", "reserved")
+    assert found["cached"] == 4096 - 512  # reserved peaks at the start, when one block is there
+    assert found.total_bytes == 4096
+
+
+def test_a_block_from_before_whose_category_is_known_is_named_by_it():
+    script = step()
+    script.blocks[0]["category"] = Category.PARAMETER
+    assert breakdown(script.trace(), 0, "category")["parameter"] == 500
+
+
+def test_an_empty_trace_has_no_shares():
+    found = breakdown(Script().trace(), 0)
+    assert (dict(found), found.total_bytes) == ({}, 0)
+    assert "0 B" in str(found)
+
+
+def test_it_is_a_mapping_that_prints_and_exports():
+    found = breakdown(step().trace(), 0, "module")
+    assert len(found) == len(list(found)) == 5
+    assert found.percent("net.a") == "43 %"
+    assert str(found).splitlines()[0].split() == ["net.a", "1000", "B", "43", "%"]
+    assert found.to_pandas().sum() == found.total_bytes
+    assert found.to_pandas().name == "allocated_bytes"
+
+
+def test_a_name_from_a_file_cannot_steer_the_terminal():
+    script = Script()
+    script.alloc(10, at=1, module="\x1b[2Jevil\nname")
+    assert "\x1b" not in str(breakdown(script.trace(), 0, "module"))
+    assert len(str(breakdown(script.trace(), 0, "module")).splitlines()) == 2
+
+
+def test_an_unknown_way_to_divide_is_refused():
+    with pytest.raises(MemlabError, match="'colour'.*phase, category, module, line"):
+        breakdown(step().trace(), 0, "colour")
+
+
+@pytest.mark.parametrize("begin", [0, 7])
+def test_a_peak_whose_rows_were_let_go_has_no_shares(begin):
+    stretch = Bounded(0, begin, 9, 5, peak_allocated_bytes=1 << 20, peak_reserved_bytes=1 << 21)
+    with pytest.raises(MemlabError, match="nobody saw who held"):
+        breakdown(step().trace(bounded=(stretch,)), 0)
+
+
+def test_a_peak_that_was_lost_has_no_shares():
+    script = step()
+    script.sample(3, 1 << 20)
+    with pytest.raises(MemlabError, match="nobody saw who held"):
+        breakdown(script.trace(bounded=(Bounded(0, 1, 4, 5),)), 0)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    script, alive = Script(), []
+    for size in draw(st.lists(st.integers(1, 5000), max_size=4)):
+        alive.append(script.adopt(size + 12, size))
+    for choice, size, label in draw(
+        st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5000), st.sampled_from(["", "a", "b.c"])), max_size=60)
+    ):
+        if choice < 4 and alive:
+            script.free(alive.pop(choice % len(alive)))
+        else:
+            phase, category = Phase(choice % 4), Category(choice % 8)
+            alive.append(script.alloc(size + choice, None, size, phase=phase, category=category, module=label))
+    return script.trace()
+
+
+@settings(deadline=None, max_examples=150)
+@given(traces(), st.sampled_from(BY))
+def test_the_shares_sum_to_the_peak_exactly(trace, by):
+    found = breakdown(trace, 0, by)
+    assert found.total_bytes == peak(trace, 0).low_bytes
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert 0 not in found.values()
+
+
+@pytest.mark.parametrize("by", BY)
+def test_the_shares_of_a_busy_run_sum_to_both_peaks(by):
+    trace = busy(4000)
+    for of in ("allocated", "reserved"):
+        assert breakdown(trace, 0, by, of).total_bytes == peak(trace, 0, of).low_bytes

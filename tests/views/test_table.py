@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+from handmade import GPU, HOST, Script, busy
+
+from memlab.analysis.peak import UNKNOWN_BYTES, Peak
+from memlab.analysis.summary import summary
+from memlab.trace import Bounded, Device, Gap, Phase
+from memlab.views.table import peak_text, report
+
+EVIL = "<script>alert(1)</script>\x1b[31m\nnext&\"'"
+
+
+def step(module: str = "net", line: str = "/home/me/train.py:7") -> Script:
+    script = Script()
+    script.adopt(1 << 20)
+    script.alloc(3 << 20, at=350_000_000, requested=3_000_000, phase=Phase.FORWARD, module=module, line=line)
+    script.segment(8 << 20, at=360_000_000)
+    return script
+
+
+def shown(script: Script, name: str = "first", **made_by: object) -> tuple[str, str]:
+    found = report(summary(script.trace(duration=2_000_000_000, **made_by), name))
+    return found.text(), found.html()
+
+
+class Words(HTMLParser):
+    """What is left of HTML without tags; the names of the tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.feed(html)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+
+def test_the_text_stands_alone():
+    text, _ = shown(step())
+    assert text == """\
+memlab · first · 2.0 s · hand
+
+cuda:0 (Pretend 8, 8.00 GiB)
+                 peak    when  at start    at end  left behind
+  allocated  4.00 MiB  350 ms  1.00 MiB  4.00 MiB    +3.00 MiB
+  reserved   8.00 MiB  360 ms       0 B  8.00 MiB    +8.00 MiB
+  Peak allocated 4,194,304 bytes, exact; known from every event of the allocator.
+  It was reached in phase forward, in net, at train.py:7.
+  At the peak, by phase: forward 2.86 MiB (72 %), before the cell 1.00 MiB (25 %), rounding 142.2 KiB (3 %).
+  At the peak, by module: net 2.86 MiB (72 %), before the cell 1.00 MiB (25 %), rounding 142.2 KiB (3 %).
+
+Not seen:
+- hand: written by hand"""
+
+
+def test_html_says_the_same_as_the_text():
+    text, html = shown(step())
+    words = "".join(Words(html).words)
+    for cell in (cell for line in text.splitlines() for cell in line.split("  ") if cell):
+        assert cell.strip().removeprefix("- ").removesuffix(":") in words
+
+
+@pytest.mark.parametrize("where", ["name", "module", "line", "device", "gap", "note", "engine"])
+def test_whatever_comes_from_outside_is_escaped(where):
+    script = step(module=EVIL if where == "module" else "net", line=f"{EVIL}:3" if where == "line" else "t.py:3")
+    script.devices = (Device(0, EVIL if where == "device" else "card"),)
+    gaps = (Gap(EVIL, EVIL),) if where == "gap" else ()
+    notes = {"notes": [EVIL]} if where == "note" else {}
+    trace = script.trace(gaps=gaps, notes=notes)
+    if where == "engine":
+        import dataclasses
+
+        trace = dataclasses.replace(trace, made_by=dataclasses.replace(trace.made_by, engine=EVIL))
+    found = report(summary(trace, EVIL if where == "name" else "x"))
+    text, html = found.text(), found.html()
+    assert "script" not in Words(html).tags
+    assert "script>" in text  # it is there, as text
+    assert "\x1b" not in text + html
+    assert not any(line.startswith("next&") for line in text.splitlines())
+
+
+def test_a_name_of_ten_thousand_characters_does_not_run_away():
+    text, html = shown(step(module="m" * 10_000), name="n" * 10_000)
+    assert len(text) < 4000
+    assert len(html) < 8000
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (1 << 20, 1 << 20, "1.00 MiB"),
+        (1 << 20, 1 << 21, "1.00 MiB to 2.00 MiB"),
+        (1 << 20, UNKNOWN_BYTES, "≥ 1.00 MiB"),
+        (1 << 30, (1 << 30) + 5, "≥ 1.00 GiB"),
+    ],
+)
+def test_a_peak_shows_how_well_it_is_known(low, high, expected):
+    assert peak_text(Peak(low, high, 0, 0, "")) == expected
+
+
+def test_a_bounded_peak_is_never_called_exact():
+    text, _ = shown(step(), bounded=(Bounded(0, 1, 4, 5),))
+    assert "exact" not in text
+    assert "between 4,194,304 and 8,589,934,592 bytes" in text
+
+
+def test_out_of_memory_and_retries_are_told():
+    script = step()
+    script.devices = (Device(0, "card", num_ooms=2, num_alloc_retries=3),)
+    text, _ = shown(script)
+    assert "Out of memory was raised 2 time(s)" in text
+    assert "try again 3 time(s)" in text
+
+
+def test_a_device_on_which_nothing_happened_is_left_out():
+    script = Script(GPU, Device(1, "idle"))
+    script.alloc(512, at=1)
+    assert "idle" not in shown(script)[0]
+
+
+def test_an_empty_run_and_one_without_devices_still_report():
+    assert "Peak allocated 0 bytes, exact" in shown(Script(HOST))[0]
+    nobody = Script()
+    nobody.devices = ()
+    text, html = shown(nobody)
+    assert "No device of those that were measured was used." in text
+    assert "No device" in html
+
+
+def test_what_was_given_back_has_a_minus():
+    script = Script()
+    script.free(script.adopt(4096), at=5)
+    assert "−4.00 KiB" in shown(script)[0]
+
+
+def test_the_line_of_a_cell_is_called_that():
+    assert "at line 12 of a cell" in shown(step(line="/tmp/ipykernel_312/998.py:12"))[0]
+    assert "at train.py:3" in shown(step(line="C:\\me\\train.py:3"))[0]
+
+
+def test_a_busy_report_stays_small():
+    text, html = shown(Script())
+    trace = busy(3000)
+    found = report(summary(trace, "busy"))
+    assert len(found.text()) < 3000
+    assert len(found.html()) < 6000
