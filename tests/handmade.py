@@ -99,9 +99,9 @@ def busy(events: int = 40_000, seed: int = 0) -> Trace:
     random = np.random.default_rng(seed)
     script = Script()
     script.adopt(1 << 28)
-    script.segment(1 << 30, at=0)
+    script.segment(1 << 31, at=0)
     script.here_it_starts()
-    alive: list[int] = []
+    alive: list[int] = []  # of blocks
     names = [("forward", Phase.FORWARD), ("backward", Phase.BACKWARD), ("optimizer", Phase.OPTIMIZER)]
     step = max(events // 60, 1)
     for i in range(events):
@@ -111,8 +111,10 @@ def busy(events: int = 40_000, seed: int = 0) -> Trace:
             script.mark(MarkKind.PHASE_BEGIN, name, at)
         if i % step == step - 1 and name != "forward":
             script.mark(MarkKind.PHASE_END, name, at)
-        if alive and random.random() < 0.5:
+        if alive and random.random() < 0.45:
             script.free(alive.pop(int(random.integers(len(alive)))), at)
+        elif random.random() < 0.2:
+            script.segment(int(random.integers(-9, 10) or 1) << 21, at)
         else:
             size = int(random.integers(1, 5000)) * 512
             requested, module = size - int(random.integers(512)), f"layers.{i % 24}.attention"

@@ -190,7 +190,7 @@ class Recorder:
 
     def _close(self) -> None:
         seams.forget_when_cuda_starts(self._open)
-        if self._our_switch is not None and seams.history_switch() is self._our_switch:
+        if self._users_switch is not None and seams.history_switch() is self._our_switch:
             seams.replace_history_switch(self._users_switch)
         if self.is_open and self.owns_history:
             seams.stop_history()
@@ -434,7 +434,6 @@ def _difference(now: Counts, before: Counts) -> Counts:
 
 
 def _all_counts() -> list[Counts]:
-
     return [alloc_and_free_count(device) for device in range(seams.device_count())]
 
 

@@ -107,7 +107,8 @@ def reserved_row(change_bytes: int, device: int, time_ns: int = 0) -> Events:
     if not change_bytes:
         return Events.empty()
     kind = Kind.SEGMENT_ALLOC if change_bytes > 0 else Kind.SEGMENT_FREE
-    return Events([time_ns], [kind], [-1], [0], [abs(change_bytes)], [device], [0], [0])
+    row = (time_ns, kind, -1, 0, abs(change_bytes), device, 0, 0)
+    return Events(*np.array([row], np.int64).T)
 
 
 def resync_rows(old: Books, fresh: Books, device: int, time_ns: int) -> Events:

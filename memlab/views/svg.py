@@ -134,20 +134,18 @@ def _path(curve: Curve, frame: Frame) -> str:
     width = 1.6 if curve.name == "allocated" else 1.2
     steps = list(_stair(x, y)) if curve.is_stair else [f"L{a} {b}" for a, b in zip(x, y, strict=True)]
     line = f"M{x[0]} {y[0]}" + "".join(steps)
-    fill = ""
-    if curve.name == "allocated":
-        base = HEIGHT - _BOTTOM
-        fill = f'<path d="{line}V{base}H{x[0]}Z" fill="{colour}" fill-opacity=".14"/>'
+    stroke = f'stroke="{colour}" stroke-width="{width}"'
+    if curve.name == "allocated":  # one path for line and area: the dash ends with the curve, so the sides stay bare
+        length = int(np.abs(np.diff(x)).sum() + np.abs(np.diff(y)).sum())
+        area = f"{line}V{HEIGHT - _BOTTOM}H{x[0]}Z"
+        return f'<path d="{area}" fill="{colour}" fill-opacity=".14" {stroke} stroke-dasharray="{length} 99999"/>'
     dash = "" if curve.is_stair else ' stroke-dasharray="5 3"'
-    return f'{fill}<path d="{line}" fill="none" stroke="{colour}" stroke-width="{width}"{dash}/>'
+    return f'<path d="{line}" fill="none" {stroke}{dash}/>'
 
 
 def _stair(x: np.ndarray, y: np.ndarray) -> Iterator[str]:
-    for i in range(1, len(x)):
-        if x[i] != x[i - 1]:
-            yield f"H{x[i]}"
-        if y[i] != y[i - 1]:
-            yield f"V{y[i]}"
+    for across, down in zip(np.diff(x).tolist(), np.diff(y).tolist(), strict=True):
+        yield (f"h{across}" if across else "") + (f"v{down}" if down else "")
 
 
 def _phase_strip(curves: Curves, frame: Frame) -> Iterator[str]:

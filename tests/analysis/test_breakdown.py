@@ -16,7 +16,9 @@ def step() -> Script:
     script.segment(4096)
     script.here_it_starts()
     script.adopt(512, requested=500)
-    script.alloc(1024, at=1, requested=1000, phase=Phase.FORWARD, category=Category.ACTIVATION, module="net.a", line="a.py:3")
+    script.alloc(
+        1024, at=1, requested=1000, phase=Phase.FORWARD, category=Category.ACTIVATION, module="net.a", line="a.py:3"
+    )
     script.alloc(512, at=2, requested=512, phase=Phase.FORWARD, module="net.b")
     gone = script.alloc(256, at=3, requested=100, phase=Phase.BACKWARD, category=Category.GRADIENT)
     script.free(gone, at=4)

@@ -119,9 +119,9 @@ def test_nvml_sees_what_the_driver_sees():
 
 
 def test_out_of_memory_is_recorded_and_the_error_goes_out():
-    free, _ = torch.cuda.mem_get_info()
+    _, total = torch.cuda.mem_get_info()
     with pytest.raises(torch.OutOfMemoryError), memlab.track("oom", device="cuda", show=False):
-        torch.empty(free + (8 << 30), dtype=torch.uint8, device="cuda")
+        torch.empty(2 * total, dtype=torch.uint8, device="cuda")
     run = memlab.runs["oom"]
     assert run.devices[0].device.num_ooms == 1
     assert "OutOfMemoryError" in run.summary.notes[0]

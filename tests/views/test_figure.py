@@ -68,7 +68,7 @@ def test_a_title_has_no_characters_that_steer():
 def test_the_page_shows_through():
     layout = sent(timeline_figure(drawn(step())))["layout"]
     assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
-    assert layout.get("template", {}) in ({}, None)
+    assert len(json.dumps(layout["template"])) < 100  # plotly's own has white pages, and 7 kB
 
 
 def test_the_capacity_is_a_line_where_the_curves_come_near_it():

@@ -57,16 +57,43 @@ def test_the_peak_is_written_and_drawn_where_it_is():
     (dot,) = parsed(svg).iter(f"{NAMESPACE}circle")
     frame = Frame(found)
     assert (int(dot.get("cx", "")), int(dot.get("cy", ""))) == (int(frame.x(0.5)), int(frame.y(3 << 20)))
-    assert f"V{int(frame.y(3 << 20))}" in svg
+    assert int(frame.y(3 << 20)) in [
+        y for path in parsed(svg).iter(f"{NAMESPACE}path") for y in places(path.get("d", ""))[1]
+    ]
 
 
 def test_everything_lies_inside_the_picture():
     trace = busy(5000)
     svg = timeline_svg(curves(trace, trace.made_by.devices[0]), "busy")
-    across = [float(x) for x in re.findall(r"H(-?\d+)|[ML](-?\d+) ", svg) for x in x if x]
-    down = [float(y) for y in re.findall(r"V(-?\d+)", svg)]
-    assert 0 <= min(across) <= max(across) <= WIDTH
-    assert 0 <= min(down) <= max(down) <= HEIGHT
+    for path in parsed(svg).iter(f"{NAMESPACE}path"):
+        across, down = places(path.get("d", ""))
+        assert 0 <= min(across) <= max(across) <= WIDTH
+        assert 0 <= min(down) <= max(down) <= HEIGHT
+
+
+def places(path: str) -> tuple[list[int], list[int]]:
+    """Every x and every y that a path comes to."""
+    x = y = 0
+    across, down = [], []
+    for letter, first, second in re.findall(r"([MLHVhvZz])(-?\d+)? ?(-?\d+)?", path):
+        if letter in "ML":
+            x, y = int(first), int(second)
+        elif letter in "Hh":
+            x = int(first) + (x if letter == "h" else 0)
+        elif letter in "Vv":
+            y = int(first) + (y if letter == "v" else 0)
+        across.append(x)
+        down.append(y)
+    return across, down
+
+
+def test_the_line_is_drawn_as_long_as_the_curve_and_the_sides_of_its_area_stay_bare():
+    area = next(
+        p for p in parsed(timeline_svg(drawn(step()), "")).iter(f"{NAMESPACE}path") if p.get("stroke-dasharray")
+    )
+    frame = Frame(drawn(step()))
+    rise = int(frame.y(0)) - int(frame.y(3 << 20))
+    assert area.get("stroke-dasharray") == f"{int(frame.x(1.0)) - int(frame.x(0.0)) + 2 * rise} 99999"
 
 
 def test_the_capacity_is_a_line_where_the_curves_come_near_it():
@@ -92,7 +119,9 @@ def test_an_empty_run_is_still_a_picture(script):
 
 def test_the_twin_in_words_says_what_is_seen():
     words = described(drawn(step()))
-    assert words.startswith("Memory of cuda:0 over 1.0 s: allocated began at 0 B, peaked at 3.00 MiB at 500 ms and ended at 0 B.")
+    assert words.startswith(
+        "Memory of cuda:0 over 1.0 s: allocated began at 0 B, peaked at 3.00 MiB at 500 ms and ended at 0 B."
+    )
     bounded = described(drawn(step(), bounded=(Bounded(0, 1, 2, 3),)))
     assert "peaked at at least 3.00 MiB and ended" in bounded or "at least 3.00 MiB and ended" in bounded
 

@@ -44,7 +44,9 @@ class Words(HTMLParser):
 
 def test_the_text_stands_alone():
     text, _ = shown(step())
-    assert text == """\
+    assert (
+        text
+        == """\
 memlab · first · 2.0 s · hand
 
 cuda:0 (Pretend 8, 8.00 GiB)
@@ -53,11 +55,12 @@ cuda:0 (Pretend 8, 8.00 GiB)
   reserved   8.00 MiB  360 ms       0 B  8.00 MiB    +8.00 MiB
   Peak allocated 4,194,304 bytes, exact; known from every event of the allocator.
   It was reached in phase forward, in net, at train.py:7.
-  At the peak, by phase: forward 2.86 MiB (72 %), before the cell 1.00 MiB (25 %), rounding 142.2 KiB (3 %).
-  At the peak, by module: net 2.86 MiB (72 %), before the cell 1.00 MiB (25 %), rounding 142.2 KiB (3 %).
+  At the peak, by phase: forward 2.86 MiB (72 %), before the cell 1.00 MiB (25 %), rounding 142.3 KiB (3 %).
+  At the peak, by module: net 2.86 MiB (72 %), before the cell 1.00 MiB (25 %), rounding 142.3 KiB (3 %).
 
 Not seen:
 - hand: written by hand"""
+    )
 
 
 def test_html_says_the_same_as_the_text():

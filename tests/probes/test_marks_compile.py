@@ -1,0 +1,145 @@
+"""Marks and torch.compile, on the CPU: what is compiled stays compiled, as often and as whole as without marks."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from memlab.probes.marks import Marker
+from memlab.trace import MarkKind
+
+X = torch.ones(2, 4)
+
+
+class Backend:
+    """Counts what it is asked to compile, and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.graphs: list[int] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        self.graphs.append(sum(node.op not in ("placeholder", "output") for node in graph.graph.nodes))
+        return graph.forward
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+
+
+def compiled_module(backend: Backend) -> Callable[[], object]:
+    fast = torch.compile(network(), backend=backend, fullgraph=True)
+    return lambda: fast(X).sum().backward()
+
+
+def compiled_in_place(backend: Backend) -> Callable[[], object]:
+    model = network()
+    model.compile(backend=backend, fullgraph=True)
+    return lambda: model(X).sum().backward()
+
+
+def compiled_part(backend: Backend) -> Callable[[], object]:
+    model = network()
+    model[0].compile(backend=backend, fullgraph=True)
+    return lambda: model(X).sum().backward()
+
+
+def compiled_function(backend: Backend) -> Callable[[], object]:
+    model = network()
+    loss = torch.compile(lambda x: model(x).pow(2).sum(), backend=backend, fullgraph=True)
+    return lambda: loss(X).backward()
+
+
+def compiled_optimizer(backend: Backend) -> Callable[[], object]:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), capturable=False)
+    step = torch.compile(optimizer.step, backend=backend)
+
+    def body() -> None:
+        model(X).sum().backward()
+        step()
+
+    return body
+
+
+def with_a_break(backend: Backend) -> Callable[[], object]:
+    model = network()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        torch._dynamo.graph_break()
+        return model(y).sum()
+
+    fast = torch.compile(loss, backend=backend)
+    return lambda: fast(X).backward()
+
+
+PROGRAMS = (
+    compiled_module, compiled_in_place, compiled_part, compiled_function, compiled_optimizer, with_a_break
+)  # fmt: skip
+
+
+def graphs(program: Callable[[Backend], Callable[[], object]], when_on: tuple[bool, ...]) -> list[int]:
+    """The sizes of the graphs that are compiled when the program runs so often, with marks on or off each time."""
+    backend, marker = Backend(), Marker()
+    body = program(backend)
+    for on in when_on:
+        if on:
+            marker.acquire()
+        try:
+            body()
+        finally:
+            if on:
+                marker.release()
+    return backend.graphs
+
+
+@pytest.mark.parametrize("when_on", [(True,) * 4, (True, False, True, False), (False, True, True, False)])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_same_graphs_are_compiled_as_without_marks(program, when_on):
+    without = graphs(program, (False,) * 4)
+    torch._dynamo.reset()
+    assert graphs(program, when_on) == without
+    assert without
+
+
+def test_the_call_of_a_compiled_module_is_marked():
+    marker, begin_ns = Marker(), time.time_ns()
+    marker.acquire()
+    try:
+        body = compiled_module(Backend())
+        for _ in range(3):
+            body()
+        found = marker.columns(begin_ns, time.time_ns(), threading.get_ident())
+    finally:
+        marker.release()
+    begun = [
+        found.texts[name] for name, kind in zip(found.name, found.kind, strict=True) if kind == MarkKind.MODULE_BEGIN
+    ]
+    assert begun == ["OptimizedModule"] * 3
+
+
+def test_no_warning_about_our_hooks_reaches_the_user():
+    filters = list(warnings.filters)
+    marker = Marker()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        marker.acquire()
+        try:
+            compiled_module(Backend())()
+            warnings.warn("theirs", stacklevel=1)
+        finally:
+            marker.release()
+    assert [str(one.message) for one in caught] == ["theirs"]
+    assert warnings.filters == filters
