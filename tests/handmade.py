@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from memlab.trace import Blocks, Category, Device, Events, Gap, Kind, MadeBy, MarkKind, Marks, Phase, Samples, Trace
+from memlab.trace import Blocks, Device, Events, Gap, Kind, MadeBy, MarkKind, Marks, Phase, Samples, Trace
 from memlab.trace.columns import Array
 
 GPU = Device(0, "Pretend 8", capacity_bytes=1 << 33)
@@ -36,11 +36,12 @@ class Script:
         self.first_row, self.now = len(self.rows), 0
         return block
 
-    def alloc(self, allocated: int, at: int | None = None, requested: int | None = None, device: int | None = None,
-              phase: Phase = Phase.OTHER, category: Category = Category.OTHER, module: str = "", line: str = "") -> int:  # fmt: skip
-        """A new block, and what is known of it."""
+    def alloc(
+        self, allocated: int, at: int | None = None, requested: int | None = None, device: int | None = None, **known: Any
+    ) -> int:
+        """A new block, and what is known of it: phase, category, module, line."""
         block = self._block(allocated, requested, Kind.ALLOC, at, device)
-        self.blocks[block] |= {"phase": phase, "category": category, "module": module, "line": line}
+        self.blocks[block] |= known
         return block
 
     def _block(self, allocated: int, requested: int | None, kind: Kind, at: int | None, device: int | None) -> int:

@@ -9,8 +9,12 @@ Limits: a forward that is no `nn.Module` leaves no mark; backward started from C
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import re
+import sys
 import threading
+import warnings
 import weakref
 from array import array
 from collections import deque
@@ -50,12 +54,9 @@ class MarkColumns:
         return resolve(self.time_ns, self.kind.tolist(), self.name.tolist(), self.texts)
 
     def table(self, events: Events, first_row: int, start_ns: int) -> Marks:
-        """The marks as a table of a trace: between which events each one fell.
-
-        Allocator history keeps microseconds; an event in the same one as a mark is taken to come after it.
-        """
+        """The marks as a table of a trace: between which events each one fell."""
         times = self.time_ns - start_ns
-        row = first_row + np.searchsorted(events.time_ns[first_row:], times // 1000 * 1000, side="left")
+        row = first_row + np.searchsorted(events.time_ns[first_row:], times, side="left")
         return Marks(row, times, self.kind, self.name)
 
 
@@ -80,6 +81,8 @@ class Marker:
         self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._root = ""
         self._handles: list[Any] = []
+        self._module_handles: list[Any] = []
+        self._callbacks: Any = None
         self._users_engine: Callable[..., Any] | None = None
         self._our_engine: Callable[..., Any] | None = None
         self.dropped = 0
@@ -102,37 +105,60 @@ class Marker:
                 self._reset()
 
     def _install(self) -> None:
-        before, after = self._module_hooks()
+        self._hooks = self._module_hooks()
         step_before, step_after = self._optimizer_hooks()
-        self._handles = [
-            register_module_forward_pre_hook(before),
-            register_module_forward_hook(after, always_call=True),
-            register_optimizer_step_pre_hook(step_before),
-            register_optimizer_step_post_hook(step_after),
-        ]
+        self._handles = [register_optimizer_step_pre_hook(step_before), register_optimizer_step_post_hook(step_after)]
+        warnings.filters.insert(0, _HOOKS_WARNING)  # and not through filterwarnings, which shows old warnings again
+        self._show()
+        self._watch_compiler()
         self._users_engine = seams.engine_entry()
         self._our_engine = self._engine(self._users_engine)
         seams.replace_engine_entry(self._our_engine)
 
     def _remove(self) -> None:
+        self._hide()
         for handle in self._handles:
             handle.remove()
+        if self._callbacks is not None:
+            forget_compilations(self._callbacks, self._hide, self._show)
+        warnings.filters[:] = [one for one in warnings.filters if one is not _HOOKS_WARNING]
         # Somebody may have wrapped the entry after us; then ours stays inside theirs and only passes calls on.
         if self._users_engine is not None and seams.engine_entry() is self._our_engine:
             seams.replace_engine_entry(self._users_engine)
+
+    # --- hidden from the compiler: it would trace our hooks, guard on them and compile again for every track ------------
+
+    def _watch_compiler(self) -> None:
+        self._callbacks = watch_compilations(self._hide, self._show)
+
+    def _hide(self, *_: Any) -> None:
+        for handle in self._module_handles:
+            handle.remove()
+        self._module_handles = []
+
+    def _show(self, *_: Any) -> None:
+        if not self.users or self._module_handles:
+            return
+        before, after = self._hooks
+        self._module_handles = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, always_call=True),
+        ]
 
     # --- the hooks: these run in the user's steps, a few hundred times each -------------------------------------------
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         add, codes, new_code = self._new.append, self._module_codes, self._module_code
-        begin, end = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END)
+        begin, end, loaded = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), sys.modules
 
-        # Dynamo traces hooks into the graph it compiles; to it the question is a constant, so nothing of them stays.
+        # Where Dynamo traces the hooks all the same, the question is a constant to it, and nothing of them stays.
         def before(module: torch.nn.Module, inputs: Any) -> None:
             if is_dynamo_compiling():
                 return
             code = codes.get(module)
             add((time_ns(), (new_code(module) if code is None else code) + begin, get_ident()))
+            if self._callbacks is None and _COMPILER in loaded:
+                self._watch_compiler()
             if self.at_module is not None:
                 self.at_module()
 
@@ -235,6 +261,36 @@ class Marker:
         change = (codes == code + MarkKind.PHASE_BEGIN).astype(np.int64) - (codes == code + MarkKind.PHASE_END)
         in_backward = np.cumsum(change * by_owner) > 0
         return by_owner | in_backward
+
+
+# Compiled modules warn of global hooks that would fire for them as well; ours are meant to, and the cell must not tell.
+_HOOKS_WARNING = (
+    "ignore",
+    re.compile("Using `torch.compile.module.` when there are global hooks"),
+    UserWarning,
+    None,
+    0,
+)
+_COMPILER = "torch._dynamo.callback"
+
+
+# SEAM: torch._dynamo.callback.callback_handler, seen in 2.12 and 2.13; without it code that is first compiled while marks
+# are on is compiled once more afterwards.
+def watch_compilations(begin: Callable[..., None], end: Callable[..., None]) -> Any:
+    """Call these before and after each compilation; None where the compiler is not loaded yet (we do not load it)."""
+    callbacks = getattr(sys.modules.get(_COMPILER), "callback_handler", None)
+    if callbacks is not None:
+        callbacks.register_start_callback(begin)
+        callbacks.register_end_callback(end)
+    return callbacks
+
+
+def forget_compilations(callbacks: Any, begin: Callable[..., None], end: Callable[..., None]) -> None:
+    """Take back `watch_compilations`; `torch._dynamo.reset()` may have done it already."""
+    with contextlib.suppress(ValueError):
+        callbacks.remove_start_callback(begin)
+    with contextlib.suppress(ValueError):
+        callbacks.remove_end_callback(end)
 
 
 marker = Marker()

@@ -24,6 +24,9 @@ KIND_OF_ACTION = {
 }
 """Entries of history that change memory; "snapshot" and annotations do not."""
 
+# History keeps whole microseconds, cut off; the middle is as far from marks before as from those after.
+_HALF_A_MICROSECOND = 500
+
 
 @dataclass(frozen=True, slots=True)
 class Entries:
@@ -71,7 +74,7 @@ def part_of(device: int, entries: Entries, followed: Followed) -> Part:
     """The rows of one device, from what history said and what the books made of it."""
     rows = followed.row
     events = Events(
-        time_ns=np.array(entries.times_us, np.int64)[rows] * 1000,
+        time_ns=np.array(entries.times_us, np.int64)[rows] * 1000 + _HALF_A_MICROSECOND,
         kind=followed.kind,
         block=followed.block,
         requested_bytes=followed.requested_bytes,

@@ -202,14 +202,15 @@ class Display:
     def discard_view(self) -> None:
         """Close the live view, whose output has been replaced."""
         if self._view is not None:
-            forget_code(self._view)
-            self._view.close()
+            with contextlib.suppress(Exception):
+                forget_code(self._view)
+                self._view.close()
             self._view = None
 
 
 def forget_code(view: Any) -> None:
     """Empty a widget that is about to be closed: nbconvert keeps the last state of every one, 70 kB of JavaScript each."""
-    with contextlib.suppress(Exception), view.hold_sync():
+    with view.hold_sync():
         view.set_trait("_esm", "export default {}")
         view.set_trait("_css", "")
         view.set_trait("key", b"")

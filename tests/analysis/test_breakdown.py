@@ -75,7 +75,7 @@ def test_a_name_from_a_file_cannot_steer_the_terminal():
 
 
 def test_an_unknown_way_to_divide_is_refused():
-    with pytest.raises(MemlabError, match="'colour'.*phase, category, module, line"):
+    with pytest.raises(MemlabError, match=r"'colour'.*phase, category, module, line"):
         breakdown(step().trace(), 0, "colour")
 
 

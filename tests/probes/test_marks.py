@@ -309,7 +309,7 @@ def test_since_skips_what_was_there_before(marker):
 
 def test_the_table_says_between_which_events_a_mark_fell():
     columns = marks.MarkColumns(np.array([2_500, 5_000]), np.array([0, 1], "u1"), np.array([0, 0], "<i4"), ("x",))
-    times = [0, 0, 1_000, 2_000, 3_000, 9_000]  # two rows of before; the third of the cell shares its microsecond
+    times = [0, 0, 1_000, 2_000, 3_000, 9_000]  # two rows of before; the cell's begin in row 2
     nothing = np.zeros(6, np.int64)
     events = Events(times, nothing, nothing, nothing, nothing, nothing, nothing, nothing)
-    assert columns.table(events, 2, 0).row.tolist() == [3, 5]
+    assert columns.table(events, 2, 0).row.tolist() == [4, 5]

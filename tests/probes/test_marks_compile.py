@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -34,7 +36,22 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+class Network(torch.nn.Module):
+    """A module of the user's: Dynamo does not compile frames of PyTorch's own on their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = plain()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) + 1
+
+
 def network() -> torch.nn.Module:
+    return torch.nn.Sequential(Network(), Network())
+
+
+def plain() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
 
 
@@ -143,3 +160,29 @@ def test_no_warning_about_our_hooks_reaches_the_user():
             marker.release()
     assert [str(one.message) for one in caught] == ["theirs"]
     assert warnings.filters == filters
+
+
+def test_a_compiler_that_is_loaded_while_marks_are_on():
+    code = """
+import sys, torch
+from memlab.probes.marks import Marker
+marker, graphs = Marker(), []
+marker.acquire()
+assert "torch._dynamo" not in sys.modules
+def backend(graph, inputs):
+    graphs.append(1)
+    return graph.forward
+fast = torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 4)), backend=backend, fullgraph=True)
+for _ in range(3):
+    fast(torch.ones(2, 4)).sum().backward()
+    marker.release()
+    fast(torch.ones(2, 4)).sum().backward()
+    marker.acquire()
+marker.release()
+assert graphs == [1], graphs
+callbacks = sys.modules["torch._dynamo.callback"].callback_handler
+assert not callbacks.start_callbacks and not callbacks.end_callbacks
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr[-3000:]
+    assert "global hooks" not in done.stderr

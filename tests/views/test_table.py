@@ -149,7 +149,6 @@ def test_the_line_of_a_cell_is_called_that():
 
 
 def test_a_busy_report_stays_small():
-    text, html = shown(Script())
     trace = busy(3000)
     found = report(summary(trace, "busy"))
     assert len(found.text()) < 3000

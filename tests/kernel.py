@@ -1,0 +1,107 @@
+"""A real kernel for tests: run a cell as a notebook would, and look at all that came back."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+ROOT = Path(__file__).resolve().parent.parent
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Reply:
+    """What a cell gave: the status, and its outputs as a notebook keeps them (updates replace what they update)."""
+
+    status: str = ""
+    error: str = ""
+    traceback: str = ""
+    out: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[int]:
+        """The line numbers to which the traceback points."""
+        return [int(number) for number in re.findall(r"-+> (\d+)", self.traceback)]
+
+    @property
+    def kinds(self) -> list[set[str]]:
+        """The MIME types of each display."""
+        return [set(data) for data in self.shown]
+
+    @property
+    def report(self) -> str:
+        """The text of the report; empty without one."""
+        return next((data["text/plain"] for data in self.shown if "text/html" in data), "")
+
+
+class Kernel:
+    """A kernel that runs one cell after the other."""
+
+    def __init__(self, client: Any, manager: KernelManager) -> None:
+        self.client, self.manager = client, manager
+
+    def run(self, code: str, *, interrupt_at: str = "", silent: bool = False) -> Reply:
+        """Run a cell. When it has printed `interrupt_at` it gets what the notebook's interrupt button sends."""
+        reply, places = Reply(), {}
+
+        def take(message: dict[str, Any]) -> None:
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                setattr(reply, content["name"], getattr(reply, content["name"]) + content["text"])
+                if interrupt_at and interrupt_at in reply.stdout and "interrupted" not in reply.order:
+                    reply.order.append("interrupted")
+                    self.manager.interrupt_kernel()
+            elif kind == "execute_result":
+                reply.out = content["data"]["text/plain"]
+            elif kind == "error":
+                reply.traceback = ANSI.sub("", "\n".join(content["traceback"]))
+            elif kind == "display_data":
+                places[content["transient"].get("display_id", len(places))] = len(reply.shown)
+                reply.shown.append(content["data"])
+            elif kind == "update_display_data":
+                reply.shown[places[content["transient"]["display_id"]]] = content["data"]
+            if kind in ("stream", "execute_result", "error", "display_data", "update_display_data"):
+                reply.order.append(kind)
+
+        answer = self.client.execute_interactive(code, silent=silent, output_hook=take, timeout=60, allow_stdin=False)
+        reply.status = answer["content"]["status"]
+        reply.error = answer["content"].get("ename", "")
+        return reply
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression, by its repr."""
+        reply = self.run(f"print(repr({expression}))")
+        assert reply.status == "ok", reply.traceback
+        return eval(reply.stdout)
+
+
+@contextmanager
+def kernel(folder: Path, *cells: str) -> Iterator[Kernel]:
+    """A kernel that works in `folder`, after these cells."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), "NO_COLOR": "1"}
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(env=environment, cwd=str(folder))
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        found = Kernel(client, manager)
+        for cell in cells:
+            reply = found.run(cell)
+            assert reply.status == "ok", reply.traceback
+        yield found
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
