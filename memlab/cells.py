@@ -6,6 +6,7 @@ Pure functions of lines, run by IPython several times per cell; nothing is execu
 from __future__ import annotations
 
 import io
+import textwrap
 import tokenize
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ ARM = "_memlab_arm"
 
 def is_tracked(lines: list[str]) -> bool:
     """Whether a cell begins with the magic."""
-    return bool(lines) and (lines[0] + " ").split(None, 1)[0] == MAGIC and lines[0].startswith(MAGIC)
+    return bool(lines) and lines[0].startswith(MAGIC) and lines[0].split(None, 1)[0] == MAGIC
 
 
 def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
@@ -38,14 +39,12 @@ def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
 
 
 def _begun(body: list[str]) -> tuple[list[str], list[str]]:
-    """The blank lines above the first line of code, and the rest without the indent of that line.
+    """The blank lines above the first line of code, and the rest without an indent that all of it has.
 
-    IPython does both to a cell, but looks at its first line for it, and that is the magic's.
+    IPython does both to a cell, but our first line hides the body from it.
     """
     first = next((i for i, line in enumerate(body) if line.strip()), len(body))
-    blank, rest = body[:first], body[first:]
-    indent = rest[0][: len(rest[0]) - len(rest[0].lstrip(" \t"))] if rest else ""
-    return blank, [line.removeprefix(indent) for line in rest]
+    return body[:first], textwrap.dedent("".join(body[first:])).splitlines(keepends=True)
 
 
 def _end_of_future_imports(body: list[str]) -> tuple[int, int] | None:

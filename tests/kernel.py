@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ class Kernel:
                 setattr(reply, content["name"], getattr(reply, content["name"]) + content["text"])
                 if interrupt_at and interrupt_at in reply.stdout and "interrupted" not in reply.order:
                     reply.order.append("interrupted")
-                    self.manager.interrupt_kernel()
+                    os.kill(self.manager.provisioner.pid, signal.SIGINT)  # the manager's own starts a thread that stays
             elif kind == "execute_result":
                 reply.out = content["data"]["text/plain"]
             elif kind == "error":

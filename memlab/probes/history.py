@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,6 +117,7 @@ class DeviceHistory:
     tail: Tail = field(default_factory=Tail)
     read_ns: int = 0
     counts: Counts = (0, 0)
+    counts_before: Counts = (0, 0)
 
     @property
     def position(self) -> Position:
@@ -171,11 +173,15 @@ class Recorder:
         """Begin to record, or join those who do; where CUDA is not up yet, recording begins when it comes up."""
         with self.lock:
             self.users += 1
-            if self.users == 1:
-                self.entries = entries
-                seams.when_cuda_starts(self._open)
-            else:
-                self.read()
+            try:
+                if self.users == 1:
+                    self.entries = entries
+                    seams.when_cuda_starts(self._open)
+                else:
+                    self.read()
+            except BaseException:
+                self.release()
+                raise
 
     def release(self) -> None:
         """Stop recording with the last user, and leave history, switch and queue as they were."""
@@ -192,7 +198,7 @@ class Recorder:
         seams.forget_when_cuda_starts(self._open)
         if self._users_switch is not None and seams.history_switch() is self._our_switch:
             seams.replace_history_switch(self._users_switch)
-        if self.is_open and self.owns_history:
+        if self.owns_history:
             seams.stop_history()
 
     def _open(self) -> None:
@@ -201,13 +207,15 @@ class Recorder:
                 return
             try:
                 self._begin_history()
+                look = self._look()
             except RuntimeError as error:
                 # It is met inside of the user's first use of CUDA and must not stop it.
                 self.is_blind, self.owns_history = True, False
                 text = f"this allocator has no history ({_first_line(error)}): counters and samples only"
                 self._note("no history", text)
+                look = self._look()
             self._opened_s = time.monotonic()
-            self._open_devices(self._look(tries=10))
+            self._open_devices(look)
             self.is_open = True
             if not self.is_blind:
                 self._watch_switch()
@@ -240,6 +248,9 @@ class Recorder:
         @functools.wraps(users)
         def switch(*args: Any, **kwargs: Any) -> None:
             with self.lock:
+                if self._our_switch is not switch:  # somebody wrapped it and kept it for longer than the track
+                    users(*args, **kwargs)
+                    return
                 self.read()
                 if self.owns_history:
                     seams.stop_history()  # so that the user's recording does not begin with ours
@@ -270,12 +281,13 @@ class Recorder:
             if not self.is_open:
                 return
             begin = time.monotonic()
-            look = self._look()
-            # What is read leaves the ring, so that no entry is read twice. An event that falls between the look and
-            # this line is missing the next time, and missed then: the counters have it.
-            is_cleared = self.owns_history and look.is_settled
-            if is_cleared:
-                seams.record_history(self.entries)
+            with uninterrupted():
+                look = self._look()
+                # What is read leaves the ring, so that no entry is read twice. An event that falls between the look and
+                # this line is missing the next time, and missed then: the counters have it.
+                is_cleared = self.owns_history and look.is_settled
+                if is_cleared:
+                    seams.record_history(self.entries)
             for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
                 self.entries_read += len(entries)
                 self._read_device(history, entries, look)
@@ -284,14 +296,15 @@ class Recorder:
             self.stacks.forget_objects()
             self._spent_s += time.monotonic() - begin
 
-    def _look(self, tries: int = 1) -> Look:
-        """A snapshot; with more `tries`, one during which no other thread allocated, if it can be had."""
+    def _look(self) -> Look:
+        """A snapshot, during which no other thread allocated if that can be had within a few tries."""
         take = _counters_as_snapshot if self.is_blind else seams.snapshot
-        for _ in range(tries):
-            before = _all_counts()
-            look = Look(take(), before, _all_counts())
-            if look.is_settled:
-                break
+        with uninterrupted():
+            for _ in range(4):
+                before = _all_counts()
+                look = Look(take(), before, _all_counts())
+                if look.is_settled:
+                    break
         return look
 
     def _happened_since(self, history: DeviceHistory) -> Counts:
@@ -302,7 +315,8 @@ class Recorder:
             self._reopen(history, look)
             return
         happened = _difference(look.before[history.device], history.counts)
-        first = _unread(entries, history.tail, happened, _difference(look.after[history.device], history.counts))
+        at_most = _difference(look.after[history.device], history.counts_before)
+        first = _unread(entries, history.tail, happened, at_most)
         new = columns_of(entries[first:], self.stacks) if first is not None else None
         if new is None or new.kinds.count(Kind.ALLOC) < happened[0] or new.kinds.count(Kind.FREE_PENDING) < happened[1]:
             self._reopen(history, look)
@@ -320,7 +334,7 @@ class Recorder:
     def _mark_read(self, history: DeviceHistory, tail: Tail, look: Look) -> None:
         history.tail = tail
         history.read_ns = time.time_ns()
-        history.counts = look.after[history.device]
+        history.counts_before, history.counts = look.before[history.device], look.after[history.device]
 
     def _reopen(self, history: DeviceHistory, look: Look) -> None:
         """Entries were lost: close what was known at the state it had, and go on from the allocator's state now."""
@@ -334,7 +348,7 @@ class Recorder:
 
     def _resume(self) -> None:
         """Go on from the state of the allocator now, where nothing was lost but the place in the entries is new."""
-        look = self._look(tries=10)
+        look = self._look()
         for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
             if history.counts != look.after[history.device]:
                 self._reopen(history, look)
@@ -363,7 +377,7 @@ class Recorder:
 
     def _restart(self) -> None:
         seams.record_history(self.entries)
-        look = self._look(tries=10)
+        look = self._look()
         for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
             self._reopen(history, look)
             self._mark_read(history, Tail.of(entries), look)
@@ -400,6 +414,17 @@ def _highest(part: Part, of: str, start: int) -> int:
 def _entries_of(allocs: int, frees: int) -> int:
     """About how many entries these make: one for an allocation, two for a free, few for segments."""
     return allocs + 2 * frees
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Keep the other Python threads waiting for the few milliseconds that a look at a long history takes."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 @contextlib.contextmanager

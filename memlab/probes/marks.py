@@ -9,10 +9,9 @@ Limits: a forward that is no `nn.Module` leaves no mark; backward started from C
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 import re
-import sys
 import threading
 import warnings
 import weakref
@@ -27,10 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memlab import seams
+from memlab.seams import compiler
 from memlab.trace.columns import Array, Events, MarkKind, Marks
 from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, Steps, resolve
 
@@ -38,6 +37,7 @@ MAX_MARKS = 2_000_000
 """How many marks are kept (20 bytes each); older ones go."""
 
 _KINDS = len(MarkKind)
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +72,18 @@ class Marker:
         self.users = 0
         self.quiet: Callable[[], None] | None = None
         self.at_module: Callable[[], None] | None = None
+        self._new: deque[tuple[int, int, int]] = deque()
+        self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._key = -next(_numbers)
+        self._hooks = self._module_hooks()
         self._reset()
 
     def _reset(self) -> None:
-        self._new: deque[tuple[int, int, int]] = deque()
+        self._new.clear()
+        self._module_codes.clear()
         self._times, self._codes, self._threads = array("q"), array("l"), array("Q")
         self._names: dict[str, int] = {}
-        self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        self._root = ""
         self._handles: list[Any] = []
-        self._module_handles: list[Any] = []
         self._callbacks: Any = None
         self._users_engine: Callable[..., Any] | None = None
         self._our_engine: Callable[..., Any] | None = None
@@ -105,7 +107,6 @@ class Marker:
                 self._reset()
 
     def _install(self) -> None:
-        self._hooks = self._module_hooks()
         step_before, step_after = self._optimizer_hooks()
         self._handles = [register_optimizer_step_pre_hook(step_before), register_optimizer_step_post_hook(step_after)]
         warnings.filters.insert(0, _HOOKS_WARNING)  # and not through filterwarnings, which shows old warnings again
@@ -120,36 +121,30 @@ class Marker:
         for handle in self._handles:
             handle.remove()
         if self._callbacks is not None:
-            forget_compilations(self._callbacks, self._hide, self._show)
+            compiler.forget_compilations(self._callbacks, self._hide, self._show)
         warnings.filters[:] = [one for one in warnings.filters if one is not _HOOKS_WARNING]
         # Somebody may have wrapped the entry after us; then ours stays inside theirs and only passes calls on.
         if self._users_engine is not None and seams.engine_entry() is self._our_engine:
             seams.replace_engine_entry(self._users_engine)
 
-    # --- hidden from the compiler: it would trace our hooks, guard on them and compile again for every track ------------
+    # --- torch.compile guards on hooks: hidden from it or always the same ones, as its version needs -------------------
 
     def _watch_compiler(self) -> None:
-        self._callbacks = watch_compilations(self._hide, self._show)
+        if compiler.HIDES_HOOKS:
+            self._callbacks = compiler.watch_compilations(self._hide, self._show)
 
     def _hide(self, *_: Any) -> None:
-        for handle in self._module_handles:
-            handle.remove()
-        self._module_handles = []
+        compiler.hide_module_hooks(self._key)
 
     def _show(self, *_: Any) -> None:
-        if not self.users or self._module_handles:
-            return
-        before, after = self._hooks
-        self._module_handles = [
-            register_module_forward_pre_hook(before),
-            register_module_forward_hook(after, always_call=True),
-        ]
+        if self.users:
+            compiler.show_module_hooks(self._key, *self._hooks)
 
     # --- the hooks: these run in the user's steps, a few hundred times each -------------------------------------------
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         add, codes, new_code = self._new.append, self._module_codes, self._module_code
-        begin, end, loaded = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), sys.modules
+        begin, end = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END)
 
         # Where Dynamo traces the hooks all the same, the question is a constant to it, and nothing of them stays.
         def before(module: torch.nn.Module, inputs: Any) -> None:
@@ -157,7 +152,7 @@ class Marker:
                 return
             code = codes.get(module)
             add((time_ns(), (new_code(module) if code is None else code) + begin, get_ident()))
-            if self._callbacks is None and _COMPILER in loaded:
+            if self._callbacks is None and compiler.compiler_is_loaded():
                 self._watch_compiler()
             if self.at_module is not None:
                 self.at_module()
@@ -271,26 +266,6 @@ _HOOKS_WARNING = (
     None,
     0,
 )
-_COMPILER = "torch._dynamo.callback"
-
-
-# SEAM: torch._dynamo.callback.callback_handler, seen in 2.12 and 2.13; without it code that is first compiled while marks
-# are on is compiled once more afterwards.
-def watch_compilations(begin: Callable[..., None], end: Callable[..., None]) -> Any:
-    """Call these before and after each compilation; None where the compiler is not loaded yet (we do not load it)."""
-    callbacks = getattr(sys.modules.get(_COMPILER), "callback_handler", None)
-    if callbacks is not None:
-        callbacks.register_start_callback(begin)
-        callbacks.register_end_callback(end)
-    return callbacks
-
-
-def forget_compilations(callbacks: Any, begin: Callable[..., None], end: Callable[..., None]) -> None:
-    """Take back `watch_compilations`; `torch._dynamo.reset()` may have done it already."""
-    with contextlib.suppress(ValueError):
-        callbacks.remove_start_callback(begin)
-    with contextlib.suppress(ValueError):
-        callbacks.remove_end_callback(end)
 
 
 marker = Marker()

@@ -204,7 +204,9 @@ class Display:
         if self._view is not None:
             with contextlib.suppress(Exception):
                 forget_code(self._view)
+                layout = self._view.layout  # a widget of its own, which closing the view leaves open
                 self._view.close()
+                layout.close()
             self._view = None
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from memlab.probes.marks import Marker
+from memlab.seams import compiler
 from memlab.trace import MarkKind
 
 X = torch.ones(2, 4)
@@ -127,8 +128,12 @@ def graphs(program: Callable[[Backend], Callable[[], object]], when_on: tuple[bo
 def test_the_same_graphs_are_compiled_as_without_marks(program, when_on):
     without = graphs(program, (False,) * 4)
     torch._dynamo.reset()
-    assert graphs(program, when_on) == without
+    found = graphs(program, when_on)
     assert without
+    if compiler.HIDES_HOOKS:
+        assert found == without
+    else:  # each graph at most twice, with and without hooks, however many tracks there are
+        assert found in (without, without * 2)
 
 
 def test_the_call_of_a_compiled_module_is_marked():
@@ -158,7 +163,9 @@ def test_no_warning_about_our_hooks_reaches_the_user():
             warnings.warn("theirs", stacklevel=1)
         finally:
             marker.release()
-    assert [str(one.message) for one in caught] == ["theirs"]
+    messages = [str(one.message) for one in caught]
+    assert "theirs" in messages
+    assert not [message for message in messages if "global hooks" in message]
     assert warnings.filters == filters
 
 
@@ -179,7 +186,8 @@ for _ in range(3):
     fast(torch.ones(2, 4)).sum().backward()
     marker.acquire()
 marker.release()
-assert graphs == [1], graphs
+from memlab.seams.compiler import HIDES_HOOKS
+assert len(graphs) <= (1 if HIDES_HOOKS else 2), graphs
 callbacks = sys.modules["torch._dynamo.callback"].callback_handler
 assert not callbacks.start_callbacks and not callbacks.end_callbacks
 """

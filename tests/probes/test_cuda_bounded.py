@@ -1,0 +1,230 @@
+"""Cells longer than the ring of history: what is exact stays exact, what is not is a range that holds the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from memlab.analysis.peak import peak
+from memlab.analysis.timeline import timeline
+from memlab.probes import history
+from memlab.probes.cuda import CudaProbe, recorder
+from memlab.trace import Trace
+
+pytestmark = pytest.mark.fakegpu
+MiB = 1 << 20
+
+
+def take(mebibytes: int) -> torch.Tensor:
+    return torch.empty(mebibytes * MiB, dtype=torch.uint8, device="cuda")
+
+
+def churn(times: int) -> None:
+    """Three entries of history each time."""
+    for _ in range(times):
+        torch.empty(1000, device="cuda")
+
+
+def above_start(trace: Trace, size: int) -> float:
+    """MiB above what there was when the cell began."""
+    return (size - timeline(trace, 0).start_bytes) / MiB
+
+
+@pytest.fixture(autouse=True)
+def earlier_peak() -> Iterator[int]:
+    torch.cuda.init()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    take(400)
+    torch.cuda.empty_cache()
+    yield torch.cuda.max_memory_allocated()
+    torch.cuda.empty_cache()
+
+
+def tracked(body: Callable[[], object], entries: int = 1000) -> Trace:
+    probe = CudaProbe(entries)
+    probe.start()
+    try:
+        body()
+    finally:
+        trace = probe.stop()
+    return trace
+
+
+def gap_names(trace: Trace) -> list[str]:
+    return [gap.name for gap in trace.gaps]
+
+
+def stepping(steps: int, inside: Callable[[int], object]) -> Callable[[], None]:
+    """A loop of optimizer steps: after each of them there is a quiet moment."""
+    weight = torch.nn.Parameter(torch.ones(10, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def body() -> None:
+        for step in range(steps):
+            inside(step)
+            optimizer.step()
+
+    return body
+
+
+@pytest.mark.parametrize("entries", [1000, 5000])
+def test_a_peak_among_lost_events_is_a_range(entries, earlier_peak):
+    kept = take(8)
+
+    def body():
+        take(100)
+        churn(entries)
+
+    trace = tracked(body, entries)
+    found = peak(trace, 0)
+    assert above_start(trace, found.low_bytes) <= 100 <= above_start(trace, found.high_bytes)
+    assert not found.is_exact
+    assert found.high_bytes == earlier_peak
+    reserved = peak(trace, 0, "reserved")
+    assert reserved.low_bytes <= torch.cuda.memory_reserved() <= reserved.high_bytes
+    assert gap_names(trace) == ["bounded"]
+    (lost,) = trace.made_by.bounded
+    assert lost.lost_events == 2 * (entries + 1)
+    assert not lost.is_exact
+    assert 0 <= lost.begin_ns < lost.end_ns
+    assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
+    assert timeline(trace, 0, "reserved").end_bytes == torch.cuda.memory_reserved()
+    del kept
+
+
+def test_a_new_maximum_among_lost_events_is_exact():
+    trace = tracked(lambda: take(500) is not None and churn(2000))
+    found = peak(trace, 0)
+    assert found.is_exact
+    assert found.low_bytes == torch.cuda.max_memory_allocated()
+    assert above_start(trace, found.low_bytes) == 500
+    assert "counter" in found.source
+
+
+def test_a_ring_that_is_just_long_enough():
+    trace = tracked(lambda: take(100) is not None and churn(330), 1000)
+    assert peak(trace, 0).is_exact
+    assert above_start(trace, peak(trace, 0).low_bytes) == 100
+    assert not trace.gaps
+
+
+def test_quiet_moments_that_can_be_afforded_keep_everything_exact(monkeypatch):
+    monkeypatch.setattr(history, "_QUIET_ENTRIES", 1)
+    monkeypatch.setattr(history, "_READ_SHARE", float("inf"))
+    trace = tracked(stepping(30, lambda step: (take(50 if step == 9 else 5), churn(150))))
+    found = peak(trace, 0)
+    assert found.is_exact
+    assert 50 <= above_start(trace, found.low_bytes) < 51
+    assert found.row >= trace.first_row
+    assert not trace.gaps
+    assert not trace.made_by.bounded
+
+
+def test_quiet_moments_that_cannot_be_afforded_keep_the_end_exact(monkeypatch, earlier_peak):
+    monkeypatch.setattr(history, "_READ_SHARE", 0.0)
+    kept = []
+
+    def inside(step: int) -> None:
+        take(70 if step == 3 else 5)
+        churn(20)
+        if step == 29:
+            kept.append(take(9))
+
+    body = stepping(30, inside)
+    trace = tracked(body)
+    found = peak(trace, 0)
+    assert above_start(trace, found.low_bytes) <= 71
+    assert found.high_bytes == earlier_peak
+    lost = trace.made_by.bounded
+    assert lost
+    assert all(not one.is_exact for one in lost)
+    last = max(one.end_ns for one in lost)
+    after = trace.events.rows(trace.events.time_ns > last)
+    assert len(after) > 100, "the end of the cell was not read event by event"
+    assert 9 * MiB in after.requested_bytes.tolist()
+    assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
+
+
+def test_rows_let_go_leave_their_peaks(monkeypatch):
+    monkeypatch.setattr(history, "MAX_ROWS", 1000)
+    monkeypatch.setattr(history, "_QUIET_ENTRIES", 1)
+    monkeypatch.setattr(history, "_READ_SHARE", float("inf"))
+    kept = [take(11)]
+    rows = []
+
+    def inside(step: int) -> None:
+        if step == 2:
+            kept.append(take(3))
+            take(60)
+        if step == 20:
+            kept.pop(0)
+        churn(100)
+        rows.append(sum(len(part.events) for part in recorder.devices[0].parts))
+
+    body = stepping(40, inside)
+    torch.cuda.reset_peak_memory_stats()
+    trace = tracked(body)
+    found, reserved = peak(trace, 0), peak(trace, 0, "reserved")
+    assert (found.is_exact, found.source) == (True, "events that were let go later")
+    assert found.low_bytes == torch.cuda.max_memory_allocated()
+    assert reserved.is_exact
+    assert reserved.low_bytes == torch.cuda.max_memory_reserved()
+    assert max(rows) <= 1000 + 300
+    assert len(trace.events) <= 1000 + 300
+    assert gap_names(trace) == ["let go"]
+    assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
+    assert timeline(trace, 0, "reserved").end_bytes == torch.cuda.memory_reserved()
+    assert all(one.is_exact for one in trace.made_by.bounded)
+
+
+def test_a_peak_before_the_rows_that_were_lost_is_known_at_least(monkeypatch):
+    def inside(step: int) -> None:
+        take(80 if step == 0 else 5)
+        if step == 0:
+            recorder.read()
+        churn(400)
+
+    trace = tracked(stepping(5, inside))
+    found = peak(trace, 0)
+    assert above_start(trace, found.low_bytes) >= 80
+    assert not found.is_exact
+
+
+def test_the_user_resets_the_accumulated_counters_in_a_long_cell():
+    trace = tracked(lambda: (take(100), churn(400), torch.cuda.reset_accumulated_memory_stats(), churn(400)))
+    found = peak(trace, 0)
+    assert above_start(trace, found.low_bytes) <= 100 <= above_start(trace, found.high_bytes)
+    assert not found.is_exact
+    assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
+
+
+def test_the_user_resets_the_peak_counter_inside():
+    def body():
+        take(700)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        take(500)  # above the peak of before the cell, below that of the cell
+
+    trace = tracked(body)
+    found = peak(trace, 0)
+    assert above_start(trace, found.low_bytes) == 700
+    assert found.is_exact
+
+
+def test_a_reset_after_lost_events_still_gives_what_was_seen():
+    """Nobody can know a peak that was neither read nor counted; what was read may not be forgotten for the counter."""
+
+    def body():
+        take(700)
+        recorder.read()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.empty_cache()
+        churn(2000)
+        take(500)
+
+    found = peak(tracked(body), 0)
+    assert found.low_bytes >= 700 * MiB

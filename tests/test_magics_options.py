@@ -1,0 +1,101 @@
+"""What the magics refuse, before anything runs, and how `%memtrack` reads a line."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.error import UsageError
+
+from memlab.magics import _split, parse
+
+MiB = 1 << 20
+
+
+def test_without_options_there_are_the_defaults():
+    found = parse("")
+    assert (found.name, found.budget_bytes, found.save, found.rate_hz, found.live, found.show) == (
+        "",
+        None,
+        None,
+        10.0,
+        True,
+        True,
+    )
+
+
+def test_every_option_arrives(tmp_path):
+    found = parse(
+        f"--name 'a b' --device cpu --budget 2MiB --save '{tmp_path}/x y' --rate 5 --ring 5000 --no-live --quiet"
+    )
+    assert (found.name, found.target.type, found.budget_bytes) == ("a b", "cpu", 2 * MiB)
+    assert (found.save, found.rate_hz, found.entries) == (tmp_path / "x y", 5.0, 5000)
+    assert (found.live, found.show) == (False, False)
+    assert parse('--name=x"y z"').name == "xy z"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--bogus", "unknown '--bogus'"),
+        ("--nam x", "unknown '--nam x'"),
+        ("extra words", "unknown 'extra words'"),
+        ("--name", "expected one argument"),
+        ("--name ''", "1 to 200 characters"),
+        (f"--name {'n' * 10_000}", "1 to 200 characters"),
+        ("--name 'open", "No closing quotation"),
+        ('--name "open', "No closing quotation"),
+        ("--device gpu7", "not a device: 'gpu7'"),
+        ("--device cuda:99", "cannot measure cuda:99"),
+        ("--device ''", "not a device"),
+        ("--budget much", "not a size: 'much'"),
+        ("--budget 0", "above 0"),
+        ("--budget -1", "not a size: '-1'"),
+        ("--budget nan", "not a size"),
+        ("--rate 0", "above 0 and at most 20 Hz, got 0.0"),
+        ("--rate 21", "at most 20 Hz, got 21.0"),
+        ("--rate -1", "at most 20 Hz, got -1.0"),
+        ("--rate nan", "at most 20 Hz, got nan"),
+        ("--rate inf", "at most 20 Hz, got inf"),
+        ("--rate fast", "invalid float value: 'fast'"),
+        ("--ring 10", "1,000 to 10,000,000, got 10"),
+        ("--ring 1.5", "invalid int value: '1.5'"),
+        ("--save no/such/folder/x.memlab", "name a file in a folder that exists"),
+        ("--save ''", "name a file in a folder that exists"),
+        ("--save .", "name a file in a folder that exists"),
+        ("--lines", "--lines (line listings) is not in this version"),
+        ("-f step", "not in this version"),
+        ("--function step", "not in this version"),
+        ("--shapes", "--shapes (shapes on CUDA) is not in this version"),
+        ("--predict 'RTX 4060'", "--predict (prediction) is not in this version"),
+        ("--predict ''", "--predict (prediction) is not in this version"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error_of_one_line(line, why):
+    with pytest.raises(UsageError) as caught:
+        parse(line)
+    message = str(caught.value)
+    assert message.startswith("%memtrack: ")
+    assert why in message
+    assert "\n" not in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "statement"),
+    [
+        ("x = f(a, b)", "", "x = f(a, b)"),
+        ("--name q x = 1", "--name q", "x = 1"),
+        ("--name 'a b' x = 1", "--name 'a b'", "x = 1"),
+        ('--name "a b" --quiet "text" + y', '--name "a b" --quiet', '"text" + y'),
+        ("--name='a b' x", "--name='a b'", "x"),
+        ("--quiet -- -x", "--quiet", "-x"),
+        ("-- -x", "", "-x"),
+        ("--budget 2GiB model(x) if a else -b", "--budget 2GiB", "model(x) if a else -b"),
+        ("f('--name', x)", "", "f('--name', x)"),
+        ("  --quiet   x", "--quiet", "x"),
+        ("--quiet", "--quiet", ""),
+        ("--name", "--name", ""),
+        ("--name 'open x", "--name", "'open x"),
+    ],
+)
+def test_a_line_is_options_and_then_a_statement(line, options, statement):
+    assert _split(line) == (options, statement)
