@@ -39,7 +39,10 @@ class Breakdown(Mapping[str, int]):
 
     def __str__(self) -> str:
         width = max((len(name) for name in self), default=0)
-        rows = [f"{_plain(name):<{width}}  {format_bytes(count):>10}  {self.percent(name):>4}" for name, count in self.items()]
+        rows = [
+            f"{_plain(name):<{width}}  {format_bytes(count):>10}  {self.percent(name):>4}"
+            for name, count in self.items()
+        ]
         return "\n".join([*rows, f"{'peak of ' + self.of:<{width}}  {format_bytes(self.total_bytes):>10}"])
 
     @property

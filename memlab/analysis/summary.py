@@ -102,7 +102,9 @@ def _start(trace: Trace, device: Device, line: Timeline, of: str) -> int:
 
 def _reserved(trace: Trace, device: Device) -> Level:
     line = timeline(trace, device.index, "reserved")
-    return Level("reserved", _start(trace, device, line, "reserved"), peak(trace, device.index, "reserved", line), line.end_bytes)
+    return Level(
+        "reserved", _start(trace, device, line, "reserved"), peak(trace, device.index, "reserved", line), line.end_bytes
+    )
 
 
 def _used(trace: Trace, device: Device) -> list[Level]:

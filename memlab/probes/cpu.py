@@ -40,7 +40,7 @@ class CpuProbe:
 
     def stop(self) -> Trace:
         """End, leave everything as it was, and return what happened."""
-        self.end_ns = time.time_ns()
+        self.end_ns = self.end_ns or time.time_ns()
         try:
             self.tally.stop()
             return self._trace()

@@ -60,6 +60,13 @@ class CudaProbe:
         except BaseException:
             marker.release()
             raise
+        try:
+            self._note_beginning()
+        except BaseException:
+            self._release()
+            raise
+
+    def _note_beginning(self) -> None:
         marker.quiet = recorder.quiet_moment
         self._begin = {history.device: history.position for history in recorder.devices}
         self._openings = {history.device: _opening(history) for history in recorder.devices}
@@ -70,12 +77,17 @@ class CudaProbe:
 
     def stop(self) -> Trace:
         """End, leave everything as it was, and return what happened."""
-        self.end_ns = time.time_ns()
+        self.end_ns = self.end_ns or time.time_ns()
         try:
             recorder.read()
             return self._trace()
         finally:
+            self._release()
+
+    def _release(self) -> None:
+        try:
             recorder.release()
+        finally:
             if not recorder.users:
                 marker.quiet = None
             marker.release()

@@ -196,10 +196,12 @@ class Recorder:
 
     def _close(self) -> None:
         seams.forget_when_cuda_starts(self._open)
-        if self._users_switch is not None and seams.history_switch() is self._our_switch:
-            seams.replace_history_switch(self._users_switch)
-        if self.owns_history:
-            seams.stop_history()
+        try:
+            if self._users_switch is not None and seams.history_switch() is self._our_switch:
+                seams.replace_history_switch(self._users_switch)
+        finally:
+            if self.owns_history:
+                seams.stop_history()
 
     def _open(self) -> None:
         with self.lock:
@@ -210,6 +212,8 @@ class Recorder:
                 look = self._look()
             except RuntimeError as error:
                 # It is met inside of the user's first use of CUDA and must not stop it.
+                if self.owns_history:
+                    seams.stop_history()
                 self.is_blind, self.owns_history = True, False
                 text = f"this allocator has no history ({_first_line(error)}): counters and samples only"
                 self._note("no history", text)

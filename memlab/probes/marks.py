@@ -109,7 +109,7 @@ class Marker:
     def _install(self) -> None:
         step_before, step_after = self._optimizer_hooks()
         self._handles = [register_optimizer_step_pre_hook(step_before), register_optimizer_step_post_hook(step_after)]
-        warnings.filters.insert(0, _HOOKS_WARNING)  # and not through filterwarnings, which shows old warnings again
+        warnings.filters.insert(0, _HOOKS_WARNING)  # type: ignore[attr-defined]  # and not through filterwarnings, which shows old warnings again
         self._show()
         self._watch_compiler()
         self._users_engine = seams.engine_entry()
@@ -122,7 +122,7 @@ class Marker:
             handle.remove()
         if self._callbacks is not None:
             compiler.forget_compilations(self._callbacks, self._hide, self._show)
-        warnings.filters[:] = [one for one in warnings.filters if one is not _HOOKS_WARNING]
+        warnings.filters[:] = [one for one in warnings.filters if one is not _HOOKS_WARNING]  # type: ignore[index]
         # Somebody may have wrapped the entry after us; then ours stays inside theirs and only passes calls on.
         if self._users_engine is not None and seams.engine_entry() is self._our_engine:
             seams.replace_engine_entry(self._users_engine)

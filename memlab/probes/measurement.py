@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,10 +97,10 @@ class Measurement:
         )
         started = []
         try:
-            for probe in (self._cuda, self._other, self._cpu):
-                if probe is not None:
-                    probe.start()
-                    started.append(probe)
+            for probe in self._probes():  # the CPU's first: it looks for what is alive, which takes its time
+                probe.start()
+                started.append(probe)
+            self._begin_now()
             if self._cuda is not None and self._cpu is not None:
                 marker.at_module = self._retire_tally
             self._sampler.start()
@@ -111,14 +112,25 @@ class Measurement:
 
     def stop(self) -> Trace:
         """Stop everything, in the opposite order, and return the trace of the device that was used."""
+        for probe in self._probes():
+            probe.end_ns = time.time_ns()  # what stopping takes is not part of the run
         try:
             if self._reader is not None:
                 self._reader.complete_next()
             self._sampler.stop()
         finally:
-            traces = [probe.stop() for probe in (self._cpu, self._other, self._cuda) if probe is not None]
+            traces = [probe.stop() for probe in reversed(self._probes())]
             self._close()
         return self._complete(self._chosen(traces))
+
+    def _probes(self) -> list[Any]:
+        return [probe for probe in (self._cpu, self._other, self._cuda) if probe is not None]
+
+    def _begin_now(self) -> None:
+        """One beginning for all of them, and for the samples."""
+        self.start_ns = time.time_ns()
+        for probe in self._probes():
+            probe.start_ns = self.start_ns
 
     def _close(self) -> None:
         marker.at_module = None
@@ -193,7 +205,9 @@ class Measurement:
             gaps.append(Gap("sampler", self._sampler.reason))
         if self.target.index is not None:
             trace = _only(trace, self.target.index)
-        return dataclasses.replace(trace, samples=samples.rows(keep)).with_gaps(*gaps)
+        samples = samples.rows(keep)
+        samples = samples.replace(time_ns=np.minimum(samples.time_ns, trace.made_by.duration_ns))
+        return dataclasses.replace(trace, samples=samples).with_gaps(*gaps)
 
 
 def _has_run(trace: Trace) -> bool:
@@ -222,15 +236,16 @@ class OtherProbe:
     def __init__(self, device_type: str) -> None:
         self.counters = AcceleratorCounters(device_type)
         self.was_used = False
+        self.start_ns = self.end_ns = 0
 
     def start(self) -> None:
         """Read the counters."""
         self._start = self.counters.read()
-        self._start_ns = time.time_ns()
+        self.start_ns = time.time_ns()
 
     def stop(self) -> Trace:
         """Read them again."""
-        end, duration_ns = self.counters.read(), time.time_ns() - self._start_ns
+        end, duration_ns = self.counters.read(), (self.end_ns or time.time_ns()) - self.start_ns
         self.was_used = end != self._start or bool(end.allocated_bytes)
         levels = {}
         for when, reading in (("start", self._start), ("end", end)):
@@ -242,7 +257,7 @@ class OtherProbe:
             self.ENGINE,
             (device,),
             {"torch": torch.__version__},
-            self._start_ns / 1e9,
+            self.start_ns / 1e9,
             duration_ns,
             (Gap("counters only", text), *self.counters.gaps),
             (Bounded(0, 0, duration_ns, 0),),

@@ -1,0 +1,322 @@
+"""Each private hook of torch, IPython and ipykernel: is it there, and does it behave as memlab believes?
+
+A failure here names what a new version changed, before anything else gets strange. The tests of allocator history need
+CUDA, on the pretend device.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memlab import seams
+from memlab.seams import allocator, compiler, dispatch, engine
+from memlab.seams import kernel as kernel_seams
+
+MiB = 1 << 20
+
+
+def test_every_function_of_the_room_is_tried_here():
+    text = open(__file__, encoding="utf-8").read()  # noqa: PTH123, SIM115
+    for room in (allocator, compiler, dispatch, engine, kernel_seams):
+        for name, thing in vars(room).items():
+            if getattr(thing, "__module__", "") == room.__name__:
+                assert f"{name}" in text.replace("def test", ""), f"{room.__name__}.{name} has no test"
+
+
+# --- the autograd engine ---
+
+
+def test_every_way_into_the_engine_goes_through_its_entry():
+    original, calls = seams.engine_entry(), []
+
+    def entry(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        return original(*args, **kwargs)
+
+    seams.replace_engine_entry(entry)
+    try:
+        assert seams.engine_entry() is entry
+        x = torch.ones(2, requires_grad=True)
+        (x * 2).sum().backward()
+        torch.autograd.backward((x * 2).sum())
+        torch.autograd.grad((x * 2).sum(), x)
+        assert len(calls) == 3
+        torch.utils.checkpoint.checkpoint(lambda y: y * 2, x, use_reentrant=True).sum().backward()
+        assert len(calls) == 5  # the outer pass, and the one that it runs inside
+    finally:
+        seams.replace_engine_entry(original)
+
+
+# --- the dispatcher ---
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_operators_between_push_and_remove_wherever_it_lies():
+    low, high = Counting(), Counting()
+    assert (dispatch.mode_count(), dispatch.top_mode()) == (0, None)
+    dispatch.push_mode(low)
+    dispatch.push_mode(high)
+    try:
+        assert (dispatch.mode_count(), dispatch.top_mode()) == (2, high)
+        torch.ones(2)
+        assert dispatch.remove_mode(low)
+        assert dispatch.top_mode() is high
+        torch.ones(2)
+    finally:
+        dispatch.remove_mode(low)
+        assert dispatch.remove_mode(high)
+    torch.ones(2)
+    assert not dispatch.remove_mode(high)
+    assert (low.seen, high.seen) == (["aten.ones.default"], ["aten.ones.default"] * 2)
+
+
+def test_function_modes_are_counted_and_can_be_held_off():
+    class Loud(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            raise RuntimeError("called")
+
+    assert dispatch.function_mode_count() == 0
+    tensor = torch.ones(1)
+    with Loud():
+        assert dispatch.function_mode_count() == 1
+        with pytest.raises(RuntimeError, match="called"):
+            tensor.untyped_storage()
+        with dispatch.DisableTorchFunction():
+            assert dispatch.TensorBase.untyped_storage(tensor).nbytes() == 4
+
+
+def test_getters_of_the_base_class_do_not_ask_the_subclass():
+    class Lying(torch.Tensor):
+        @property
+        def is_leaf(self) -> bool:
+            raise RuntimeError("asked")
+
+    with dispatch.DisableTorchFunction():
+        assert dispatch.TensorBase.is_leaf.__get__(torch.ones(1).as_subclass(Lying)) is True
+
+
+def test_what_the_handler_asks_of_operators_is_there():
+    func = torch.ops.aten.add.Tensor
+    assert func._op(torch.ones(1), torch.ones(1)).item() == 2
+    assert func._schema.name == "aten::add"
+    assert issubclass(dispatch.HigherOrderOperator, object)
+    assert torch.Tensor.__torch_dispatch__ is dispatch.plain_torch_dispatch
+
+
+def test_the_node_of_the_graph_is_known_inside_backward_alone():
+    seen = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            seen.append(dispatch.current_autograd_node())
+            return gradient
+
+    assert dispatch.current_autograd_node() is None
+    Look.apply(torch.ones(1, requires_grad=True)).backward()
+    assert seen[0] is not None
+    assert dispatch.current_autograd_node() is None
+
+
+def test_whether_something_was_compiled_is_asked_without_loading_the_compiler(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    assert dispatch.compiled_something() is False
+    assert "torch._dynamo.utils" not in sys.modules
+    counters = {"frames": {"ok": 1}}
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
+    assert dispatch.compiled_something() is True
+
+
+# --- the compiler ---
+
+
+def test_hooks_are_called_around_every_module_until_they_are_hidden():
+    calls = []
+    compiler.show_module_hooks(
+        -7, lambda module, args: calls.append("before"), lambda module, args, out: calls.append("after")
+    )
+    try:
+        torch.nn.Linear(1, 1)(torch.ones(1))
+        with pytest.raises(RuntimeError):
+            torch.nn.Linear(1, 1)(torch.ones(3))
+    finally:
+        compiler.hide_module_hooks(-7)
+    torch.nn.Linear(1, 1)(torch.ones(1))
+    assert calls == ["before", "after"] * 2  # also after a forward that raised
+    compiler.hide_module_hooks(-7)
+    assert isinstance(compiler.HIDES_HOOKS, bool)
+
+
+def test_compilations_are_told_and_forgotten():
+    import torch._dynamo
+
+    assert compiler.compiler_is_loaded()
+    begun, ended = [], []
+
+    def begin(arguments: object) -> None:
+        begun.append(arguments)
+
+    def end(arguments: object) -> None:
+        ended.append(arguments)
+
+    handler = compiler.watch_compilations(begin, end)
+    try:
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        assert (len(begun), len(ended)) == (1, 1)
+        assert dispatch.compiled_something()
+    finally:
+        compiler.forget_compilations(handler, begin, end)
+        compiler.forget_compilations(handler, begin, end)  # twice is no error: the user may have reset Dynamo
+        torch._dynamo.reset()
+    torch.compile(lambda x: x + 2, backend="eager")(torch.ones(2))
+    torch._dynamo.reset()
+    assert len(begun) == 1
+
+
+def test_a_compiler_that_is_not_loaded_is_not_watched(monkeypatch):
+    monkeypatch.setitem(sys.modules, compiler._COMPILER, None)
+    assert compiler.watch_compilations(print, print) is None
+
+
+# --- the kernel ---
+
+
+def test_clicks_are_let_through_only_where_the_attribute_means_something():
+    routed = SimpleNamespace(comm=SimpleNamespace(_reply_subshell_for="main"))
+    kernel_seams.let_clicks_through(routed)
+    assert routed.comm._reply_subshell_for is None
+    other = SimpleNamespace(comm=SimpleNamespace())
+    seams.let_clicks_through(other)
+    seams.let_clicks_through(SimpleNamespace(comm=None))
+    seams.let_clicks_through(object())
+    assert vars(other.comm) == {}
+
+
+def test_the_comm_of_ipykernel_has_the_attribute():
+    ipykernel = pytest.importorskip("ipykernel")
+    if tuple(map(int, ipykernel.__version__.split(".")[:2])) < (7, 4):
+        pytest.skip("only ipykernel 7.4 routes clicks so")
+    import inspect
+
+    from ipykernel.comm import comm
+
+    assert "_reply_subshell_for" in inspect.getsource(comm)
+
+
+def test_a_shell_of_a_notebook_is_told_from_a_terminal(monkeypatch):
+    assert not seams.is_kernel(None)
+    assert not seams.is_kernel(SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    assert seams.is_kernel(SimpleNamespace(kernel=1))
+    monkeypatch.delitem(sys.modules, "ipykernel")
+    assert not seams.is_kernel(SimpleNamespace(kernel=1))
+
+
+# --- CUDA: before it is up ---
+
+
+def test_a_call_waits_for_cuda_and_can_be_taken_back():
+    before = list(torch.cuda._queued_calls)
+    if torch.cuda.is_initialized():
+        pytest.skip("CUDA is up")
+
+    def action() -> None:
+        raise AssertionError("called")
+
+    seams.when_cuda_starts(action)
+    assert len(torch.cuda._queued_calls) == len(before) + 1
+    seams.forget_when_cuda_starts(action)
+    assert torch.cuda._queued_calls == before
+
+
+def test_the_switch_of_history_is_what_users_call():
+    original = seams.history_switch()
+    assert original is torch.cuda.memory._record_memory_history
+    replacement = lambda *args, **kwargs: None  # noqa: E731
+    seams.replace_history_switch(replacement)
+    try:
+        assert torch.cuda.memory._record_memory_history is replacement
+    finally:
+        seams.replace_history_switch(original)
+
+
+def test_without_cuda_there_is_no_context():
+    if torch.cuda.is_initialized():
+        pytest.skip("CUDA is up")
+    assert seams.has_primary_context(0) is False
+
+
+# --- CUDA: up ---
+
+
+@pytest.fixture
+def up():
+    torch.cuda.init()
+    torch.empty(1, device="cuda")
+
+
+@pytest.mark.fakegpu
+def test_history_goes_on_and_off_and_forgets(up):
+    assert not seams.history_is_on()
+    seams.record_history(1000)
+    try:
+        assert seams.history_is_on()
+        kept = torch.empty(3 * MiB, dtype=torch.uint8, device="cuda")
+        del kept
+        (trace,) = seams.snapshot()["device_traces"][:1]
+        alloc = next(entry for entry in trace if entry["action"] == "alloc")
+        assert (alloc["size"], alloc["addr"] > 0, alloc["stream"], alloc["time_us"] > 0) == (3 * MiB, True, 0, True)
+        assert alloc["frames"][0]["filename"]
+        assert {"free_requested", "free_completed"} <= {entry["action"] for entry in trace}
+        seams.record_history(1000)
+        assert seams.snapshot()["device_traces"][0] == []  # what an earlier recording left is dropped
+    finally:
+        seams.stop_history()
+    assert not seams.history_is_on()
+
+
+@pytest.mark.fakegpu
+def test_a_snapshot_has_segments_with_blocks(up):
+    kept = torch.empty(3 * MiB, dtype=torch.uint8, device="cuda")
+    shot = seams.snapshot()
+    blocks = [block for segment in shot["segments"] for block in segment["blocks"]]
+    mine = next(block for block in blocks if block["address"] == kept.data_ptr())
+    assert (mine["requested_size"], mine["state"]) == (3 * MiB, "active_allocated")
+    assert shot["allocator_settings"]
+
+
+@pytest.mark.fakegpu
+def test_counters_and_devices(up):
+    before = seams.cuda_stats(0)["allocated_bytes"]["all"]["current"]
+    kept = torch.empty(MiB, dtype=torch.uint8, device="cuda")
+    stats = seams.cuda_stats(0)
+    assert stats["allocated_bytes"]["all"]["current"] - before == kept.nbytes
+    assert stats["reserved_bytes"]["all"]["peak"] >= MiB
+    assert {"num_ooms", "num_alloc_retries"} <= set(stats)
+    assert seams.device_count() == torch.cuda.device_count()
+    assert seams.has_primary_context(0) is True
+
+
+@pytest.mark.fakegpu
+def test_a_call_for_cuda_runs_at_once_when_it_is_up(up):
+    called = []
+    seams.when_cuda_starts(lambda: called.append(1))
+    assert called == [1]
