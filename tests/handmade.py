@@ -37,7 +37,12 @@ class Script:
         return block
 
     def alloc(
-        self, allocated: int, at: int | None = None, requested: int | None = None, device: int | None = None, **known: Any
+        self,
+        allocated: int,
+        at: int | None = None,
+        requested: int | None = None,
+        device: int | None = None,
+        **known: Any,
     ) -> int:
         """A new block, and what is known of it: phase, category, module, line."""
         block = self._block(allocated, requested, Kind.ALLOC, at, device)

@@ -110,6 +110,14 @@ def test_promises_1_and_3_errors_come_from_their_own_line_and_go_out(notebook, b
     assert "memlab/" not in tracked.traceback  # no frame of ours
 
 
+def test_promise_3_an_operator_that_fails_is_found_on_its_own_line(notebook):
+    body = "x = 1\ntorch.ones(2) @ torch.ones(3)"
+    plain, tracked = notebook.run(body), notebook.run(f"%%memtrack\n{body}")
+    assert (tracked.error, tracked.status) == (plain.error, "error")
+    assert [line - 1 for line in tracked.lines][: len(plain.lines)] == plain.lines  # below stands the tally's own frame
+    assert tracked.traceback.splitlines()[-1] == plain.traceback.splitlines()[-1]
+
+
 def test_promise_1_future_imports_have_their_effect(notebook):
     body = "from __future__ import annotations\ndef f(a: Undefined): ...\nf.__annotations__"
     assert notebook.run(f"%%memtrack\n{body}").out == "{'a': 'Undefined'}"

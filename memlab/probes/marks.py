@@ -4,7 +4,9 @@ One reference-counted marker per process. Hooks of modules inside a compiled reg
 compiled and its memory counts for the module that was called. Work that other threads start has no marks, except on the
 threads of the autograd engine.
 
-Limits: a forward that is no `nn.Module` leaves no mark; backward started from C++ alone is not seen.
+Limits: a forward that is no `nn.Module` leaves no mark, nor does one that is compiled in place (`module.compile()`),
+within a compiled function, or a compiled optimizer step; backward started from C++ alone is not seen. After an
+interrupted forward the module counts as running until a later mark ends it: PyTorch calls no hook then.
 """
 
 from __future__ import annotations
@@ -174,9 +176,13 @@ class Marker:
             return plain if closure is None else with_closure
 
         def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if is_dynamo_compiling():
+                return
             add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_BEGIN, get_ident()))
 
         def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if is_dynamo_compiling():
+                return
             add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
             if self.quiet is not None:
                 self.quiet()

@@ -91,13 +91,13 @@ def _peak(curves: Curves) -> dict[str, Any]:
 
 def _layout(curves: Curves, frame: Frame, title: str) -> dict[str, Any]:
     ticks = frame.ticks()
-    axis = {"gridcolor": theme.GRID, "zeroline": False, "linecolor": theme.GRID, "fixedrange": False}
+    axis = {"gridcolor": theme.GRID, "zeroline": False, "linecolor": theme.GRID, "fixedrange": False, "ticks": ""}
     present = [Phase(code).name.lower() for code in np.unique(curves.phases) if code]
     words = [f"<span style='color:{theme.PHASE_COLOURS[name]}'>■</span> {name}" for name in present]
     return {
         "title": {"text": _escaped(title), "font": {"size": 13}, "x": 0.01, "y": 0.98},
         "height": HEIGHT,
-        "margin": {"l": 70, "r": 14, "t": 34, "b": 34},
+        "margin": {"l": 70, "r": 14, "t": 34, "b": 40},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": theme.TEXT, "size": 12},
@@ -105,7 +105,7 @@ def _layout(curves: Curves, frame: Frame, title: str) -> dict[str, Any]:
         "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
         "xaxis": {
             **axis,
-            "title": {"text": "  ".join(words), "standoff": 2},
+            "title": {"text": "  ".join(words), "standoff": 12},
             "ticksuffix": " s",
             "anchor": "y2",
             "range": [0, curves.duration_s],

@@ -105,6 +105,16 @@ def test_a_new_maximum_among_lost_events_is_exact():
     assert "counter" in found.source
 
 
+def test_lost_allocations_that_are_all_kept():
+    kept = []
+    trace = tracked(lambda: kept.extend(torch.empty(1000, device="cuda") for _ in range(1200)))
+    found = peak(trace, 0)
+    assert found.low_bytes == torch.cuda.memory_allocated() < found.high_bytes
+    assert sum(lost.lost_events for lost in trace.made_by.bounded) == 1200
+    assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
+    kept.clear()
+
+
 def test_a_ring_that_is_just_long_enough():
     trace = tracked(lambda: take(100) is not None and churn(330), 1000)
     assert peak(trace, 0).is_exact

@@ -206,6 +206,12 @@ def test_a_short_ring_of_the_users_loses_events():
     assert sum(lost.lost_events for lost in trace.made_by.bounded) == 202
 
 
+def test_history_that_is_stopped_past_our_switch_is_lost_and_said():
+    trace = tracked(lambda: [take(60), record(None), take(20)])  # `record` is what somebody imported before the track
+    check_range(trace, 80, "bounded")
+    assert not torch._C._cuda_isHistoryEnabled()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"enabled": "state"}, {"skip_actions": ["alloc"]}, {"skip_actions": ["free_requested"]}],
