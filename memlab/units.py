@@ -26,12 +26,12 @@ def format_bytes(count: int) -> str:
     >>> format_bytes(1536 * MiB), format_bytes(512), format_bytes(-3 * KiB)
     ('1.50 GiB', '512 B', '-3.00 KiB')
     """
-    size = abs(count)
-    unit = next((name for name in ("TiB", "GiB", "MiB", "KiB") if size >= _UNITS[name]), "B")
-    if unit == "B":
+    if abs(count) < KiB:
         return f"{count} B"
+    # Half a last digit below a unit would be written 1024.0 of the one below.
+    unit = next(name for name in ("TiB", "GiB", "MiB", "KiB") if abs(count) >= 0.99996 * _UNITS[name])
     value = count / _UNITS[unit]
-    return f"{value:.2f} {unit}" if abs(value) < 100 else f"{value:.1f} {unit}"
+    return f"{value:.2f} {unit}" if abs(value) < 99.995 else f"{value:.1f} {unit}"
 
 
 def parse_bytes(text: str | int) -> int:
@@ -58,9 +58,9 @@ def format_seconds(seconds: float) -> str:
     """
     if seconds < 0.01:
         return f"{seconds * 1e3:.2f} ms"
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -89,8 +89,7 @@ def _ceiling(facts: Device, of: str, seen: int) -> int:
 def device_peak(trace: Trace, device: int) -> Peak | None:
     """The peak of what the driver reports as used on the device; None where it was never read.
 
-    Sampled: never below what was seen, nor below the peak of *reserved* plus the least that others ever held beside it;
-    at most that peak plus the most that others held.
+    A lower bound, as samples are: what was seen, or the peak of *reserved* plus the least that others ever held beside it.
     """
     mine = trace.samples.rows((trace.samples.device == device) & (trace.samples.used_bytes >= 0))
     if not len(mine):
@@ -98,13 +97,10 @@ def device_peak(trace: Trace, device: int) -> Peak | None:
     seen, at = int(mine.used_bytes.max()), int(mine.used_bytes.argmax())
     both = mine.rows(mine.reserved_bytes >= 0)
     if not len(both):
-        return Peak(seen, seen, int(mine.time_ns[at]), -1, "samples")
+        return Peak(seen, UNKNOWN_BYTES, int(mine.time_ns[at]), -1, "samples")
     beside = both.used_bytes - both.reserved_bytes
-    reserved = peak(trace, device, "reserved")
-    low = max(seen, reserved.low_bytes + int(beside.min()))
-    return Peak(
-        low, max(low, reserved.high_bytes + int(beside.max())), int(mine.time_ns[at]), -1, "samples and reserved"
-    )
+    low = max(seen, peak(trace, device, "reserved").low_bytes + int(beside.min()))
+    return Peak(low, UNKNOWN_BYTES, int(mine.time_ns[at]), -1, "samples and reserved")
 
 
 def alive_at(trace: Trace, device: int, row: int) -> np.ndarray:

@@ -10,13 +10,10 @@ counters know of it. What other threads allocate is in the history like everythi
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +21,18 @@ import numpy as np
 
 from memlab import seams
 from memlab.allocator import Books, Held, Settings
-from memlab.probes.counters import cuda_counters
+from memlab.probes.look import (
+    Counts,
+    Look,
+    alloc_and_free_count,
+    collector_paused,
+    counters_as_snapshot,
+    difference,
+    segments_of,
+    take_look,
+    uninterrupted,
+)
+from memlab.probes.ring import Tail, unread
 from memlab.probes.rows import Part, columns_of, held_rows, part_of, part_without_stacks, resync_rows, state_after
 from memlab.probes.stacks import Stacks
 from memlab.trace.columns import Events, Kind, deltas
@@ -40,7 +48,6 @@ MAX_ROWS = 2_000_000
 _QUIET_ENTRIES = 20_000  # fewer unread entries than this are not worth a look at a quiet moment
 _READ_SHARE = 0.03  # at most this share of the time is spent on reading at quiet moments
 _READ_S_PER_ENTRY = 8e-6  # what reading and following an entry costs, rounded up
-_TAIL = 8  # so many entries in a row are compared to find the place up to which was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,39 +72,6 @@ class Position:
 
     rows: int = 0
     losses: int = 0
-
-
-Counts = tuple[int, int]
-"""Allocations and frees that a device has ever seen, by its counters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """The last entries that were read, where they had to stay in the ring; without them everything in it is new."""
-
-    entries: tuple[tuple[Any, ...], ...] = ()
-    time_us: int = 0
-
-    @classmethod
-    def of(cls, entries: Sequence[Mapping[str, Any]]) -> Tail:
-        """The tail of what was just read."""
-        if not entries:
-            return cls()
-        return cls(tuple(map(_identity, entries[-_TAIL:])), entries[-1]["time_us"])
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """A snapshot and the counters around it, a pair for each device."""
-
-    shot: dict[str, Any]
-    before: list[Counts]
-    after: list[Counts]
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing happened meanwhile: segments and entries are read one after the other."""
-        return self.before == self.after
 
 
 @dataclass(slots=True)
@@ -235,7 +209,7 @@ class Recorder:
     def _open_devices(self, look: Look) -> None:
         settings = Settings.from_snapshot(look.shot["allocator_settings"])
         for device, entries in enumerate(look.shot["device_traces"]):
-            books = Books.from_snapshot(_segments(look.shot, device), settings)
+            books = Books.from_snapshot(segments_of(look.shot, device), settings)
             opening = held_rows(books.held, device)
             history = DeviceHistory(device, books, opening, books.reserved_bytes)
             self._mark_read(history, Tail.of(entries), look)
@@ -301,26 +275,18 @@ class Recorder:
             self._spent_s += time.monotonic() - begin
 
     def _look(self) -> Look:
-        """A snapshot, during which no other thread allocated if that can be had within a few tries."""
-        take = _counters_as_snapshot if self.is_blind else seams.snapshot
-        with uninterrupted():
-            for _ in range(4):
-                before = _all_counts()
-                look = Look(take(), before, _all_counts())
-                if look.is_settled:
-                    break
-        return look
+        return take_look(counters_as_snapshot if self.is_blind else seams.snapshot)
 
     def _happened_since(self, history: DeviceHistory) -> Counts:
-        return _difference(alloc_and_free_count(history.device), history.counts)
+        return difference(alloc_and_free_count(history.device), history.counts)
 
     def _read_device(self, history: DeviceHistory, entries: list[dict[str, Any]], look: Look) -> None:
         if self.is_blind:
             self._reopen(history, look)
             return
-        happened = _difference(look.before[history.device], history.counts)
-        at_most = _difference(look.after[history.device], history.counts_before)
-        first = _unread(entries, history.tail, happened, at_most)
+        happened = difference(look.before[history.device], history.counts)
+        at_most = difference(look.after[history.device], history.counts_before)
+        first = unread(entries, history.tail, happened, at_most)
         new = columns_of(entries[first:], self.stacks) if first is not None else None
         if new is None or new.kinds.count(Kind.ALLOC) < happened[0] or new.kinds.count(Kind.FREE_PENDING) < happened[1]:
             self._reopen(history, look)
@@ -344,7 +310,7 @@ class Recorder:
         """Entries were lost: close what was known at the state it had, and go on from the allocator's state now."""
         old, now_ns = history.books, time.time_ns()
         settings = Settings.from_snapshot(look.shot["allocator_settings"])
-        fresh = Books.from_snapshot(_segments(look.shot, history.device), settings, old.next_block)
+        fresh = Books.from_snapshot(segments_of(look.shot, history.device), settings, old.next_block)
         lost_events = sum(look.after[history.device]) - sum(history.counts)
         history.parts.append(part_without_stacks(resync_rows(old, fresh, history.device, now_ns)))
         history.losses.append(Lost(history.device, history.read_ns, now_ns, max(lost_events, 0)))
@@ -420,94 +386,14 @@ def _entries_of(allocs: int, frees: int) -> int:
     return allocs + 2 * frees
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Keep the other Python threads waiting for the few milliseconds that a look at a long history takes."""
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1.0)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval_s)
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from walking hundreds of thousands of new entries again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def alloc_and_free_count(device: int) -> Counts:
-    """How many allocations and frees a device has ever seen: equal before and after means that nothing happened."""
-    counts = cuda_counters(device)
-    return counts["alloc_count"], counts["free_count"]
-
-
 def _agree(books: Books, device: int, shot: dict[str, Any]) -> bool:
     """Whether the books, kept along the entries, came to what the snapshot shows."""
-    segments = _segments(shot, device)
+    segments = segments_of(shot, device)
     allocated = sum(segment["allocated_size"] for segment in segments)
     reserved = sum(segment["total_size"] for segment in segments)
     settings = Settings.from_snapshot(shot["allocator_settings"])
     return (books.allocated_bytes, books.reserved_bytes, books.settings) == (allocated, reserved, settings)
 
 
-def _difference(now: Counts, before: Counts) -> Counts:
-    return now[0] - before[0], now[1] - before[1]
-
-
-def _all_counts() -> list[Counts]:
-    return [alloc_and_free_count(device) for device in range(seams.device_count())]
-
-
-def _segments(shot: dict[str, Any], device: int) -> list[dict[str, Any]]:
-    return [segment for segment in shot["segments"] if segment["device"] == device]
-
-
-def _counters_as_snapshot() -> dict[str, Any]:
-    """Where an allocator has no snapshots: all that is allocated as one block, all that is reserved as one segment."""
-    segments = []
-    for device in range(len(_all_counts())):
-        counters = cuda_counters(device)
-        allocated, reserved = (max(counters[name], 0) for name in ("allocated", "reserved"))
-        blocks = [{"address": 0, "size": allocated, "state": "active_allocated"}] if allocated else []
-        facts = {"device": device, "address": 0, "total_size": reserved, "allocated_size": allocated}
-        segments.append({**facts, "blocks": blocks})
-    return {"segments": segments, "device_traces": [[] for _ in segments], "allocator_settings": {}}
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0].split(". ")[0][:120]
-
-
-def _identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    # Without its time: PyTorch converts it from a cycle counter anew for each snapshot, and not always to the same.
-    return entry["action"], entry.get("addr"), entry["size"], entry["stream"]
-
-
-def _unread(entries: Sequence[Mapping[str, Any]], tail: Tail, at_least: Counts, at_most: Counts) -> int | None:
-    """The index of the first entry after those read before; None where they are no longer in the ring.
-
-    Loops repeat themselves, so several places may look like the tail: as many allocations and frees as the counters
-    tell must have come after it, and of places that are left the nearest in time is taken.
-    """
-    if not tail.entries:
-        return 0
-    size, after, found = len(tail.entries), 0, []
-    for at in range(len(entries), size - 1, -1):
-        if sum(at_least) <= after <= sum(at_most) and _ends_with(entries, at, tail.entries):
-            found.append((abs(entries[at - 1]["time_us"] - tail.time_us), at))
-        after += entries[at - 1]["action"] in ("alloc", "free_requested")
-        if after > sum(at_most):
-            break
-    return min(found)[1] if found else None
-
-
-def _ends_with(entries: Sequence[Mapping[str, Any]], end: int, tail: tuple[tuple[Any, ...], ...]) -> bool:
-    return all(_identity(entries[end - len(tail) + i]) == tail[i] for i in range(len(tail)))

@@ -7,9 +7,10 @@ uninitialised. A device can be forced.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ class Measurement:
         self._rate_hz = rate_hz
         self._sampler = Sampler(self._read, self._tick, rate_hz)
         self._reader: Reader | None = None
+        self._outer_at_module: Callable[[], None] | None = None
         self.start_ns = 0
 
     # --- from start to stop -------------------------------------------------------------------------------------------
@@ -102,11 +104,11 @@ class Measurement:
                 started.append(probe)
             self._begin_now()
             if self._cuda is not None and self._cpu is not None:
-                marker.at_module = self._retire_tally
+                self._outer_at_module, marker.at_module = marker.at_module, self._retire_tally
             self._sampler.start()
         except BaseException:
-            for probe in reversed(started):
-                probe.stop()
+            with contextlib.suppress(Exception):
+                self._stop_all(reversed(started))
             self._close()
             raise
 
@@ -119,9 +121,24 @@ class Measurement:
                 self._reader.complete_next()
             self._sampler.stop()
         finally:
-            traces = [probe.stop() for probe in reversed(self._probes())]
-            self._close()
+            try:
+                traces = self._stop_all(reversed(self._probes()))
+            finally:
+                self._close()
         return self._complete(self._chosen(traces))
+
+    def _stop_all(self, probes: Iterable[Any]) -> list[Trace]:
+        """Stop every one of them, also where one fails; the first failure goes out."""
+        traces: list[Trace] = []
+        failures: list[BaseException] = []
+        for probe in probes:
+            try:
+                traces.append(probe.stop())
+            except BaseException as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return traces
 
     def _probes(self) -> list[Any]:
         return [probe for probe in (self._cpu, self._other, self._cuda) if probe is not None]
@@ -133,14 +150,15 @@ class Measurement:
             probe.start_ns = self.start_ns
 
     def _close(self) -> None:
-        marker.at_module = None
+        if marker.at_module == self._retire_tally:
+            marker.at_module = self._outer_at_module
         if self._nvml is not None:
             self._nvml.close()
 
     def _retire_tally(self) -> None:
         """Called before the forward of a module: take the tally off once the cell has come to CUDA."""
         if self._cpu is not None and self._cpu.tally.saw_accelerator and self._cpu.tally.retire():
-            marker.at_module = None
+            marker.at_module = self._outer_at_module
 
     # --- while it runs ------------------------------------------------------------------------------------------------
 

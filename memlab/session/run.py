@@ -140,7 +140,7 @@ class Run:
 
     def explore(self) -> Any:
         """Open a widget to zoom into the timeline; closing it leaves the static figure."""
-        from memlab.session.show import explore
+        from memlab.session.explore import explore
 
         return explore(self)
 

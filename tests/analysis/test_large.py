@@ -18,7 +18,7 @@ import numpy as np
 from memlab.analysis.breakdown import breakdown
 from memlab.analysis.peak import peak
 from memlab.session.run import Run, load
-from memlab.session.show import Windows
+from memlab.session.explore import Windows
 from memlab.trace import Blocks, Device, Events, Kind, MadeBy, Trace
 
 def top():  # the highest resident memory so far

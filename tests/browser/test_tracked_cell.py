@@ -127,7 +127,16 @@ def test_a_notebook_opened_without_its_kernel_shows_the_figure(lab):
 
 
 def test_nbconvert_shows_the_svg_and_the_table(lab, tmp_path):
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", str(lab.root / "cell.ipynb"), "--output-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "nbconvert",
+        "--to",
+        "html",
+        str(lab.root / "cell.ipynb"),
+        "--output-dir",
+        str(tmp_path),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     page = (tmp_path / "cell.html").read_text()
     assert 'src="data:image/svg+xml;base64,' in page

@@ -9,7 +9,8 @@ import pytest
 
 from memlab.allocator import Books, Held, Settings
 from memlab.probes import history
-from memlab.probes.history import DeviceHistory, Lost, Position, Tail, _unread
+from memlab.probes.history import DeviceHistory, Lost, Position
+from memlab.probes.ring import Tail, unread
 from memlab.probes.rows import Part, columns_of, held_rows, part_without_stacks, resync_rows, state_after
 from memlab.probes.stacks import Stacks
 from memlab.trace import Events, Kind
@@ -39,25 +40,25 @@ def test_the_place_in_a_ring_that_repeats_itself_is_found_whatever_the_clock_say
     new = entries[read:]
     happened = tuple(sum(entry["action"] == action for entry in new) for action in ("alloc", "free_requested"))
     ring = shifted(entries[dropped:], shift_us)
-    assert _unread(ring, tail, happened, happened) == read - dropped
+    assert unread(ring, tail, happened, happened) == read - dropped
 
 
 def test_where_counters_and_ring_were_not_read_at_once_the_nearest_in_time_is_taken():
     entries = loop(50)
     tail = Tail.of(entries[:90])
-    assert _unread(shifted(entries, 1), tail, (15, 15), (25, 25)) == 90
+    assert unread(shifted(entries, 1), tail, (15, 15), (25, 25)) == 90
 
 
 def test_a_place_that_is_no_longer_there():
     entries = loop(50)
-    assert _unread(entries[93:], Tail.of(entries[:90]), (19, 19), (19, 19)) is None
-    assert _unread([], Tail.of(entries), (0, 0), (0, 0)) is None
+    assert unread(entries[93:], Tail.of(entries[:90]), (19, 19), (19, 19)) is None
+    assert unread([], Tail.of(entries), (0, 0), (0, 0)) is None
     other = [{**entry, "addr": 1024} for entry in entries]
-    assert _unread(other, Tail.of(entries[:90]), (20, 20), (20, 20)) is None
+    assert unread(other, Tail.of(entries[:90]), (20, 20), (20, 20)) is None
 
 
 def test_without_a_tail_all_is_new():
-    assert _unread(loop(3), Tail(), (3, 3), (3, 3)) == 0
+    assert unread(loop(3), Tail(), (3, 3), (3, 3)) == 0
     assert Tail.of([]) == Tail()
 
 

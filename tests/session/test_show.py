@@ -9,7 +9,7 @@ import torch
 from handmade import HOST, Script, busy
 
 import memlab
-from memlab.session import show
+from memlab.session import explore, show
 from memlab.session.run import Run
 from memlab.views.bundle import PLOTLY, SVG
 from memlab.views.live import LiveView
@@ -177,11 +177,11 @@ def test_closing_the_explorer_leaves_the_static_figure(places):
 
 
 def test_the_explorer_gets_the_detail_of_any_part():
-    windows = show.Windows(Run("x", busy(3000)))
+    windows = explore.Windows(Run("x", busy(3000)))
     detail = windows(0.0, windows.span_s, 50)
     assert set(detail) == {"allocated", "reserved"}
     for times, low, high in detail.values():
         assert len(times) == len(low) == len(high) <= 50
         assert (low <= high).all()
     script = Script(HOST)
-    assert set(show.Windows(Run("cpu", script.trace()))(0, 1, 20)) == {"allocated"}
+    assert set(explore.Windows(Run("cpu", script.trace()))(0, 1, 20)) == {"allocated"}
