@@ -57,7 +57,7 @@ class Curves:
         return max(curve.top_bytes for curve in self.in_scale)
 
 
-def curves(trace: Trace, device: Device, bins: int = 200) -> Curves:
+def curves(trace: Trace, device: Device, bins: int = 150) -> Curves:
     """The curves of one device, with at most 4 points to each of `bins` stretches of time."""
     line = timeline(trace, device.index)
     drawn = [_stair("allocated", *thinned(line, bins))]

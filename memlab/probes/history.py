@@ -25,16 +25,15 @@ from memlab.probes.look import (
     Counts,
     Look,
     alloc_and_free_count,
-    collector_paused,
     counters_as_snapshot,
     difference,
     segments_of,
     take_look,
-    uninterrupted,
 )
 from memlab.probes.ring import Tail, unread
 from memlab.probes.rows import Part, columns_of, held_rows, part_of, part_without_stacks, resync_rows, state_after
 from memlab.probes.stacks import Stacks
+from memlab.probes.stillness import collector_paused, uninterrupted
 from memlab.trace.columns import Events, Kind, deltas
 from memlab.trace.trace import Gap
 

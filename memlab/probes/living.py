@@ -13,15 +13,31 @@ from memlab.seams import dispatch
 
 def living_tensors() -> Iterator[Any]:
     """Every tensor and storage that the garbage collector knows, and gradients; asks no object what it claims to be."""
-    for thing in gc.get_objects():
-        kind = type(thing)  # isinstance would ask `__class__`, which proxies answer with code of their own
-        if kind is torch.UntypedStorage:
-            yield thing
-        elif issubclass(kind, torch.Tensor):
-            yield thing
+    for thing in _tensors_and_storages():
+        yield thing
+        if not issubclass(type(thing), torch.UntypedStorage):
             grad = _grad(thing)
             if grad is not None:
                 yield grad
+
+
+def _tensors_and_storages() -> list[Any]:
+    """Found as what refers to these classes: an instance refers to its class.
+
+    Not by `gc.get_objects`: that also gives the tuples which other threads are just building (`tuple(generator)`), and
+    where somebody else refers to one of these, its thread gets a SystemError (seen with CPython 3.11). It is slower, too.
+    `isinstance` would ask `__class__`, which proxies answer with code of their own.
+    """
+    kinds = set(_classes_from(torch.Tensor)) | set(_classes_from(torch.UntypedStorage))
+    return [thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds]
+
+
+def _classes_from(root: type) -> Iterator[type]:
+    """A class and all that are derived from it."""
+    yield root
+    derived: list[type] = type.__subclasses__(root)
+    for kind in derived:
+        yield from _classes_from(kind)
 
 
 def _grad(tensor: Any) -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from memlab import seams
 from memlab.probes.counters import cuda_counters
+from memlab.probes.stillness import uninterrupted
 
 Counts = tuple[int, int]
 """Allocations and frees that a device has ever seen, by its counters."""
@@ -39,29 +37,6 @@ def take_look(snapshot: Callable[[], dict[str, Any]]) -> Look:
             if look.is_settled:
                 break
     return look
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Keep the other Python threads waiting for the few milliseconds that a look at a long history takes."""
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1.0)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval_s)
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from walking hundreds of thousands of new entries again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def alloc_and_free_count(device: int) -> Counts:

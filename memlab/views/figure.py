@@ -12,7 +12,7 @@ from memlab.units import format_bytes
 from memlab.views import theme
 from memlab.views.svg import Frame, short_bytes
 
-HEIGHT = 300
+HEIGHT = 270
 
 
 def timeline_figure(curves: Curves, title: str = "") -> Any:
