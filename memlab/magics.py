@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, magics_class, needs_local_scope, no_var_expand, output_can_be_silenced
 
 from memlab import cells
-from memlab.errors import MemlabError
+from memlab.errors import BudgetExceeded, MemlabError
 from memlab.session.track import Options, Track, options
 
 _NOT_YET = {
@@ -149,8 +149,8 @@ class CellTracker(threading.local):
             problem: BaseException | None = track.stop(error)
         except (Exception, KeyboardInterrupt) as raised:
             problem = raised
-        if problem is None:
-            return
+        if problem is None or (error is not None and isinstance(problem, BudgetExceeded)):
+            return  # a cell that raised has its own error to tell
         self.shell.showtraceback((type(problem), problem, None), exception_only=True)
         if result is not None and error is None:
             result.error_in_exec = problem  # the front end is told, and whoever runs all cells stops here

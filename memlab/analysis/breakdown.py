@@ -11,7 +11,7 @@ import numpy as np
 from memlab.analysis.peak import Peak, alive_at, peak
 from memlab.errors import MemlabError
 from memlab.trace.columns import Category, Kind, Phase
-from memlab.trace.trace import Trace
+from memlab.trace.trace import CPU, Trace
 from memlab.units import format_bytes
 
 BEFORE = "before the cell"
@@ -76,6 +76,8 @@ def breakdown(
     """
     if by not in BY:
         raise MemlabError(f"cannot break down by {by!r}. Choose one of {', '.join(BY)}.")
+    if of == "reserved" and device == CPU:
+        raise MemlabError("the CPU reserves nothing: its memory can only be broken down of allocated.")
     at = at or peak(trace, device, of)
     if at.row < 0 and at.time_ns != 0:  # the start has no row, and time 0
         raise MemlabError(f"nobody saw who held the peak of {of}: its events were lost ({at.source}).")

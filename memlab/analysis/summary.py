@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memlab.analysis.breakdown import Breakdown, breakdown
-from memlab.analysis.peak import Peak, device_peak, peak
+from memlab.analysis.peak import UNKNOWN_BYTES, Peak, device_peak, peak
 from memlab.analysis.timeline import Timeline, timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Phase
@@ -159,7 +159,7 @@ def _row(device: DeviceSummary, level: Level) -> dict[str, Any]:
         "of": level.of,
         "start_bytes": level.start_bytes,
         "peak_low_bytes": level.peak.low_bytes,
-        "peak_high_bytes": level.peak.high_bytes,
+        "peak_high_bytes": level.peak.high_bytes if level.peak.high_bytes < UNKNOWN_BYTES else np.nan,
         "peak_time_s": level.peak.time_ns / 1e9 if level.peak.time_ns >= 0 else np.nan,
         "end_bytes": level.end_bytes,
         "left_bytes": level.left_bytes,

@@ -81,6 +81,7 @@ class Tally(TorchDispatchMode):
         self._adopt_living()
         self._books.write(self._log, self._live)
         self._state = "running"
+        _remove_left_behind()
         dispatch.push_mode(self)
 
     def stop(self) -> bool:
@@ -414,3 +415,10 @@ def _is_in_place(func: Any) -> bool:
     results = [result.alias_info for result in schema.returns]
     writes = bool(results) and all(alias is not None and alias.is_write for alias in results)
     return writes and _origin(func) == "older" and "resize" not in schema.name
+
+
+def _remove_left_behind() -> None:
+    """Take off tallies that another thread had to stop: only their own thread can reach its stack of modes."""
+    for mode in dispatch.modes():
+        if isinstance(mode, Tally) and mode._state == "stopped":
+            dispatch.remove_mode(mode)

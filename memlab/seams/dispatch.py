@@ -35,6 +35,11 @@ def push_mode(mode: TorchDispatchMode) -> None:
     torch._C._push_on_torch_dispatch_stack(mode)
 
 
+def modes() -> list[Any]:
+    """The dispatch modes that are on in this thread, the lowest first."""
+    return [torch._C._get_dispatch_stack_at(depth) for depth in range(mode_count())]
+
+
 def top_mode() -> Any:
     """The dispatch mode on top of the stack of this thread, None if there is none."""
     depth = mode_count()

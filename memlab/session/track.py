@@ -21,7 +21,7 @@ from memlab.session.run import Run
 from memlab.session.runs import runs
 from memlab.session.show import Display
 from memlab.trace.columns import Samples
-from memlab.trace.file import PartialFile
+from memlab.trace.file import PartialFile, savable
 from memlab.trace.trace import Bounded, Device, MadeBy, Trace
 from memlab.units import format_bytes, parse_bytes
 
@@ -67,12 +67,9 @@ def options(
 
 def _file(save: str | os.PathLike[str]) -> Path:
     """Where to save, whole, because the cell may change the working directory."""
-    text = os.fspath(save) if isinstance(save, str | os.PathLike) else ""
-    path = Path(text).expanduser().absolute()
-    is_file = bool(text) and not text.endswith(("/", os.sep)) and not path.is_dir()
-    if not is_file or not path.parent.is_dir():
+    if isinstance(save, str) and (not save or save.endswith(("/", os.sep))):
         raise MemlabError(f"cannot save to {save!r:.200}: name a file in a folder that exists.")
-    return path
+    return savable(save)
 
 
 class Track:

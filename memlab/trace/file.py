@@ -43,11 +43,32 @@ _MAX_JSON = 1 << 28
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
     """Write `trace` to `path`, whole or not at all; an existing file is replaced only by a whole one."""
-    target = Path(path)
+    target = savable(path)
+    try:
+        return _save(trace, target)
+    except OSError as error:
+        raise TraceError(f"cannot save to {str(target)!r}: {error.strerror or error}. Choose another place.") from None
+
+
+def savable(path: str | os.PathLike[str]) -> Path:
+    """Where a file of this name would lie, links followed; TraceError where none can or should be written."""
+    try:
+        target = Path(path).expanduser().resolve()
+        is_folder, is_there = target.is_dir(), target.exists()
+    except (TypeError, ValueError, OSError, RuntimeError) as error:
+        raise TraceError(f"not a place to save to: {path!r:.200} ({error}). Name a file.") from None
+    if is_folder:
+        raise TraceError(f"cannot save to {str(target)!r}: that is a folder. Name a file in a folder that exists.")
     if not target.parent.is_dir():
-        raise TraceError(f"cannot save to {str(target)!r}: there is no folder {str(target.parent)!r}. Make it first.")
-    if target.is_dir():
-        raise TraceError(f"cannot save to {str(target)!r}: that is a folder. Name a file in it.")
+        raise TraceError(
+            f"cannot save to {str(target)!r}: there is no folder {str(target.parent)!r}. Name a file in a folder that exists."
+        )
+    if is_there and not target.is_file():  # a device, a pipe: replacing it would do harm
+        raise TraceError(f"cannot save to {str(target)!r}: that is no ordinary file. Choose another name.")
+    return target
+
+
+def _save(trace: Trace, target: Path) -> Path:
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name[:100] + ".", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -144,14 +165,22 @@ class PartialFile:
 
 def load(path: str | os.PathLike[str]) -> Trace:
     """Read a trace; what is cut off at the end is named in its gaps, what is damaged or foreign raises TraceError."""
-    source = Path(path)
-    if not source.is_file():
+    try:
+        source = Path(path)
+        is_file = source.is_file()
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"not the name of a file: {path!r:.200} ({error}).") from None
+    if source.is_dir():
+        raise TraceError(f"{str(source)!r} is a folder. Name a file in it.")
+    if not is_file:
         hint = Path(f"{source}{PARTIAL}")
         more = f" Its kernel died while it ran: load {str(hint)!r} for what is left." if hint.is_file() else ""
         raise TraceError(f"there is no file {str(source)!r}.{more}")
     try:
         with source.open("rb") as file:
             return _Reader(file, source.name, source.stat().st_size).trace()
+    except OSError as error:
+        raise TraceError(f"cannot read {str(source)!r}: {error.strerror or error}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise TraceError(f"{source.name!r} is not a readable memlab trace: {error!s:.200}") from None
 
@@ -248,7 +277,7 @@ class _Reader:
     def _assemble(self, tables: dict[str, Any], whole: bool) -> Trace:
         made_by = _made_by(self.head["made_by"])
         if not whole:
-            made_by = dataclasses.replace(made_by, gaps=(*made_by.gaps, _cut_off(tables)))
+            made_by = _with_unknown_end(made_by, tables)
             tables["blocks"] = _padded(tables["blocks"], tables["events"], self.texts)
         _check_codes(tables)
         first_row = min(int(self.head["first_row"]), len(tables["events"]))
@@ -256,18 +285,37 @@ class _Reader:
         if any(len(set(strings)) < len(strings) for strings in texts.values()):
             raise TraceError(f"{self.name!r} lists a text twice in one table.")
         notes = self.head.get("notes", {})
+        if not isinstance(notes, dict):
+            raise TraceError(f"{self.name!r} has notes that are no table of names and values.")
         return Trace(made_by=made_by, first_row=first_row, texts=texts, notes=notes, **tables)
 
 
 def _made_by(facts: dict[str, Any]) -> MadeBy:
     lists = {"devices": Device, "gaps": Gap, "bounded": Bounded}
-    built = {name: tuple(cls(**item) for item in facts[name]) for name, cls in lists.items()}
-    return MadeBy(**{**facts, **built})
+    built = {name: tuple(_typed(cls, item) for item in facts[name]) for name, cls in lists.items()}
+    return _typed(MadeBy, {**facts, **built})
 
 
-def _cut_off(tables: dict[str, Table]) -> Gap:
-    last = max((int(tables[name].time_ns[-1]) for name in ("events", "samples") if len(tables[name])), default=0)  # type: ignore[attr-defined]
-    return Gap("cut off", f"the run was cut off while it was written: known up to {last / 1e9:.2f} s after its start")
+_SIMPLE: dict[str, Any] = {"int": int, "str": str, "float": (int, float)}
+
+
+def _typed(kind: type, facts: dict[str, Any]) -> Any:
+    """Make a value from what a file says, if its numbers are numbers and its texts texts."""
+    for field in dataclasses.fields(kind):
+        expected = _SIMPLE.get(str(field.type))
+        value = facts.get(field.name, field.default)
+        if expected is not None and (not isinstance(value, expected) or isinstance(value, bool)):
+            raise TraceError(f"{kind.__name__}.{field.name} of the file is {value!r:.80}, not {field.type}.")
+    return kind(**facts)
+
+
+def _with_unknown_end(made_by: MadeBy, tables: dict[str, Any]) -> MadeBy:
+    """What a file that was cut off can say: nothing of it is exact, since what is missing may have been higher."""
+    last = max((int(tables[name].time_ns[-1]) for name in ("events", "samples") if len(tables[name])), default=0)
+    text = f"the run was cut off while it was written: known up to {last / 1e9:.2f} s after its start"
+    unknown = tuple(Bounded(device.index, last, max(made_by.duration_ns, last), 0) for device in made_by.devices)
+    gaps, bounded = (*made_by.gaps, Gap("cut off", text)), (*made_by.bounded, *unknown)
+    return dataclasses.replace(made_by, gaps=gaps, bounded=bounded)
 
 
 def _padded(blocks: Blocks, events: Events, texts: dict[str, list[str]]) -> Blocks:

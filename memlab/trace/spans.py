@@ -65,7 +65,7 @@ class MarkStack:
 
     def _begin(self, is_module: bool, name: object) -> None:
         forward = Phase.BACKWARD if self.phase == Phase.BACKWARD else Phase.FORWARD
-        self._open.append((is_module, name, forward if is_module else _PHASE_OF_NAME[str(name)]))
+        self._open.append((is_module, name, forward if is_module else _PHASE_OF_NAME.get(str(name), Phase.OTHER)))
 
     def _end(self, is_module: bool, name: object) -> None:
         for depth in range(len(self._open) - 1, -1, -1):

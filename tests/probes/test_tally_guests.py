@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tallying import KB, Counting, curve, rise, tally
+
+from memlab.probes.tally import Tally
 
 # --- whatever users do ------------------------------------------------------------------------------------------------
 
@@ -198,3 +201,15 @@ def test_scanning_asks_no_object_what_it_is() -> None:
         pass
     assert not probe.unseen
     del proxy
+
+
+def test_a_tally_that_another_thread_stopped_goes_with_the_next_run():
+    left = Tally()
+    left.start()
+    thread = threading.Thread(target=left.stop)
+    thread.start()
+    thread.join()
+    following = Tally()
+    following.start()
+    following.stop()
+    assert not torch._C._len_torch_dispatch_stack()

@@ -10,22 +10,11 @@ import zlib
 
 import numpy as np
 import pytest
+from trace_samples import small_trace
 
 from memlab.errors import TraceError
-from memlab.trace import CPU, Blocks, Bounded, Device, Events, Gap, MadeBy, Marks, Samples, Trace
+from memlab.trace import Marks, Trace
 from memlab.trace.file import MAGIC, PartialFile, Writer, load, save
-
-
-def small_trace() -> Trace:
-    """Three blocks, one mark, one sample, texts with every kind of awkward character."""
-    events = Events(
-        [0, 5, 9, 12], [0, 1, 1, 2], [0, 1, 2, 1], [100, 200, 300, 200], [512] * 4, [-1] * 4, [0] * 4, [0] * 4
-    )
-    blocks = Blocks.unknown(3, line=np.array([-1, 0, 1]), op=np.array([0, 0, 0]))
-    made_by = MadeBy("test", (Device(CPU, "cpu"),), {"torch": "x"}, 1.5, 20, (Gap("a", "b"),), (Bounded(0, 1, 2, 3),))
-    texts = {"line": ("cell:1", "naïve \ud800 <script>\n"), "op": ("aten::add",), "mark": ("forward",)}
-    marks, samples = Marks([1], [4], [0], [0]), Samples([3], [-1], [-1], [-1], [7], [8], [9])
-    return Trace(events, blocks, made_by, 1, marks, samples, texts=texts, notes={"name": "n"})
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -48,7 +37,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = save(small_trace(), tmp_path / "a.memlab")
     before = path.read_bytes()
     monkeypatch.setattr(Writer, "done", lambda self: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(TraceError, match="disk full"):
         save(small_trace(), path)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["a.memlab"]
