@@ -57,12 +57,9 @@ def savable(path: str | os.PathLike[str]) -> Path:
         is_folder, is_there = target.is_dir(), target.exists()
     except (TypeError, ValueError, OSError, RuntimeError) as error:
         raise TraceError(f"not a place to save to: {path!r:.200} ({error}). Name a file.") from None
-    if is_folder:
-        raise TraceError(f"cannot save to {str(target)!r}: that is a folder. Name a file in a folder that exists.")
-    if not target.parent.is_dir():
-        raise TraceError(
-            f"cannot save to {str(target)!r}: there is no folder {str(target.parent)!r}. Name a file in a folder that exists."
-        )
+    if is_folder or not target.parent.is_dir():
+        what = "that is a folder" if is_folder else f"there is no folder {str(target.parent)!r}"
+        raise TraceError(f"cannot save to {str(target)!r}: {what}; name a file in a folder that exists.")
     if is_there and not target.is_file():  # a device, a pipe: replacing it would do harm
         raise TraceError(f"cannot save to {str(target)!r}: that is no ordinary file. Choose another name.")
     return target
