@@ -59,7 +59,7 @@ def _highest_known(line: Timeline, stretches: list[Bounded], of: str, device: in
     let_go = max((getattr(stretch, f"peak_{of}_bytes") for stretch in stretches), default=-1)
     if let_go > best:
         return Peak(let_go, let_go, -1, -1, "events that were let go later")
-    source = "every storage that operators made" if device == CPU else "every event of the allocator"
+    source = "every storage that this thread's operators made" if device == CPU else "every event of the allocator"
     return Peak(best, best, int(line.time_ns[at]), int(line.row[at]), source)
 
 
