@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import ProbeError
 from memlab.probes.living import describe, holds_memory, living_tensors
+from memlab.probes.operators import is_in_place, origin_of
 from memlab.probes.storage_log import ADOPT, FREE, ROOM, Births, Books, StorageRef
 from memlab.seams import dispatch
 
@@ -171,7 +172,7 @@ class Tally(TorchDispatchMode):
             if in_place:
                 return out  # as an optimizer's many: nothing is born
             if in_place is None:
-                self._in_place[op] = _is_in_place(func)
+                self._in_place[op] = is_in_place(func)
             kind = type(out)
             if function_modes():
                 with dispatch.DisableTorchFunction():
@@ -268,7 +269,7 @@ class Tally(TorchDispatchMode):
         if device != "cpu":
             self.saw_accelerator = self.saw_accelerator or device != "meta"
             return
-        origin = _origin(func)
+        origin = origin_of(func)
         if origin == "no memory":
             return
         birth = self._birth(func, tensor)
@@ -390,31 +391,6 @@ THINNED = (
     "{} early events of blocks up to {} bytes were let go to bound memory; the peak and what held it are exact, "
     "the curve in the early part can be too low."
 )
-
-
-NEW_THOUGH_ALIAS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_", "aten::resize_", "aten::resize_as_"})
-"""Operators that return an alias of a storage which no operator has returned before: that is where it is new."""
-
-
-def _origin(func: Any) -> str:
-    """Of a storage not known before: "new", "handed in" (new, by an alias), "older" (or made unseen), "no memory"."""
-    schema = getattr(func, "_schema", None)
-    if schema is None:
-        return "new"
-    if schema.name == "aten::_efficientzerotensor":
-        return "no memory"
-    if all(result.alias_info is None for result in schema.returns):
-        return "new"
-    is_out = any(argument.is_out for argument in schema.arguments)
-    return "handed in" if is_out or schema.name in NEW_THOUGH_ALIAS else "older"
-
-
-def _is_in_place(func: Any) -> bool:
-    """Whether an operator returns what it wrote to, at the size it had (`add_`, not `resize_`, `set_` or `add.out`)."""
-    schema = func._schema
-    results = [result.alias_info for result in schema.returns]
-    writes = bool(results) and all(alias is not None and alias.is_write for alias in results)
-    return writes and _origin(func) == "older" and "resize" not in schema.name
 
 
 def _remove_left_behind() -> None:

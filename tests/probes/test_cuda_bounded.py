@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from probes.probed import probed
 
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
 from memlab.probes import history
-from memlab.probes.cuda import CudaProbe, recorder
+from memlab.probes.cuda import recorder
 from memlab.trace import Trace
 
 pytestmark = pytest.mark.fakegpu
@@ -44,13 +45,7 @@ def earlier_peak() -> Iterator[int]:
 
 
 def tracked(body: Callable[[], object], entries: int = 1000) -> Trace:
-    probe = CudaProbe(entries)
-    probe.start()
-    try:
-        body()
-    finally:
-        trace = probe.stop()
-    return trace
+    return probed(body, entries)
 
 
 def gap_names(trace: Trace) -> list[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from probes.probed import probed
 
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
-from memlab.probes.cuda import CudaProbe, recorder
+from memlab.probes.cuda import recorder
 from memlab.trace import Trace
 
 pytestmark = pytest.mark.fakegpu
@@ -42,16 +43,6 @@ def off_before_and_after() -> Iterator[None]:
     torch.cuda.empty_cache()
 
 
-def tracked(body: Callable[[], object]) -> Trace:
-    probe = CudaProbe()
-    probe.start()
-    try:
-        body()
-    finally:
-        trace = probe.stop()
-    return trace
-
-
 def peak_mebibytes(trace: Trace) -> float:
     """The peak above the start, if the events know it and each of them was read."""
     found = peak(trace, 0)
@@ -65,7 +56,7 @@ def gap_names(trace: Trace) -> list[str]:
 
 
 def test_ours_ends_with_the_track():
-    trace = tracked(lambda: take(30))
+    trace = probed(lambda: take(30))
     assert peak_mebibytes(trace) == 30
     assert not trace.gaps
     assert not torch._C._cuda_isHistoryEnabled()
@@ -75,7 +66,7 @@ def test_ours_ends_with_the_track():
 def test_the_users_goes_on_with_all_its_entries():
     record(max_entries=10_000)
     take(7)
-    trace = tracked(lambda: (take(30), take(20)))
+    trace = probed(lambda: (take(30), take(20)))
     assert torch._C._cuda_isHistoryEnabled()
     take(9)
     assert allocated() == [7, 30, 20, 9]
@@ -88,7 +79,7 @@ def test_many_tracks_under_the_users_history():
     for size in range(2, 40):
         # The same over and over: places in the ring look alike, and the right one has to be found.
         torch.cuda.reset_peak_memory_stats()
-        trace = tracked(lambda size=size: [take(5), take(5), take(size), take(5), take(5)])
+        trace = probed(lambda size=size: [take(5), take(5), take(size), take(5), take(5)])
         assert not trace.made_by.bounded
         assert int(timeline(trace, 0).bytes.max()) == torch.cuda.max_memory_allocated()
     assert len(allocated()) == 38 * 5
@@ -106,7 +97,7 @@ def test_the_user_starts_dumps_and_stops_inside():
         take(50)
         return kept
 
-    trace = tracked(body)
+    trace = probed(body)
     assert found == [40], "the user's recording begins with ours"
     assert peak_mebibytes(trace) == 80
     assert gap_names(trace) == ["users history"]
@@ -114,7 +105,7 @@ def test_the_user_starts_dumps_and_stops_inside():
 
 
 def test_the_user_starts_inside_and_it_goes_on():
-    trace = tracked(lambda: (take(30), torch.cuda.memory._record_memory_history(max_entries=5000), take(40)))
+    trace = probed(lambda: (take(30), torch.cuda.memory._record_memory_history(max_entries=5000), take(40)))
     take(5)
     assert torch._C._cuda_isHistoryEnabled()
     assert allocated() == [40, 5]
@@ -133,7 +124,7 @@ def test_the_user_starts_again_inside(arguments):
         torch.cuda.memory._record_memory_history(**arguments)
         return kept, take(40)
 
-    assert peak_mebibytes(tracked(body)) == 70
+    assert peak_mebibytes(probed(body)) == 70
     assert torch._C._cuda_isHistoryEnabled()
     assert allocated() == [40] if "clear_history" in arguments else [30, 40]
 
@@ -146,7 +137,7 @@ def test_the_user_stops_inside_what_was_on_before():
         torch.cuda.memory._record_memory_history(None)
         return kept, take(40)
 
-    assert peak_mebibytes(tracked(body)) == 70
+    assert peak_mebibytes(probed(body)) == 70
     assert not torch._C._cuda_isHistoryEnabled()
     assert entries() == []
 
@@ -162,7 +153,7 @@ def test_a_wrong_call_raises_as_ever_and_loses_nothing(was_on):
             torch.cuda.memory._record_memory_history("nonsense")
         return kept, take(40)
 
-    assert peak_mebibytes(tracked(body)) == 70
+    assert peak_mebibytes(probed(body)) == 70
     assert torch._C._cuda_isHistoryEnabled() == was_on
 
 
@@ -174,7 +165,7 @@ def test_somebody_who_wraps_the_switch_keeps_it():
         torch.cuda.memory._record_memory_history = lambda *args, **kwargs: ours[0](*args, **kwargs)
         take(30)
 
-    trace = tracked(body)
+    trace = probed(body)
     theirs = torch.cuda.memory._record_memory_history
     try:
         assert theirs is not record
@@ -200,14 +191,14 @@ def check_range(trace: Trace, truth_mebibytes: int, gap: str) -> None:
 
 def test_a_short_ring_of_the_users_loses_events():
     record(max_entries=50)
-    trace = tracked(lambda: [take(60), [take(1) for _ in range(100)]])
+    trace = probed(lambda: [take(60), [take(1) for _ in range(100)]])
     check_range(trace, 160, "bounded")
     assert peak(trace, 0).high_bytes == torch.cuda.max_memory_allocated()
     assert sum(lost.lost_events for lost in trace.made_by.bounded) == 202
 
 
 def test_history_that_is_stopped_past_our_switch_is_lost_and_said():
-    trace = tracked(lambda: [take(60), record(None), take(20)])  # `record` is what somebody imported before the track
+    trace = probed(lambda: [take(60), record(None), take(20)])  # `record` is what somebody imported before the track
     check_range(trace, 80, "bounded")
     assert not torch._C._cuda_isHistoryEnabled()
 
@@ -218,7 +209,7 @@ def test_history_that_is_stopped_past_our_switch_is_lost_and_said():
 )
 def test_history_that_leaves_out_kinds_of_events(arguments):
     record(max_entries=10_000, **{"enabled": "all", **arguments})
-    trace = tracked(lambda: [take(60), [take(1) for _ in range(10)]])
+    trace = probed(lambda: [take(60), [take(1) for _ in range(10)]])
     check_range(trace, 70, "bounded")
 
 
@@ -230,7 +221,7 @@ def test_history_without_completed_frees_or_segments(skipped):
         for size in (30, 10, 50, 20):
             take(size)
 
-    trace = tracked(body)
+    trace = probed(body)
     found, truth = peak(trace, 0), timeline(trace, 0).start_bytes + 50 * MiB
     assert found.low_bytes <= truth <= found.high_bytes
     reserved = peak(trace, 0, "reserved")
@@ -245,7 +236,7 @@ def test_settings_that_change_inside():
         torch.cuda.memory._set_allocator_settings("roundup_power2_divisions:4")
         return kept, take(33)  # becomes 40
 
-    trace = tracked(body)
+    trace = probed(body)
     torch.cuda.memory._set_allocator_settings("roundup_power2_divisions:[1:0,>:0]")
     check_range(trace, 45, "rules")
 
@@ -258,7 +249,7 @@ def test_a_pool_that_does_not_split():
         with torch.cuda.use_mem_pool(pool):
             held.append((take(3), pool))  # has all the 20 MiB of its segment
 
-    trace = tracked(body)
+    trace = probed(body)
     check_range(trace, 20, "rules")
     line = timeline(trace, 0)
     assert line.end_bytes - line.start_bytes == 20 * MiB
@@ -266,7 +257,7 @@ def test_a_pool_that_does_not_split():
 
 
 def test_nobody_is_left_in_the_recorder():
-    tracked(lambda: take(3))
+    probed(lambda: take(3))
     assert not recorder.users
     assert not recorder.devices
     assert not recorder.is_open

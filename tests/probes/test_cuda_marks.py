@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from probes.probed import probed
 from torch.utils.checkpoint import checkpoint
 
-from memlab.probes.cuda import CudaProbe
 from memlab.trace import Kind, MarkKind, Phase, Trace
 
 pytestmark = pytest.mark.fakegpu
@@ -23,16 +22,6 @@ def warm() -> None:
     """What is allocated once per process (workspaces of cuBLAS) must not fall into a phase."""
     layer = torch.nn.Linear(8, 8).cuda()
     layer(torch.ones(1, 8, device="cuda")).sum().backward()
-
-
-def tracked(body: Callable[[], object]) -> Trace:
-    probe = CudaProbe()
-    probe.start()
-    try:
-        body()
-    finally:
-        trace = probe.stop()
-    return trace
 
 
 def phases_by_size(trace: Trace) -> dict[int, list[str]]:
@@ -100,7 +89,7 @@ def test_two_thousand_allocations_fall_between_their_marks(in_module):
             kept.append(module() if in_module else torch.empty(1000, device="cuda"))
             moments.append((begin, time.time_ns()))
 
-    trace = tracked(body)
+    trace = probed(body)
     events = trace.events.rows(slice(trace.first_row, None))
     made = events.kind == Kind.ALLOC
     happened = events.time_ns[made] + round(trace.made_by.started_at_s * 1e9)
@@ -130,7 +119,7 @@ def test_a_plain_step():
             take(13)
             optimizer.step()
 
-    assert phases_by_size(tracked(body)) == {
+    assert phases_by_size(probed(body)) == {
         2: ["other"] * 3, 3: ["forward"] * 3, 11: ["forward"] * 3, 5: ["backward"] * 3, 13: ["other"] * 3,
         7: ["optimizer"] * 3,
     }  # fmt: skip
@@ -145,7 +134,7 @@ def test_grad_and_grad_of_grad():
         take(2)
         grad.sum().backward()
 
-    found = phases_by_size(tracked(body))
+    found = phases_by_size(probed(body))
     assert found[3] == ["forward"]
     assert set(found[5]) == {"backward"}
     assert found[2] == ["other"]
@@ -154,7 +143,7 @@ def test_grad_and_grad_of_grad():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_recompute_in_backward(reentrant):
     model = Layer()
-    trace = tracked(lambda: checkpoint(model, x(), use_reentrant=reentrant).sum().backward())
+    trace = probed(lambda: checkpoint(model, x(), use_reentrant=reentrant).sum().backward())
     assert phases_by_size(trace) == {3: ["forward", "backward"], 5: ["backward"]}
 
 
@@ -176,7 +165,7 @@ def test_two_optimizers_and_a_closure():
         two.step(closure)
         take(23)
 
-    found = phases_by_size(tracked(body))
+    found = phases_by_size(probed(body))
     assert found[7] == found[17] == ["optimizer"]
     assert (found[19], found[23]) == (["forward"], ["other"])
     assert set(found[3]) == {"forward"}
@@ -195,7 +184,7 @@ def test_a_gradient_scaler():
         scaler.update()
         take(2)
 
-    assert phases_by_size(tracked(body)) == {3: ["forward"], 5: ["backward"], 7: ["optimizer"], 2: ["other"]}
+    assert phases_by_size(probed(body)) == {3: ["forward"], 5: ["backward"], 7: ["optimizer"], 2: ["other"]}
 
 
 def test_what_raises():
@@ -222,7 +211,7 @@ def test_what_raises():
         with pytest.raises(KeyboardInterrupt):
             broken(KeyboardInterrupt)
 
-    assert phases_by_size(tracked(body)) == {
+    assert phases_by_size(probed(body)) == {
         2: ["forward", "forward"], 13: ["other"], 11: ["optimizer"], 3: ["forward"], 5: ["backward"], 17: ["other"]
     }  # fmt: skip
 
@@ -238,7 +227,7 @@ def test_the_module_and_the_line_of_an_allocation():
             return self.inner(y)
 
     net = Net()
-    trace = tracked(lambda: net(x()).sum().backward())
+    trace = probed(lambda: net(x()).sum().backward())
     events = trace.events
     block = {
         int(size) // MiB: int(block)
