@@ -55,13 +55,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext memlab`: install the magics."""
-    from memlab.magics import load
+    from memlab.magics.extension import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext memlab`: leave the shell as it was."""
-    from memlab.magics import unload
+    from memlab.magics.extension import unload
 
     unload(shell)

@@ -29,12 +29,13 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "analysis": ({"trace", "allocator", "units", "errors"}, {"numpy", "pandas"}),
     # Private hooks of torch and IPython in one place, so that a new version of either is met in one file.
     "seams": ({"errors"}, {"torch", "IPython", "ipykernel"}),
-    "probes": ({"allocator", "trace", "units", "errors", "seams"}, {"torch", "numpy", "pynvml", "psutil"}),
+    # What is alive is found by the census of names; the probes tell from it what each block is for.
+    "probes": ({"allocator", "names", "trace", "units", "errors", "seams"}, {"torch", "numpy", "pynvml", "psutil"}),
     "predictor": (
         {"probes.dispatch", "probes.marks", "allocator", "trace", "units", "errors"},
         {"torch", "numpy"},
     ),
-    "names": ({"trace", "units", "errors"}, {"torch"}),
+    "names": ({"trace", "units", "errors", "seams"}, {"torch"}),
     "savings": ({"workloads", "units", "errors"}, {"torch"}),
     "workloads": ({"units", "errors"}, {"torch"}),
     # The live view hands its Stop button to the kernel, which is a private matter of ipykernel: hence seams.

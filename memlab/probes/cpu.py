@@ -12,6 +12,8 @@ import time
 import numpy as np
 import torch
 
+from memlab.probes.categories import categorised
+from memlab.probes.claims import claims
 from memlab.probes.marks import marker
 from memlab.probes.tally import Tally
 from memlab.trace.columns import Blocks, Events, Kind
@@ -25,27 +27,35 @@ class CpuProbe:
 
     def __init__(self) -> None:
         self.owner = threading.get_ident()
-        self.start_ns = self.end_ns = 0
+        self.start_ns = self.end_ns = self._claims_from_ns = 0
         self.tally = Tally()
 
     def start(self) -> None:
         """Begin: adopt what is alive, then watch."""
         marker.acquire()
+        claims.acquire()
         try:
+            self._claims_from_ns = time.time_ns()
+            claims.look_around()
             self.tally.start()
         except BaseException:
-            marker.release()
+            self._release()
             raise
         self.start_ns = time.time_ns()
+
+    def _release(self) -> None:
+        claims.release()
+        marker.release()
 
     def stop(self) -> Trace:
         """End, leave everything as it was, and return what happened."""
         self.end_ns = self.end_ns or time.time_ns()
         try:
+            claims.look_around()
             self.tally.stop()
             return self._trace()
         finally:
-            marker.release()
+            self._release()
 
     def _trace(self) -> Trace:
         columns = self.tally.columns()
@@ -59,7 +69,7 @@ class CpuProbe:
             allocated_bytes=columns["nbytes"],
             device=np.full(rows, CPU),
             stream=np.zeros(rows),
-            address=np.zeros(rows),
+            address=columns["key"],
         )
         marks = marker.columns(self.start_ns, self.end_ns, self.owner)
         phase, module = marks.steps()
@@ -73,7 +83,8 @@ class CpuProbe:
         )
         texts = {**columns["texts"], "module": marks.texts, "mark": marks.texts}
         table = marks.table(events, first_row, self.start_ns)
-        return Trace(events, blocks, self._made_by(), first_row=first_row, marks=table, texts=texts)
+        trace = Trace(events, blocks, self._made_by(), first_row=first_row, marks=table, texts=texts)
+        return categorised(trace, claims.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
 
     def _made_by(self) -> MadeBy:
         lost, until_ns = self.tally.lost

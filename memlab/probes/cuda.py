@@ -18,6 +18,8 @@ import numpy as np
 import torch
 
 from memlab import seams
+from memlab.probes.categories import categorised
+from memlab.probes.claims import claims
 from memlab.probes.history import RING_ENTRIES, DeviceHistory, Lost, Position, Recorder
 from memlab.probes.marks import MarkColumns, marker
 from memlab.probes.rows import Part, held_rows, part_without_stacks, reserved_row
@@ -46,7 +48,7 @@ class CudaProbe:
     def __init__(self, entries: int = RING_ENTRIES) -> None:
         self.entries = entries
         self.owner = threading.get_ident()
-        self.start_ns = self.end_ns = 0
+        self.start_ns = self.end_ns = self._claims_from_ns = 0
         self._begin: dict[int, Position] = {}
         self._openings: dict[int, Events] = {}
         self._first_mark = 0
@@ -55,9 +57,11 @@ class CudaProbe:
     def start(self) -> None:
         """Begin; CUDA is not initialised for it."""
         marker.acquire()
+        claims.acquire()
         try:
             recorder.acquire(self.entries)
         except BaseException:
+            claims.release()
             marker.release()
             raise
         try:
@@ -68,6 +72,9 @@ class CudaProbe:
 
     def _note_beginning(self) -> None:
         marker.quiet = recorder.quiet_moment
+        self._claims_from_ns = time.time_ns()
+        if self.used_cuda:
+            claims.look_around()
         self._begin = {history.device: history.position for history in recorder.devices}
         self._openings = {history.device: _opening(history) for history in recorder.devices}
         self._counters = {history.device: counters(history.device) for history in recorder.devices}
@@ -79,6 +86,8 @@ class CudaProbe:
         """End, leave everything as it was, and return what happened."""
         self.end_ns = self.end_ns or time.time_ns()
         try:
+            if self.used_cuda:
+                claims.look_around()
             recorder.read()
             return self._trace()
         finally:
@@ -90,6 +99,7 @@ class CudaProbe:
         finally:
             if not recorder.users:
                 marker.quiet = None
+            claims.release()
             marker.release()
 
     @property
@@ -116,7 +126,7 @@ class CudaProbe:
         events, stack = _dense_blocks(joined)
         marks = marker.columns(self.start_ns, self.end_ns, self.owner, self._first_mark)
         blocks, texts = self._blocks(events, stack, marks)
-        return Trace(
+        trace = Trace(
             events,
             blocks,
             self._made_by(),
@@ -124,6 +134,7 @@ class CudaProbe:
             marks=marks.table(events, len(start.events), self.start_ns),
             texts={**texts, "mark": marks.texts},
         )
+        return categorised(trace, claims.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
 
     def _device_rows(self, history: DeviceHistory) -> tuple[Part, Part]:
         """What was there when the track began, and the rows since; as far as the recorder still has them."""

@@ -11,6 +11,7 @@ interrupted forward the module counts as running until a later mark ends it: PyT
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -18,22 +19,25 @@ import threading
 import warnings
 import weakref
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 from time import time_ns
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memlab import seams
+from memlab.names.roots import name_of
 from memlab.seams import compiler
+from memlab.seams.dispatch import DisableTorchFunction
 from memlab.trace.columns import Array, Events, MarkKind, Marks
-from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, Steps, resolve
+from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, Steps, recording, resolve
 
 MAX_MARKS = 2_000_000
 """How many marks are kept (20 bytes each); older ones go."""
@@ -52,8 +56,16 @@ class MarkColumns:
     texts: tuple[str, ...]
 
     def steps(self) -> tuple[Steps, Steps]:
-        """The phase, and the innermost module, over the time of the Unix clock."""
+        """The phase, and the innermost module, over time."""
         return resolve(self.time_ns, self.kind.tolist(), self.name.tolist(), self.texts)
+
+    def recording(self) -> Steps:
+        """Whether autograd recorded in the outermost module that was running, over time."""
+        return recording(self.time_ns, self.kind.tolist(), self.name.tolist())
+
+    def since(self, start_ns: int) -> MarkColumns:
+        """The same marks with times since `start_ns`."""
+        return dataclasses.replace(self, time_ns=self.time_ns - start_ns)
 
     def table(self, events: Events, first_row: int, start_ns: int) -> Marks:
         """The marks as a table of a trace: between which events each one fell."""
@@ -62,11 +74,30 @@ class MarkColumns:
         return Marks(row, times, self.kind, self.name)
 
 
+class Watch(Protocol):
+    """Who wants to know which modules, gradients and optimizers there are, in the thread that works."""
+
+    def met(self, root: Any) -> None:
+        """A module was called for the first time, from outside of any that was known."""
+
+    def called(self, root: Any, args: Any, kwargs: Any) -> None:
+        """The forward of an outermost module has ended, or failed."""
+
+    def backward_ended(self) -> None:
+        """The engine has finished, or failed."""
+
+    def stepping(self, optimizer: Any) -> None:
+        """An optimizer is about to step."""
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+
+
 class Marker:
     """Sets marks while somebody uses it.
 
-    Two calls are made in the thread that works, if they are set: `quiet` after each optimizer step, and `at_module`
-    before each forward of a module.
+    Calls are made in the thread that works, if they are set: `quiet` after each optimizer step, `at_module` before each
+    forward of a module, `at_output` after it with the module's path and its output, and those of `watch`.
     """
 
     def __init__(self) -> None:
@@ -74,6 +105,9 @@ class Marker:
         self.users = 0
         self.quiet: Callable[[], None] | None = None
         self.at_module: Callable[[], None] | None = None
+        self.at_output: Callable[[str, Any], None] | None = None
+        self.watch: Watch | None = None
+        self.watch_failures: Counter[str] = Counter()
         self._new: deque[tuple[int, int, int]] = deque()
         self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._key = -next(_numbers)
@@ -83,8 +117,11 @@ class Marker:
     def _reset(self) -> None:
         self._new.clear()
         self._module_codes.clear()
+        self._roots: set[int] = set()
+        self.watch_failures.clear()
         self._times, self._codes, self._threads = array("q"), array("l"), array("Q")
         self._names: dict[str, int] = {}
+        self._texts: list[str] = []
         self._handles: list[Any] = []
         self._callbacks: Any = None
         self._users_engine: Callable[..., Any] | None = None
@@ -145,25 +182,34 @@ class Marker:
     # --- the hooks: these run in the user's steps, a few hundred times each -------------------------------------------
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        add, codes, new_code = self._new.append, self._module_codes, self._module_code
-        begin, end = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END)
+        add, codes, new_code, tell = self._new.append, self._module_codes, self._module_code, self._tell
+        begin, end, no_grad = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), int(MarkKind.MODULE_BEGIN_NO_GRAD)
 
         # Where Dynamo traces the hooks all the same, the question is a constant to it, and nothing of them stays.
         def before(module: torch.nn.Module, inputs: Any) -> None:
             if is_dynamo_compiling():
                 return
             code = codes.get(module)
-            add((time_ns(), (new_code(module) if code is None else code) + begin, get_ident()))
+            if code is None:
+                code = new_code(module)
+                tell("met", module)
+            add((time_ns(), code + (begin if is_grad_enabled() else no_grad), get_ident()))
             if self._callbacks is None and compiler.compiler_is_loaded():
                 self._watch_compiler()
             if self.at_module is not None:
                 self.at_module()
 
-        def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        # With the arguments by name and the output; after an error PyTorch leaves the names out.
+        def after(module: torch.nn.Module, inputs: Any, *more: Any) -> None:
             if is_dynamo_compiling():
                 return
             code = codes.get(module)
-            add((time_ns(), (new_code(module) if code is None else code) + end, get_ident()))
+            code = new_code(module) if code is None else code
+            add((time_ns(), code + end, get_ident()))
+            if code in self._roots:
+                tell("called", module, inputs, more[0] if len(more) == 2 else None)
+            if self.at_output is not None:
+                self.at_output(self._texts[code // _KINDS], more[-1])
 
         return before, after
 
@@ -178,12 +224,14 @@ class Marker:
         def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if is_dynamo_compiling():
                 return
+            self._tell("stepping", optimizer)
             add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_BEGIN, get_ident()))
 
         def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if is_dynamo_compiling():
                 return
             add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
+            self._tell("stepped", optimizer)
             if self.quiet is not None:
                 self.quiet()
 
@@ -201,21 +249,53 @@ class Marker:
                 return users(*args, **kwargs)
             finally:
                 add((time_ns(), code + MarkKind.PHASE_END, get_ident()))
+                self._tell("backward_ended")
 
         return engine
+
+    def _tell(self, what: str, *about: Any) -> None:
+        """Tell the watch; what fails there is counted, and never the user's."""
+        if self.watch is None:
+            return
+        try:
+            with DisableTorchFunction():
+                getattr(self.watch, what)(*about)
+        except Exception as error:
+            self.watch_failures[f"{what} ({type(error).__name__})"] += 1
+
+    def add(self, kind: MarkKind, text: str) -> None:
+        """Set a mark now."""
+        self._new.append((time_ns(), self._code(text) + kind, get_ident()))
 
     # --- names ------------------------------------------------------------------------------------------------------
 
     def _code(self, text: str) -> int:
-        return self._names.setdefault(text, len(self._names)) * _KINDS
+        number = self._names.get(text)
+        if number is None:
+            with self.lock:
+                self._texts.append(text)
+                number = self._names.setdefault(text, len(self._texts) - 1)
+        return number * _KINDS
 
     def _module_code(self, module: torch.nn.Module) -> int:
-        """Name a module that is met for the first time, and all those below it, after the class of the outermost."""
-        root = type(module).__name__
-        for path, child in module.named_modules():
-            if child not in self._module_codes:
-                self._module_codes[child] = self._code(f"{root}.{path}" if path else root)
+        """Name a module that is met for the first time, and all below it, after what the notebook calls the outermost."""
+        if module not in self._module_codes:
+            self.know(module, name_of(module) or type(module).__name__)
         return self._module_codes[module]
+
+    def know(self, root: torch.nn.Module, name: str) -> None:
+        """Name a module and all below it that have no name yet; a second module of the same name gets a number."""
+        if root not in self._module_codes:
+            numbers = (f"{name}#{number}" for number in itertools.count(2))
+            name = next(one for one in itertools.chain([name], numbers) if one not in self._names)
+            self._roots.add(self._code(name))
+        for path, child in root.named_modules():
+            if child not in self._module_codes:
+                self._module_codes[child] = self._code(f"{name}.{path}" if path else name)
+
+    def path_of(self, module: torch.nn.Module) -> str:
+        """What a module is called in the marks."""
+        return self._texts[self._module_code(module) // _KINDS]
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -247,7 +327,7 @@ class Marker:
         with self.lock:
             skip = max(since - self.dropped, 0)
             times, codes, threads = (np.array(c[skip:]) for c in (self._times, self._codes, self._threads))
-            texts = tuple(self._names)
+            texts = tuple(self._texts)
         inside = (times >= begin_ns) & (times <= end_ns)
         times, codes, threads = times[inside], codes[inside].astype(np.int64), threads[inside]
         order = np.argsort(times, kind="stable")

@@ -35,11 +35,12 @@ class Books:
     the death. Numbers between them are moments, before which everything in front of them happened.
     """
 
-    COLUMNS = (("time_ns", "q"), ("code", "q"), ("nbytes", "q"), ("birth", "i"))  # code: 4 * block + kind
+    COLUMNS = (("time_ns", "q"), ("code", "q"), ("nbytes", "q"), ("birth", "i"), ("key", "q"))  # code: 4 * block + kind
 
     def __init__(self, limit: int, clock: Callable[[], int]) -> None:
         self.limit, self.clock = limit, clock
         self.time_ns, self.code, self.nbytes, self.birth = array("q"), array("q"), array("q"), array("i")
+        self.key = array("q")  # of births; that of a death stays what was there before
         self.capacity = self.row = self.blocks = self.adopted = 0
         self.current = self.peak = self.base = self.started_ns = 0
         self.peak_row, self.writing = -1, False
@@ -60,7 +61,7 @@ class Books:
 
     def _write_some(self, log: deque[Any], live: dict[int, StorageRef]) -> None:
         """At most ROOM entries. Once an entry changes a value nothing is called, so Ctrl-C finds the books in order."""
-        times, codes, sizes, births = self.time_ns, self.code, self.nbytes, self.birth
+        times, codes, sizes, births, keys = self.time_ns, self.code, self.nbytes, self.birth, self.key
         undated = row = self.row
         for _ in range(min(len(log), ROOM)):
             item = log[0]
@@ -79,7 +80,7 @@ class Books:
                 undated = row + 1
                 item.block = block = self.blocks
                 self.blocks = block + 1
-                sizes[row], births[row] = nbytes, item.birth
+                sizes[row], births[row], keys[row] = nbytes, item.birth, item.key
                 self.current = current = self.current + nbytes
                 if time_ns < 0:  # adopted: it was there all along, at the peak too
                     times[row], codes[row] = self.started_ns, 4 * block + ADOPT
@@ -131,7 +132,7 @@ class Books:
         self.lost_largest_bytes = max(self.lost_largest_bytes, int(columns["nbytes"][drop].max(initial=0)))
         peak_row = int(keep[: self.peak_row + 1].sum()) - 1
         thinned = [array(code, columns[name][keep].tobytes()) for name, code in self.COLUMNS]
-        self.time_ns, self.code, self.nbytes, self.birth = thinned
+        self.time_ns, self.code, self.nbytes, self.birth, self.key = thinned
         self.capacity = self.row = kept
         self.peak_row = peak_row
         self.limit = max(self.limit, kept * 5 // 4)

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import ProbeError
-from memlab.probes.living import describe, holds_memory, living_tensors
+from memlab.names.living import describe, holds_memory, living_tensors
 from memlab.probes.operators import is_in_place, origin_of
 from memlab.probes.storage_log import ADOPT, FREE, ROOM, Births, Books, StorageRef
 from memlab.seams import dispatch
@@ -339,9 +339,10 @@ class Tally(TorchDispatchMode):
     def columns(self) -> dict[str, Any]:
         """Events and blocks as numpy arrays, and the texts as tuples of str; adopted blocks come first.
 
-        Per event: time_ns (the clock's), kind, block, nbytes. Per block: op, dtype, shape (numbers in the texts, -1 for
-        none), and block_id, the raw id that `block_of` gave, ascending. `first_row` is the first event after the start,
-        `peak_row` the event that reached the peak (`first_row - 1` if nothing rose above the base).
+        Per event: time_ns (the clock's), kind, block, nbytes, key (id of the storage, 0 at its death). Per block: op,
+        dtype, shape (numbers in the texts, -1 for none), and block_id, the raw id that `block_of` gave, ascending.
+        `first_row` is the first event after the start, `peak_row` the event that reached the peak (`first_row - 1` if
+        nothing rose above the base).
         """
         self._books.write(self._log, self._live)
         rows = self._books.columns()
@@ -355,6 +356,7 @@ class Tally(TorchDispatchMode):
             "kind": kind[order].astype("u1"),
             "block": np.searchsorted(block_id, block[order]).astype("i4"),
             "nbytes": rows["nbytes"][order],
+            "key": rows["key"][order] * (kind[order] != FREE),
             "block_id": block_id,
             **self._births.columns(rows["birth"][born[first]]),
             "first_row": first_row,

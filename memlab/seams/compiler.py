@@ -22,20 +22,22 @@ HIDES_HOOKS = tuple(int(part) for part in torch.__version__.split("+")[0].split(
 
 
 def show_module_hooks(key: int, before: Callable[..., None], after: Callable[..., None]) -> None:
-    """Let `before` and `after` be called around the forward of every module.
+    """Let `before(module, args)` and `after(module, args, kwargs, output)` be called around the forward of every module.
 
-    torch.nn.modules.module._global_forward_hooks and its two neighbours, seen in 2.11 to 2.15. The public functions would
+    torch.nn.modules.module._global_forward_hooks and its three neighbours, seen in 2.11 to 2.15. The public functions would
     give them a new key at every registration, and Dynamo guards on the keys.
     """
     modules._global_forward_pre_hooks[key] = before
     modules._global_forward_hooks[key] = after
     modules._global_forward_hooks_always_called[key] = True
+    modules._global_forward_hooks_with_kwargs[key] = True
 
 
 def hide_module_hooks(key: int) -> None:
     """Take the hooks of this key away; those of others stay."""
     tables = (modules._global_forward_pre_hooks, modules._global_forward_hooks)
-    for table in (*tables, modules._global_forward_hooks_always_called):
+    options = (modules._global_forward_hooks_always_called, modules._global_forward_hooks_with_kwargs)
+    for table in (*tables, *options):
         table.pop(key, None)
 
 

@@ -54,12 +54,18 @@ class Category(enum.IntEnum):
 
 
 class MarkKind(enum.IntEnum):
-    """What a mark between events says; `name` of a mark is a phase or module path."""
+    """What a mark between events says; `name` of a mark is a phase, a module path or a line ("cell:12")."""
 
     PHASE_BEGIN = 0
     PHASE_END = 1
     MODULE_BEGIN = 2
     MODULE_END = 3
+    LINE = 4
+    """A line of watched code begins; it lasts until the next one."""
+    BACKWARD_OF = 5
+    """From here on backward works for the forward of this module."""
+    MODULE_BEGIN_NO_GRAD = 6
+    """A module's forward begins while autograd records nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +149,7 @@ class Blocks(Table):
     """One row per block (row number = block id): what is true of an allocation as a whole.
 
     `category` and `phase` are codes of the enums; the others are indices into `trace.texts[column]`, -1 where unknown.
+    `name` is that of the object the block is for: "model.fc.weight", "grad of model.fc.weight".
     """
 
     DTYPES: ClassVar[dict[str, str]] = {
@@ -154,8 +161,9 @@ class Blocks(Table):
         "op": "<i4",
         "dtype": "<i4",
         "shape": "<i4",
+        "name": "<i4",
     }
-    TEXTS: ClassVar[tuple[str, ...]] = ("module", "line", "stack", "op", "dtype", "shape")
+    TEXTS: ClassVar[tuple[str, ...]] = ("module", "line", "stack", "op", "dtype", "shape", "name")
     category: Array
     phase: Array
     module: Array
@@ -164,6 +172,7 @@ class Blocks(Table):
     op: Array
     dtype: Array
     shape: Array
+    name: Array
 
     @classmethod
     def unknown(cls, count: int, **known: Array) -> Blocks:

@@ -22,11 +22,22 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from memlab.errors import TraceError
-from memlab.trace.columns import Blocks, Category, Events, Kind, Marks, Phase, Recategorised, Samples, Table
+from memlab.trace.columns import (
+    Blocks,
+    Category,
+    Events,
+    Kind,
+    MarkKind,
+    Marks,
+    Phase,
+    Recategorised,
+    Samples,
+    Table,
+)
 from memlab.trace.trace import TEXT_COLUMNS, Bounded, Device, Gap, MadeBy, Trace
 
 MAGIC = b"memlab\r\n\x1a\0"
-VERSION = 1
+VERSION = 2
 PARTIAL = ".partial"
 """What is appended to the name of a file that is still being written during a run."""
 
@@ -209,6 +220,8 @@ class _Reader:
         (version,) = struct.unpack("<I", start[len(MAGIC) :])
         if version > VERSION:
             raise TraceError(f"{self.name!r} has format {version}, this memlab reads up to {VERSION}: upgrade memlab.")
+        if version < VERSION:
+            raise TraceError(f"{self.name!r} has format {version}, from before memlab's first release: measure again.")
 
     def _chunks(self) -> Iterator[tuple[bytes, int, int]]:
         while len(head := self.file.read(_CHUNK.size)) == _CHUNK.size:
@@ -324,7 +337,13 @@ def _padded(blocks: Blocks, events: Events, texts: dict[str, list[str]]) -> Bloc
 
 
 def _check_codes(tables: dict[str, Any]) -> None:
-    limits = (("events", "kind", Kind), ("blocks", "category", Category), ("blocks", "phase", Phase))
+    limits: tuple[tuple[str, str, Any], ...] = (
+        ("events", "kind", Kind),
+        ("blocks", "category", Category),
+        ("blocks", "phase", Phase),
+        ("marks", "kind", MarkKind),
+        ("recategorised", "category", Category),
+    )
     for table, column, codes in limits:
         values = getattr(tables[table], column)
         if len(values) and int(values.max()) >= len(codes):

@@ -17,7 +17,9 @@ from memlab.trace.columns import Array, MarkKind, Phase
 BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE = "backward", "optimizer", "optimizer with closure"
 """Names of phase marks. A step without a closure calls no forward: one that is met there means the step had raised."""
 
-_BEGIN, _END, _MODULE_BEGIN, _MODULE_END = (int(kind) for kind in MarkKind)
+_BEGIN, _END, _MODULE_BEGIN, _MODULE_END = range(4)
+_BACKWARD_OF, _NO_GRAD = int(MarkKind.BACKWARD_OF), int(MarkKind.MODULE_BEGIN_NO_GRAD)
+_MODULE_BEGINS = (_MODULE_BEGIN, _NO_GRAD)
 _PHASE_OF_NAME = {BACKWARD: Phase.BACKWARD, OPTIMIZER: Phase.OPTIMIZER, OPTIMIZER_WITH_CLOSURE: Phase.OPTIMIZER}
 
 
@@ -40,10 +42,11 @@ class Steps:
 class MarkStack:
     """Follows marks in order and knows the phase and the innermost module (its name, or None) after each."""
 
-    __slots__ = ("_open",)
+    __slots__ = ("_backward_of", "_open")
 
     def __init__(self) -> None:
         self._open: list[tuple[bool, object, Phase]] = []  # (is a module, name, phase from here on)
+        self._backward_of: object | None = None
 
     @property
     def phase(self) -> Phase:
@@ -52,16 +55,24 @@ class MarkStack:
 
     @property
     def module(self) -> object | None:
-        """The innermost module now."""
-        return next((name for is_module, name, _ in reversed(self._open) if is_module), None)
+        """The innermost module now; in backward the one whose forward it works for, where that was marked."""
+        for is_module, name, phase in reversed(self._open):
+            if is_module:
+                return name
+            if phase == Phase.BACKWARD and self._backward_of is not None:
+                return self._backward_of
+        return None
 
     def step(self, kind: int, name: object) -> None:
         """Take the next mark; `name` of a phase mark is its text, of a module mark anything that identifies it."""
-        if kind in (_MODULE_BEGIN, _BEGIN):
+        if kind == _BEGIN or kind in _MODULE_BEGINS:
             self._close_failed_optimizer()
-            self._begin(kind == _MODULE_BEGIN, name)
-        else:
+            self._begin(kind != _BEGIN, name)
+        elif kind in (_END, _MODULE_END):
+            self._backward_of = self._backward_of if kind == _MODULE_END else None
             self._end(kind == _MODULE_END, name)
+        elif kind == _BACKWARD_OF and self.phase == Phase.BACKWARD:
+            self._backward_of = name
 
     def _begin(self, is_module: bool, name: object) -> None:
         forward = Phase.BACKWARD if self.phase == Phase.BACKWARD else Phase.FORWARD
@@ -94,10 +105,24 @@ def resolve(
     return _with_loss(phase), module
 
 
+def recording(times_ns: Array, kinds: Iterable[int], names: Iterable[int]) -> Steps:
+    """Whether autograd recorded (1) or not (0) in the outermost module that was running; 1 where none was."""
+    depth, values, now = [], [], 1
+    for kind, name in zip(kinds, names, strict=True):
+        if kind in _MODULE_BEGINS:
+            now = int(kind == _MODULE_BEGIN) if not depth else now
+            depth.append(name)
+        elif kind == _MODULE_END and name in depth:
+            while depth.pop() != name:
+                pass
+        values.append(now if depth else 1)
+    return _changes(np.array(times_ns, np.int64), np.array(values, np.int64), 1)
+
+
 def _changes(times: Array, values: Array, before: int) -> Steps:
     if not len(values):
         return Steps(times, values, before)
-    keep = np.diff(values.astype(np.int64), prepend=before - 1) != 0
+    keep = np.diff(values.astype(np.int64), prepend=int(values[0]) - 1) != 0
     return Steps(times[keep], values[keep], before)
 
 

@@ -143,10 +143,12 @@ class Trace:
         """The string behind an index of a column, "" where it is unknown."""
         return self.texts[column][index] if index >= 0 else ""
 
-    def with_categories(self, category: Array, changes: Recategorised | None = None) -> Trace:
-        """A new trace in which the blocks have these categories (u1 codes, one per block)."""
-        blocks = self.blocks.replace(category=category)
-        return dataclasses.replace(self, blocks=blocks, recategorised=changes or self.recategorised)
+    def with_blocks(
+        self, blocks: Blocks, texts: Mapping[str, tuple[str, ...]] | None = None, changes: Recategorised | None = None
+    ) -> Trace:
+        """A new trace of which more is known: its blocks, the tables of texts they refer to, categories that change."""
+        changes = self.recategorised if changes is None else changes
+        return dataclasses.replace(self, blocks=blocks, texts=texts or self.texts, recategorised=changes)
 
     def with_gaps(self, *gaps: Gap) -> Trace:
         """A new trace that names further things not seen."""

@@ -29,7 +29,17 @@ def step() -> Script:
     ("by", "expected"),
     [
         ("phase", {"forward": 1512, "before the cell": 500, "rounding": 192, "backward": 100}),
-        ("category", {"activation": 1000, "other": 512, "before the cell": 500, "rounding": 192, "gradient": 100}),
+        ("category", {"other": 1012, "activation": 1000, "rounding": 192, "gradient": 100}),
+        (
+            "tensor",
+            {
+                "activation of net.a": 1000,
+                "other of net.b": 512,
+                "other, before the cell": 500,
+                "rounding": 192,
+                "gradient of elsewhere": 100,
+            },
+        ),
         ("module", {"net.a": 1000, "net.b": 512, "before the cell": 500, "rounding": 192, "elsewhere": 100}),
         ("line", {"a.py:3": 1000, "elsewhere": 612, "before the cell": 500, "rounding": 192}),
     ],
@@ -75,7 +85,7 @@ def test_a_name_from_a_file_cannot_steer_the_terminal():
 
 
 def test_an_unknown_way_to_divide_is_refused():
-    with pytest.raises(MemlabError, match=r"'colour'.*phase, category, module, line"):
+    with pytest.raises(MemlabError, match=r"'colour'.*category, module, line, tensor, phase"):
         breakdown(step().trace(), 0, "colour")
 
 

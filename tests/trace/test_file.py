@@ -14,7 +14,7 @@ from trace_samples import small_trace
 
 from memlab.errors import TraceError
 from memlab.trace import Marks, Trace
-from memlab.trace.file import MAGIC, PartialFile, Writer, load, save
+from memlab.trace.file import MAGIC, VERSION, PartialFile, Writer, load, save
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -87,14 +87,14 @@ def head(**changes) -> bytes:
 HOSTILE = {
     "empty": b"",
     "pickle": b"\x80\x04cos\nsystem\n(S'true'\ntR.",
-    "no head": MAGIC + struct.pack("<I", 1),
+    "no head": MAGIC + struct.pack("<I", VERSION),
     "future": MAGIC + struct.pack("<I", 99),
-    "unknown field": MAGIC + struct.pack("<I", 1) + head(evil=1),
-    "deep json": MAGIC + struct.pack("<I", 1) + chunk(b"HEAD", b"[" * 200_000),
-    "head is a list": MAGIC + struct.pack("<I", 1) + chunk(b"HEAD", b"[1]"),
-    "texts are numbers": MAGIC + struct.pack("<I", 1) + head() + chunk(b"TEXT", b'{"op": [1]}'),
-    "unknown texts": MAGIC + struct.pack("<I", 1) + head() + chunk(b"TEXT", b'{"no": ["a"]}'),
-    "rows": MAGIC + struct.pack("<I", 1) + head() + chunk(b"COLS", struct.pack("<I", 2) + b"{}"),
+    "unknown field": MAGIC + struct.pack("<I", VERSION) + head(evil=1),
+    "deep json": MAGIC + struct.pack("<I", VERSION) + chunk(b"HEAD", b"[" * 200_000),
+    "head is a list": MAGIC + struct.pack("<I", VERSION) + chunk(b"HEAD", b"[1]"),
+    "texts are numbers": MAGIC + struct.pack("<I", VERSION) + head() + chunk(b"TEXT", b'{"op": [1]}'),
+    "unknown texts": MAGIC + struct.pack("<I", VERSION) + head() + chunk(b"TEXT", b'{"no": ["a"]}'),
+    "rows": MAGIC + struct.pack("<I", VERSION) + head() + chunk(b"COLS", struct.pack("<I", 2) + b"{}"),
 }
 
 
@@ -109,7 +109,7 @@ def test_hostile_files_are_refused(tmp_path, name):
 def test_a_claim_of_more_rows_than_bytes_is_refused(tmp_path):
     described = json.dumps({"table": "marks", "rows": 1 << 50, "columns": list(Marks.DTYPES.items())}).encode()
     payload = struct.pack("<I", len(described)) + described
-    (tmp_path / "big").write_bytes(MAGIC + struct.pack("<I", 1) + head() + chunk(b"COLS", payload))
+    (tmp_path / "big").write_bytes(MAGIC + struct.pack("<I", VERSION) + head() + chunk(b"COLS", payload))
     with pytest.raises(TraceError, match="rows"):
         load(tmp_path / "big")
 

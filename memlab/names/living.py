@@ -16,7 +16,7 @@ def living_tensors() -> Iterator[Any]:
     for thing in _tensors_and_storages():
         yield thing
         if not issubclass(type(thing), torch.UntypedStorage):
-            grad = _grad(thing)
+            grad = grad_of(thing)
             if grad is not None:
                 yield grad
 
@@ -40,7 +40,8 @@ def _classes_from(root: type) -> Iterator[type]:
         yield from _classes_from(kind)
 
 
-def _grad(tensor: Any) -> Any:
+def grad_of(tensor: Any) -> Any:
+    """The gradient of a leaf, None where there is none; asks no subclass."""
     with dispatch.DisableTorchFunction():
         try:
             return dispatch.TensorBase.grad.__get__(tensor) if dispatch.TensorBase.is_leaf.__get__(tensor) else None

@@ -9,7 +9,7 @@ import weakref
 
 import torch
 
-from memlab.probes.living import living_tensors
+from memlab.names.living import living_tensors
 
 
 def test_tensors_gradients_and_storages_are_found():

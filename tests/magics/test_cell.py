@@ -19,7 +19,7 @@ import sys; sys.path.insert(0, TESTS); import torch, gc; from leftovers import l
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("notebook")
-    state = STATE.replace("TESTS", repr(str(request.path.parent)))
+    state = STATE.replace("TESTS", repr(str(request.path.parent.parent)))
     with kernel(folder, state, "%load_ext memlab", "%%memtrack\n1") as found:
         yield found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
-from memlab.magics import _split, parse
+from memlab.magics.track import _split, parse
 
 MiB = 1 << 20
 

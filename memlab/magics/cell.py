@@ -1,0 +1,97 @@
+"""Which cell is being executed, and what begins and ends with it.
+
+Cells run inside of cells (%%capture, run_cell), so there is a stack of them; and one in each thread (subshells).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from memlab.errors import BudgetExceeded, MemlabError
+from memlab.magics.track import parse
+from memlab.session.track import Track
+
+
+@dataclasses.dataclass(slots=True)
+class _Cell:
+    """A cell that is being executed, and the tracks that it has opened."""
+
+    info: Any
+    tracks: list[Track] = dataclasses.field(default_factory=list)
+
+
+class CellTracker(threading.local):
+    """Starts a run when a tracked cell begins, and ends it when exactly that cell has ended.
+
+    Cells run inside of cells (%%capture, run_cell), so there is a stack of them; and one in each thread (subshells).
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self._cells: list[_Cell] = []
+
+    def before_cell(self, info: Any) -> None:
+        """pre_run_cell: remember which execution this is; the call in the cell's first line cannot know."""
+        self._cells.append(_Cell(info))
+
+    def arm(self, line: str) -> None:
+        """The call in the first line of a tracked cell."""
+        track = Track(parse(line))
+        if not self._cells:
+            raise UsageError("%memtrack: this cell runs silently, so nobody tells its end; use memlab.track() in it.")
+        try:
+            track.start()
+        except MemlabError as error:
+            raise UsageError(f"%memtrack: {error}") from None
+        self._cells[-1].tracks.append(track)
+
+    def after_cell(self, result: Any) -> None:
+        """post_run_cell: end the runs of the cell, and those inside of it whose end was never told."""
+        depth = self._depth_of(result)
+        ended, self._cells[depth:] = self._cells[depth:], []
+        for cell in reversed(ended):
+            for track in reversed(cell.tracks):
+                self._end(track, result)
+
+    def _depth_of(self, result: Any) -> int:
+        """Where in the stack the cell lies that gave this result.
+
+        On some interrupts IPython makes a new info of the same text, and ipykernel has no result at all: then everything
+        has ended. A result of no cell in the stack ends nothing (empty cells begin without a word).
+        """
+        if result is None:
+            return 0
+        for depth in reversed(range(len(self._cells))):
+            if self._cells[depth].info is result.info:
+                return depth
+        for depth in reversed(range(len(self._cells))):
+            if not result.success and self._cells[depth].info.raw_cell == result.info.raw_cell:
+                return depth
+        return len(self._cells)
+
+    def _end(self, track: Track, result: Any) -> None:
+        """End a run; where its budget was exceeded, or what was asked of it failed, the cell fails."""
+        error = _error_of(result)
+        try:
+            problem: BaseException | None = track.stop(error)
+        except (Exception, KeyboardInterrupt) as raised:
+            problem = raised
+        if problem is None or (error is not None and isinstance(problem, BudgetExceeded)):
+            return  # a cell that raised has its own error to tell
+        self.shell.showtraceback((type(problem), problem, None), exception_only=True)
+        if result is not None and error is None:
+            result.error_in_exec = problem  # the front end is told, and whoever runs all cells stops here
+
+    def close(self) -> None:
+        """End what is still open, from the inside out."""
+        self.after_cell(None)
+
+
+def _error_of(result: Any) -> BaseException | None:
+    if result is None:
+        return None
+    return result.error_in_exec or result.error_before_exec

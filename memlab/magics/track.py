@@ -1,0 +1,135 @@
+"""`%%memtrack` and `%memtrack`: the options, and the magics as ordinary ones."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import shlex
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+    output_can_be_silenced,
+)
+
+from memlab.errors import MemlabError
+from memlab.session.track import Options, Track, options
+
+_NOT_YET = {
+    "--lines": "line listings",
+    "--function": "line listings",
+    "--shapes": "shapes on CUDA",
+    "--predict": "prediction",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that refuses in one line and never exits the kernel."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"%memtrack: {message}. Options: {_usage()}")
+
+
+def _usage() -> str:
+    return "[--name N] [--device D] [--budget 2GiB] [--save FILE] [--rate HZ] [--ring ENTRIES] [--no-live] [--quiet]"
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="%memtrack", add_help=False, allow_abbrev=False)
+    for name in ("--name", "--device", "--budget", "--save", "--predict"):
+        parser.add_argument(name)
+    parser.add_argument("--rate", type=float, default=10.0)
+    parser.add_argument("--ring", type=int)
+    parser.add_argument("-f", "--function", action="append")
+    for name in ("--no-live", "--quiet", "--lines", "--shapes"):
+        parser.add_argument(name, action="store_true")
+    return parser
+
+
+def parse(line: str) -> Options:
+    """The options of a magic's line; anything wrong is a UsageError, before anything runs."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"%memtrack: {error} in {line[:80]!r}.") from None
+    asked, rest = _parser().parse_known_args(words)
+    if rest:
+        raise UsageError(f"%memtrack: unknown {' '.join(rest)[:80]!r}. Options: {_usage()}")
+    for option, what in _NOT_YET.items():
+        if getattr(asked, option.strip("-")) not in (None, False):
+            raise UsageError(f"%memtrack: {option} ({what}) is not in this version of memlab.")
+    return _options(asked)
+
+
+def _options(asked: argparse.Namespace) -> Options:
+    ring = {} if asked.ring is None else {"entries": asked.ring}
+    try:
+        return options(
+            asked.name,
+            device=asked.device,
+            budget=asked.budget,
+            save=asked.save,
+            rate_hz=asked.rate,
+            live=not asked.no_live,
+            show=not asked.quiet,
+            **ring,
+        )
+    except MemlabError as error:
+        raise UsageError(f"%memtrack: {error}") from None
+
+
+@magics_class
+class TrackMagics(Magics):
+    """The magics as ordinary ones: the line form, and the cell form where no transformer ran."""
+
+    @line_cell_magic
+    @no_var_expand
+    @needs_local_scope
+    @output_can_be_silenced
+    def memtrack(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
+        """Measure the memory of a cell or of one statement: `%%memtrack [options]`, `%memtrack statement`."""
+        if cell is not None:
+            return self._run(Track(parse(line)), cell, local_ns)
+        if not line.strip():
+            raise UsageError("%memtrack needs a statement, or put %%memtrack on the first line of a cell.")
+        wanted, statement = _split(line)
+        return self._run(Track(parse(wanted)), statement, local_ns)
+
+    def _run(self, track: Track, code: str, local_ns: dict[str, Any] | None) -> Any:
+        """Run code as the shell would; the value of a last expression is the value of the magic."""
+        shell: Any = self.shell
+        source = shell.transform_cell(code)
+        place = shell.compile.cache(source)  # so that tracebacks show the code, as they do for cells
+        tree = shell.compile.ast_parse(source, filename=place)
+        last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        # In a function the names are those of its frame; at the top they are the notebook's own, and not a copy.
+        is_inside = local_ns is not None and local_ns is not shell.user_ns
+        names = {**shell.user_ns, **local_ns} if is_inside and local_ns else shell.user_ns
+        with track:
+            if tree.body:
+                exec(compile(tree, place, "exec"), shell.user_ns, local_ns)
+            return eval(compile(last, place, "eval"), names) if last is not None else None
+
+
+_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
+
+
+def _split(line: str) -> tuple[str, str]:
+    """Divide a line into the options before and the statement: options begin with a dash, their values follow."""
+    takes_value = {"--name", "--device", "--budget", "--save", "--rate", "--ring", "--predict", "-f", "--function"}
+    rest, wanted = line.strip(), []
+    while rest.startswith("-") and (word := _WORD.match(rest)):
+        rest = rest[word.end() :].lstrip()
+        if word[0] == "--":
+            break
+        wanted.append(word[0])
+        if word[0] in takes_value and (value := _WORD.match(rest)):
+            wanted.append(value[0])
+            rest = rest[value.end() :].lstrip()
+    return " ".join(wanted), rest

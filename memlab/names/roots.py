@@ -1,0 +1,72 @@
+"""The modules and optimizers that the notebook's own names lead to, and what they are called there.
+
+It looks at plain values of the namespace, into lists, tuples and dicts, and into the attributes of ordinary objects, a few
+steps deep. Nothing of the user's is called, compared or printed. What only a function's locals or a closure hold is not found.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+MAX_DEPTH = 4
+MAX_OBJECTS = 50_000
+MAX_ITEMS = 1_000
+"""Of a longer list or dict the first so many are looked at: a list of models is short."""
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, torch.Tensor, torch.UntypedStorage)
+
+
+def notebook_names() -> dict[str, Any]:
+    """A copy of the notebook's namespace, without the names that IPython keeps for itself."""
+    namespace = sys.modules["__main__"].__dict__.copy()
+    return {name: value for name, value in namespace.items() if not name.startswith("_") and name not in ("In", "Out")}
+
+
+def name_of(thing: Any) -> str:
+    """The notebook's name of exactly this object, "" if it has none of its own."""
+    return next((name for name, value in notebook_names().items() if value is thing), "")
+
+
+def modules_and_optimizers(namespace: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any]]:
+    """(path, object) of every outermost module and every optimizer, the shortest paths first."""
+    names = notebook_names() if namespace is None else namespace
+    waiting = deque((name, value, 0) for name, value in names.items())
+    seen: set[int] = set()
+    while waiting and len(seen) < MAX_OBJECTS:
+        path, thing, depth = waiting.popleft()
+        if issubclass(type(thing), _PLAIN) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if issubclass(type(thing), torch.nn.Module | torch.optim.Optimizer):
+            yield path, thing
+        elif depth < MAX_DEPTH:
+            waiting.extend((path + step, value, depth + 1) for step, value in _inside(thing))
+
+
+def _inside(thing: Any) -> list[tuple[str, Any]]:
+    """The values one step inside of a container or an ordinary object, each with how to write the step."""
+    kind = type(thing)
+    if issubclass(kind, dict):
+        items = list(dict.items(thing.copy() if kind is dict else dict(dict.items(thing))))[:MAX_ITEMS]
+        return [(f"[{key!r}]", value) for key, value in items if type(key) in (str, int)]
+    if issubclass(kind, list | tuple):
+        iterate = list.__iter__ if issubclass(kind, list) else tuple.__iter__
+        return [(f"[{index}]", value) for index, value in zip(range(MAX_ITEMS), iterate(thing), strict=False)]
+    attributes = _attributes(thing)
+    return [(f".{name}", value) for name, value in attributes.items() if type(name) is str]
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """The instance dict of an object of the user's own kinds; of modules, functions and builtins nothing."""
+    if type(thing).__module__ in ("builtins", "types") or issubclass(type(thing), type(sys)):
+        return {}
+    try:
+        found = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return {}
+    return found.copy() if type(found) is dict else {}

@@ -1,0 +1,359 @@
+"""Claims: which storages are parameters, buffers, gradients, optimizer state or inputs, told from the objects themselves.
+
+Modules are asked when they are met, gradients when a backward ends, state when an optimizer has stepped, inputs when an
+outermost module was called, and everything that can be found at the start and at the end of a track. No tensor is kept alive:
+what is kept are the identities of storages (addresses on accelerators, ids of storages on the CPU) at moments.
+
+Limits: gradients of tensors that belong to no module and no optimizer are found only if they are alive at the start or end.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from time import time_ns
+from typing import Any
+
+import numpy as np
+import torch
+
+from memlab.names.living import grad_of, living_tensors
+from memlab.names.roots import modules_and_optimizers
+from memlab.probes.marks import marker
+from memlab.seams import dispatch
+from memlab.trace.columns import Array, Category
+
+MAX_KEPT = 4_000_000
+"""So many (storage, moment) pairs are kept in different snapshots; the oldest go first."""
+
+Parameter = torch.nn.Parameter
+TensorBase = dispatch.TensorBase
+_Pairs = list[tuple[Any, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a storage is for: a category, the path of the module it belongs to, its name, dtype and shape ("" unknown)."""
+
+    category: Category
+    module: str = ""
+    name: str = ""
+    dtype: str = ""
+    shape: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """These storages had these labels, at each of these times (nanoseconds of the Unix clock)."""
+
+    keys: list[int]
+    labels: list[int]
+    times_ns: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClaimColumns:
+    """Claims in order of time: moment, storage key, number of the label in `labels`."""
+
+    time_ns: Array
+    key: Array
+    label: Array
+    labels: tuple[Label, ...]
+
+
+class _Known:
+    """A module that was met: a weak reference, its path, and the labels of its parameters and of their gradients."""
+
+    __slots__ = ("labels", "path", "ref")
+
+    def __init__(self, module: Any, path: str) -> None:
+        self.ref, self.path = weakref.ref(module), path
+        self.labels: dict[str, tuple[int, int]] = {}
+
+
+class _Stepper:
+    """An optimizer that was met: a weak reference, the labels of its state, and whether it has tensors of no module."""
+
+    __slots__ = ("count", "has_foreign", "labels", "ref")
+
+    def __init__(self, optimizer: Any, has_foreign: bool) -> None:
+        self.ref, self.has_foreign = weakref.ref(optimizer), has_foreign
+        self.labels: dict[tuple[int, Any], int] = {}
+        self.count = 0
+
+
+class Claims:
+    """Listens to the marker while somebody uses it; one per process, as the marker is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.users = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._labels: dict[Label, int] = {}
+        self._snapshots: list[Snapshot] = []
+        self._latest: dict[Any, Snapshot] = {}
+        self._known: dict[int, _Known] = {}
+        self._steppers: dict[int, _Stepper] = {}
+        self._path_of: dict[int, tuple[str, str]] = {}  # id of a parameter -> path of its module, its own path
+
+    def acquire(self) -> None:
+        """Begin to listen, or join those who do."""
+        with self._lock:
+            self.users += 1
+            marker.watch = self
+
+    def release(self) -> None:
+        """Stop with the last user."""
+        with self._lock:
+            self.users -= 1
+            if not self.users:
+                marker.watch = None
+                self._reset()
+
+    # --- what the marker tells: these run in the user's steps, and must never fail them ----------------------------------
+
+    def met(self, root: Any) -> None:
+        """A module was called for the first time, from outside of any that was known."""
+        found = self._meet(root)
+        self._note(("module", id(root)), found)
+
+    def called(self, root: Any, args: Any, kwargs: Any) -> None:
+        """An outermost module was called with these."""
+        given = [*_tensors_in(args), *_tensors_in(kwargs)]
+        if given:
+            path = marker.path_of(root)
+            pairs = [(one, self._label(Category.INPUT, path, f"input of {path}", one)) for one in given]
+            self._note(("input", id(root)), pairs)
+
+    def backward_ended(self) -> None:
+        """Autograd has finished: gradients are there, and nobody has cleared them."""
+        self._note("gradients", list(self._gradients()))
+
+    def stepping(self, optimizer: Any) -> None:
+        """An optimizer is about to step: its parameters are looked at once."""
+        if id(optimizer) not in self._steppers:
+            stepper = self._meet_optimizer(optimizer)
+            pairs = [*self._parameters_of(optimizer), *self._foreign_gradients(optimizer, stepper)]
+            self._note(("optimizer", id(optimizer)), pairs)
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped: its state is there."""
+        stepper = self._steppers.get(id(optimizer))
+        if stepper is not None:
+            self._note(("state", id(optimizer)), list(self._state_of(optimizer, stepper)))
+
+    def look_around(self) -> None:
+        """Note everything that is alive now: of modules and optimizers by name, then parameters and gradients of nobody."""
+        self._path_of.clear()
+        pairs: _Pairs = []
+        found = list(modules_and_optimizers())
+        for path, thing in found:
+            if issubclass(type(thing), torch.nn.Module):
+                marker.know(thing, path)
+                self._meet(thing)
+        for known in list(self._known.values()):
+            module = known.ref()
+            pairs += self._own_tensors(module, known) if module is not None else []
+        for _, thing in found:
+            if issubclass(type(thing), torch.optim.Optimizer) and id(thing) not in self._steppers:
+                self._meet_optimizer(thing)
+        for stepper in list(self._steppers.values()):
+            optimizer = stepper.ref()
+            if optimizer is not None:
+                pairs += [*self._parameters_of(optimizer), *self._state_of(optimizer, stepper)]
+        self._note("around", [*pairs, *self._gradients(), *self._strays()])
+
+    # --- modules --------------------------------------------------------------------------------------------------------
+
+    def _meet(self, root: Any) -> _Pairs:
+        """Know a module and all below it; what they hold themselves."""
+        found: _Pairs = []
+        for module in torch.nn.Module.modules(root):
+            known = self._known.get(id(module))
+            if known is None or known.ref() is not module:
+                known = self._known[id(module)] = _Known(module, marker.path_of(module))
+            found += self._own_tensors(module, known)
+        return found
+
+    def _own_tensors(self, module: Any, known: _Known) -> _Pairs:
+        """The parameters and buffers of one module, without its children's."""
+        found: _Pairs = []
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                self._path_of.setdefault(id(parameter), (known.path, f"{known.path}.{name}"))
+                found.append((parameter, self._labels_of(known, name, parameter)[0]))
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                found.append((buffer, self._label(Category.BUFFER, known.path, f"{known.path}.{name}", buffer)))
+        return found
+
+    def _labels_of(self, known: _Known, name: str, parameter: Any) -> tuple[int, int]:
+        """The labels of a parameter and of its gradient. A shared one is called after where it was met first."""
+        labels = known.labels.get(name)
+        if labels is None:
+            module, path = self._path_of.get(id(parameter), (known.path, f"{known.path}.{name}"))
+            own = self._label(Category.PARAMETER, module, path, parameter)
+            labels = known.labels[name] = own, self._label(Category.GRADIENT, module, f"grad of {path}", parameter)
+        return labels
+
+    def _gradients(self) -> Iterator[tuple[Any, int]]:
+        """Of every parameter known; runs after each backward."""
+        for known in list(self._known.values()):
+            module = known.ref()
+            for name, parameter in list(module._parameters.items()) if module is not None else ():
+                if parameter is None:
+                    continue
+                grad = parameter.grad if type(parameter) is Parameter else grad_of(parameter)
+                if grad is not None:
+                    yield grad, self._labels_of(known, name, parameter)[1]
+        for stepper in list(self._steppers.values()):
+            optimizer = stepper.ref()
+            if stepper.has_foreign and optimizer is not None:
+                yield from self._foreign_gradients(optimizer, stepper)
+
+    # --- optimizers -------------------------------------------------------------------------------------------------------
+
+    def _meet_optimizer(self, optimizer: Any) -> _Stepper:
+        mine = [id(parameter) for _, parameter in _listed(optimizer)]
+        stepper = _Stepper(optimizer, any(one not in self._path_of for one in mine))
+        self._steppers[id(optimizer)] = stepper
+        return stepper
+
+    def _path(self, optimizer: Any, place: str, parameter: Any) -> tuple[str, str]:
+        """The module and the path of a parameter that an optimizer lists at `place`."""
+        return self._path_of.get(id(parameter)) or ("", f"{type(optimizer).__name__} {place}")
+
+    def _parameters_of(self, optimizer: Any) -> Iterator[tuple[Any, int]]:
+        for place, parameter in _listed(optimizer):
+            module, path = self._path(optimizer, place, parameter)
+            yield parameter, self._label(Category.PARAMETER, module, path, parameter)
+
+    def _foreign_gradients(self, optimizer: Any, stepper: _Stepper) -> Iterator[tuple[Any, int]]:
+        for place, parameter in _listed(optimizer) if stepper.has_foreign else ():
+            grad = grad_of(parameter)
+            if grad is not None and id(parameter) not in self._path_of:
+                _, path = self._path(optimizer, place, parameter)
+                yield grad, self._label(Category.GRADIENT, "", f"grad of {path}", grad)
+
+    def _state_of(self, optimizer: Any, stepper: _Stepper) -> Iterator[tuple[Any, int]]:
+        """The tensors of an optimizer's state; runs after each step."""
+        state = optimizer.state
+        if len(state) != stepper.count:
+            stepper.count = len(state)
+            stepper.labels.clear()
+        labels = stepper.labels
+        for parameter, values in list(state.items()):
+            if type(values) is not dict:
+                values = {"": values}
+            for key, value in values.items():
+                for tensor in (value,) if type(value) is torch.Tensor else _tensors_in(value):
+                    label = labels.get((id(parameter), key))
+                    if label is None:
+                        label = labels[id(parameter), key] = self._state_label(optimizer, parameter, str(key), tensor)
+                    yield tensor, label
+
+    def _state_label(self, optimizer: Any, parameter: Any, key: str, tensor: Any) -> int:
+        places = {id(one): place for place, one in _listed(optimizer)}
+        module, path = self._path(optimizer, places.get(id(parameter), "state"), parameter)
+        return self._label(Category.OPTIMIZER, module, f"{key or 'state'} of {path}", tensor)
+
+    # --- notes ------------------------------------------------------------------------------------------------------------
+
+    def _strays(self) -> Iterator[tuple[Any, int]]:
+        """Parameters and gradients, whoever they belong to; a label with a name wins over these."""
+        for thing in living_tensors():
+            kind = type(thing)
+            if issubclass(kind, torch.UntypedStorage):
+                continue
+            if issubclass(kind, Parameter):
+                yield thing, self._label(Category.PARAMETER, "", "", thing)
+            grad = grad_of(thing)
+            if grad is not None:
+                yield grad, self._label(Category.GRADIENT, "", "", grad)
+
+    def _label(self, category: Category, module: str, name: str, tensor: Any) -> int:
+        label = Label(category, module, name, *_described(tensor))
+        return self._labels.setdefault(label, len(self._labels))
+
+    def _note(self, source: Any, pairs: Iterable[tuple[Any, int]]) -> None:
+        """These tensors had these labels now. What is as it was the last time costs a moment more, and no list."""
+        keys, labels = [], []
+        for tensor, label in pairs:
+            key = storage_key(tensor)
+            if key:
+                keys.append(key)
+                labels.append(label)
+        now = time_ns()
+        latest = self._latest.get(source)
+        if latest is None or latest.keys != keys or latest.labels != labels:
+            latest = self._latest[source] = Snapshot(keys, labels)
+            with self._lock:
+                self._snapshots.append(latest)
+                self._drop_oldest()
+        latest.times_ns.append(now)
+
+    def _drop_oldest(self) -> None:
+        if len(self._snapshots) % 64 == 0 and sum(len(one.keys) for one in self._snapshots) > MAX_KEPT:
+            del self._snapshots[: len(self._snapshots) // 2]
+
+    def columns(self, begin_ns: int, end_ns: int) -> ClaimColumns:
+        """The claims of a stretch of time."""
+        with self._lock:
+            snapshots, labels = list(self._snapshots), tuple(self._labels)
+        times, keys, numbers = [], [], []
+        for snapshot in snapshots:
+            moments = np.array(snapshot.times_ns, np.int64)
+            moments = moments[(moments >= begin_ns) & (moments <= end_ns)]
+            if len(moments):
+                times.append(np.repeat(moments, len(snapshot.keys)))
+                keys.append(np.tile(np.array(snapshot.keys, np.int64), len(moments)))
+                numbers.append(np.tile(np.array(snapshot.labels, np.int64), len(moments)))
+        if not times:
+            return ClaimColumns(*(np.empty(0, np.int64) for _ in range(3)), labels)
+        time, key, label = np.concatenate(times), np.concatenate(keys), np.concatenate(numbers)
+        order = np.argsort(time, kind="stable")
+        return ClaimColumns(time[order], key[order], label[order], labels)
+
+
+def storage_key(tensor: Any) -> int:
+    """What the events of a trace have as the address of a tensor's storage; 0 for what holds no memory of its own."""
+    try:
+        if tensor.is_cpu:
+            return id(TensorBase.untyped_storage(tensor))
+        storage = TensorBase.untyped_storage(tensor)
+        return 0 if tensor.is_meta else int(storage.data_ptr())
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def _described(tensor: Any) -> tuple[str, str]:
+    return str(tensor.dtype).removeprefix("torch."), str(tuple(tensor.shape))
+
+
+def _listed(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """(place, parameter) of everything in an optimizer's groups."""
+    for group, content in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(content["params"]):
+            yield f"param_groups[{group}]['params'][{index}]", parameter
+
+
+def _tensors_in(thing: Any, depth: int = 2) -> Iterator[Any]:
+    """The tensors in a value: itself, or in lists, tuples and dicts of it."""
+    kind = type(thing)
+    if issubclass(kind, torch.Tensor):
+        yield thing
+    elif depth and issubclass(kind, dict):
+        for value in list(dict.values(thing)):
+            yield from _tensors_in(value, depth - 1)
+    elif depth and kind in (list, tuple):
+        for value in thing:
+            yield from _tensors_in(value, depth - 1)
+
+
+claims = Claims()
+"""The claims of this process."""

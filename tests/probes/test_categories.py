@@ -1,0 +1,195 @@
+"""Categories from objects: to the byte what the objects hold, on the CPU and on the pretend device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from probes.stages import STAGES, held_bytes
+from torch import nn
+
+from memlab.analysis.breakdown import breakdown
+from memlab.probes.cpu import CpuProbe
+from memlab.probes.cuda import CudaProbe
+from memlab.probes.marks import marker
+from memlab.trace import Trace
+
+DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.fakegpu)]
+LARGE = 1 << 26
+
+
+def probed(body: Callable[[], Any], device: str) -> tuple[Trace, Any]:
+    """The trace of a body that ends with one large block, and what the body gave."""
+    probe = CpuProbe() if device == "cpu" else CudaProbe()
+    if device == "cuda":
+        torch.cuda.init()
+    probe.start()
+    try:
+        given = body()
+        large = torch.empty(LARGE, dtype=torch.uint8, device=device)
+        assert not marker.watch_failures
+    finally:
+        trace = probe.stop()
+    del large
+    return trace, given
+
+
+def by_category(trace: Trace, device: str) -> dict[str, int]:
+    found = dict(breakdown(trace, -1 if device == "cpu" else 0, "category"))
+    return {name: found.get(name, 0) for name in ("parameter", "gradient", "buffer", "optimizer")}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", STAGES)
+def test_bytes_equal_the_sums_over_the_objects(name, device):
+    cell = STAGES[name](device)
+    trace, held = probed(cell, device)
+    assert by_category(trace, device) == held_bytes(held, device)
+    shares = breakdown(trace, -1 if device == "cpu" else 0)
+    assert set(shares) <= {
+        "parameter",
+        "gradient",
+        "buffer",
+        "optimizer",
+        "activation",
+        "input",
+        "temporary",
+        "other",
+        "rounding",
+    }
+
+
+def category_of(trace: Trace, wanted: int) -> list[str]:
+    """The categories of the blocks of exactly so many requested bytes, in order of birth."""
+    from memlab.trace.columns import Category
+
+    rows = [
+        r for r in range(len(trace.events)) if trace.events.kind[r] <= 1 and trace.events.requested_bytes[r] == wanted
+    ]
+    return [Category(int(trace.blocks.category[trace.events.block[r]])).name.lower() for r in rows]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_made_in_forward_and_kept_for_backward_is_an_activation(device):
+    model = nn.Sequential(nn.Linear(10, 1000), nn.Tanh(), nn.Linear(1000, 7)).to(device)
+
+    def body():
+        model(torch.ones(9, 10, device=device)).sum().backward()
+
+    trace, _ = probed(body, device)
+    tanh = 9 * 1000 * 4
+    assert category_of(trace, tanh)[:2] == ["temporary", "activation"]  # what went into tanh is gone before backward
+    assert category_of(trace, 9 * 10 * 4) == ["input"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_gradients_nothing_is_an_activation(device):
+    model = nn.Sequential(nn.Linear(10, 1000), nn.Tanh(), nn.Linear(1000, 7)).to(device)
+
+    def body():
+        with torch.no_grad():
+            return model(torch.ones(9, 10, device=device))
+
+    trace, _ = probed(body, device)
+    assert "activation" not in breakdown(trace, -1 if device == "cpu" else 0)
+    assert category_of(trace, 9 * 7 * 4) == ["other"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_forward_that_waits_for_its_backward_has_activations(device):
+    model = nn.Sequential(nn.Linear(10, 1000), nn.Tanh()).to(device)
+    trace, _ = probed(lambda: model(torch.ones(9, 10, device=device)), device)
+    assert category_of(trace, 9 * 1000 * 4)[-1] == "activation"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_plain_tensors_that_a_backward_frees_are_activations(device):
+    weight = torch.ones(100, 300, device=device, requires_grad=True)
+
+    def body():
+        (torch.ones(50, 100, device=device) @ weight).tanh().sum().backward()
+
+    trace, _ = probed(body, device)
+    assert "activation" in category_of(trace, 50 * 300 * 4)
+    assert category_of(trace, 100 * 300 * 4)[0] == "other"  # a leaf that no module and no optimizer has
+    assert category_of(trace, 100 * 300 * 4)[-1] == "gradient"
+
+
+def test_what_one_network_makes_and_another_is_given_stays_an_activation():
+    maker, judge = nn.Linear(3, 1111), nn.Linear(1111, 1)
+    trace, _ = probed(lambda: judge(maker(torch.ones(5, 3))).sum().backward(), "cpu")
+    assert category_of(trace, 5 * 1111 * 4)[0] == "activation"
+
+
+def test_a_gradient_that_becomes_state_changes_its_category():
+    class Keeper(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter]["last"] = parameter.grad
+                    parameter.grad = None
+
+    weight = nn.Parameter(torch.ones(777))
+    keeper = Keeper([weight], lr=0.1)
+
+    def body():
+        weight.tanh().sum().backward()
+        keeper.step()
+
+    trace, _ = probed(body, "cpu")
+    assert by_category(trace, "cpu")["optimizer"] == 777 * 4
+    assert len(trace.recategorised) == 1
+    assert trace.text("name", int(trace.blocks.name[trace.recategorised.block[0]])).startswith("grad of")
+
+
+def test_names_and_modules_come_from_the_objects():
+    model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 20))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def body():
+        model(torch.ones(4, 20)).sum().backward()
+        optimizer.step()
+
+    trace, _ = probed(body, "cpu")
+    tensors = breakdown(trace, -1, "tensor")
+    assert tensors["Sequential.0.weight"] == tensors["grad of Sequential.1.weight"] == 20 * 30 * 4
+    assert tensors["exp_avg of Sequential.1.bias"] == 20 * 4
+    assert breakdown(trace, -1, "module")["Sequential.0"] >= 4 * 20 * 30 * 4
+
+
+def test_claims_keep_nothing_alive_and_forget_everything():
+    from memlab.probes.claims import claims
+
+    model = nn.Linear(10, 10)
+    optimizer = torch.optim.Adam(model.parameters())
+    storage = torch._C._weakref_storage if hasattr(torch._C, "_weakref_storage") else None
+    assert storage is None or callable(storage)
+    import weakref
+
+    refs = [weakref.ref(model), weakref.ref(optimizer), weakref.ref(model.weight.untyped_storage())]
+    probe = CpuProbe()
+    probe.start()
+    model(torch.ones(3, 10)).sum().backward()
+    optimizer.step()
+    refs.append(weakref.ref(model.weight.grad.untyped_storage()))
+    del model, optimizer
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 4
+    probe.stop()
+    assert not claims._known and not claims._snapshots and marker.watch is None
+
+
+def test_a_watch_that_fails_never_fails_the_cell():
+    class Odd(nn.Module):
+        def forward(self, given):
+            return given["x"] * 2
+
+    class Hostile(dict):
+        def values(self):
+            raise RuntimeError("mine")
+
+    trace, _ = probed(lambda: Odd()(Hostile(x=torch.ones(5))), "cpu")
+    assert len(trace.events)
