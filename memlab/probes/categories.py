@@ -8,6 +8,7 @@ An input is what a module was given and no forward had made.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from memlab.trace.spans import Steps
 from memlab.trace.trace import Trace
 
 NEVER = np.iinfo(np.int64).max
+WORKSPACE = "workspace of cuBLAS"
 _ORDER = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER, Category.INPUT)
 _RANK = np.full(len(Category), len(_ORDER))
 _RANK[[*_ORDER]] = np.arange(len(_ORDER))
@@ -87,6 +89,26 @@ def categorised(trace: Trace, claims: ClaimColumns, marks: MarkColumns, start_ns
     found = Claimed(found.block[counts], found.row[counts], found.label[counts])
     category, label, changes = _by_claims(category, found, codes, claims)
     return _named(trace, category, label, changes, claims)
+
+
+def with_workspaces(trace: Trace, sizes: Collection[int]) -> Trace:
+    """The trace in which the workspaces of the math library have their name and belong to no forward.
+
+    They are told by their size and by never being freed: PyTorch makes one for each handle and stream, whenever the first
+    product of matrices comes, and no object has it.
+    """
+    lives = Lives.of(trace.events, trace.first_row, len(trace.blocks))
+    blocks = trace.blocks
+    size = _at(trace.events.requested_bytes, lives.born_row)
+    found = np.isin(size, list(sizes)) & (lives.died_row == NEVER) & (blocks.name < 0)
+    if not found.any():
+        return trace
+    texts = {**trace.texts, "name": (*trace.texts["name"], WORKSPACE)}
+    name = np.where(found, len(texts["name"]) - 1, blocks.name)
+    category = np.where(found, int(Category.OTHER), blocks.category)
+    return trace.with_blocks(
+        blocks.replace(name=name, category=category, module=np.where(found, -1, blocks.module)), texts
+    )
 
 
 def _by_phase(trace: Trace, lives: Lives, phase: Steps, recording: Steps) -> Array:

@@ -25,6 +25,7 @@ from memlab.names.roots import modules_and_optimizers
 from memlab.probes.marks import marker
 from memlab.seams import dispatch
 from memlab.trace.columns import Array, Category
+from memlab.trace.trace import Gap
 
 MAX_KEPT = 4_000_000
 """So many (storage, moment) pairs are kept in different snapshots; the oldest go first."""
@@ -300,6 +301,11 @@ class Claims:
     def _drop_oldest(self) -> None:
         if len(self._snapshots) % 64 == 0 and sum(len(one.keys) for one in self._snapshots) > MAX_KEPT:
             del self._snapshots[: len(self._snapshots) // 2]
+
+    def gaps(self) -> Iterator[Gap]:
+        """What could not be asked of the user's objects."""
+        for what, times in marker.watch_failures.items():
+            yield Gap("objects not asked", f"what some blocks are for is unknown: {what} failed {times} times")
 
     def columns(self, begin_ns: int, end_ns: int) -> ClaimColumns:
         """The claims of a stretch of time."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from memlab import seams
-from memlab.probes.categories import categorised
+from memlab.probes.categories import categorised, with_workspaces
 from memlab.probes.claims import claims
 from memlab.probes.history import RING_ENTRIES, DeviceHistory, Lost, Position, Recorder
 from memlab.probes.marks import MarkColumns, marker
@@ -134,7 +134,8 @@ class CudaProbe:
             marks=marks.table(events, len(start.events), self.start_ns),
             texts={**texts, "mark": marks.texts},
         )
-        return categorised(trace, claims.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
+        trace = categorised(trace, claims.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
+        return with_workspaces(trace, seams.blas_workspace_sizes()).with_gaps(*claims.gaps())
 
     def _device_rows(self, history: DeviceHistory) -> tuple[Part, Part]:
         """What was there when the track began, and the rows since; as far as the recorder still has them."""

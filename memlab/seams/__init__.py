@@ -6,6 +6,7 @@ import, are in `memlab.seams.dispatch`.
 """
 
 from memlab.seams.allocator import (
+    blas_workspace_sizes,
     cuda_stats,
     device_count,
     forget_when_cuda_starts,
@@ -28,6 +29,7 @@ from memlab.seams.kernel import (
 )
 
 __all__ = [
+    "blas_workspace_sizes",
     "cuda_stats",
     "device_count",
     "engine_entry",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -101,3 +103,15 @@ def has_primary_context(device: int) -> bool:
 
     ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     return ask is not None and bool(ask(device))
+
+
+def blas_workspace_sizes() -> frozenset[int]:
+    """The sizes, in bytes, of which one is that of every workspace PyTorch hands to cuBLAS.
+
+    The environment variable CUBLAS_WORKSPACE_CONFIG (":size in KiB:count" once or more) as ATen's CublasHandlePool.cpp reads
+    it, else its two defaults: 8 MiB and 128 KiB, and 32 MiB on cards of compute capability 9 and above; seen in 2.11 to 2.15.
+    """
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return frozenset({sum(int(size) * int(count) for size, count in pairs) * 1024})
+    return frozenset({(2 * 4096 + 8 * 16) * 1024, 8 * 4096 * 1024})

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlab.analysis.breakdown import BY, breakdown
-from memlab.analysis.peak import peak
+from memlab.analysis.peak import device_peak, peak
 from memlab.errors import MemlabError
-from memlab.trace import Bounded, Category, Phase, Trace
+from memlab.trace import Bounded, Category, Phase, Recategorised, Trace
 
 
 def step() -> Script:
@@ -133,3 +133,50 @@ def test_the_shares_of_a_busy_run_sum_to_both_peaks(by):
     trace = busy(4000)
     for of in ("allocated", "reserved"):
         assert breakdown(trace, 0, by, of).total_bytes == peak(trace, 0, of).low_bytes
+
+
+def on_a_shared_card(own: int = 3500, used: int = 6000) -> Script:
+    """3,000 bytes reserved, 1,012 allocated of them; the driver reads `used`, and `own` for this process."""
+    script = Script()
+    script.segment(2000)
+    script.here_it_starts()
+    script.alloc(512, at=5, requested=500, category=Category.PARAMETER)
+    script.segment(1000, at=6)
+    script.alloc(500, at=7, category=Category.ACTIVATION)
+    script.sample(8, 1012, 3000, used, own, 0)
+    return script
+
+
+def test_of_device_everything_on_the_card_has_its_share():
+    found = breakdown(on_a_shared_card().trace(), 0, of="device")
+    assert dict(found) == {
+        "other processes": 2500, "cached": 1988, "parameter": 500, "activation": 500, "context": 500, "rounding": 12,
+    }  # fmt: skip
+    assert found.total_bytes == 6000
+
+
+def test_where_the_driver_tells_no_processes_apart_the_rest_is_unknown():
+    found = breakdown(on_a_shared_card(own=-1).trace(), 0, of="device")
+    assert found["unknown"] == 3000
+    assert found.total_bytes == 6000
+
+
+@pytest.mark.parametrize("used", [2500, 3000, 3100])
+def test_a_reading_that_came_too_early_makes_no_negative_share(used):
+    found = breakdown(on_a_shared_card(used=used).trace(), 0, of="device")
+    assert min(found.values()) > 0
+    assert found.total_bytes == device_peak(on_a_shared_card(used=used).trace(), 0).low_bytes
+
+
+def test_a_device_that_was_never_read_has_no_shares():
+    with pytest.raises(MemlabError, match="never read"):
+        breakdown(step().trace(), 0, of="device")
+
+
+def test_a_category_that_changed_before_the_peak_counts_as_what_it_became():
+    trace = step().trace()
+    first = int(trace.events.block[2])
+    changed = Recategorised([first, first], [3, 99], [Category.BUFFER, Category.OPTIMIZER])
+    found = breakdown(trace.with_blocks(trace.blocks, changes=changed), 0)
+    assert found["buffer"] > 0
+    assert "optimizer" not in found

@@ -193,3 +193,30 @@ def test_a_watch_that_fails_never_fails_the_cell():
 
     trace, _ = probed(lambda: Odd()(Hostile(x=torch.ones(5))), "cpu")
     assert len(trace.events)
+
+
+@pytest.mark.fakegpu
+def test_the_workspaces_of_cublas_have_their_name_and_no_category():
+    weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    free = torch.cuda.memory_allocated()
+
+    def body():
+        nn.Linear(64, 64, device="cuda")(weight).sum().backward()
+
+    trace, _ = probed(body, "cuda")
+    found = breakdown(trace, 0, "tensor").get("workspace of cuBLAS", 0)
+    torch._C._cuda_clearCublasWorkspaces()
+    assert found > 0
+    assert found % (8 * 1024 * 1024 + 128 * 1024) == 0
+    assert free <= before
+
+
+@pytest.mark.parametrize("config", ["", ":4096:8", ":16:8:4096:2"])
+def test_the_size_of_a_workspace_follows_its_variable(monkeypatch, config):
+    from memlab import seams
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
+    sizes = {"": {8519680, 33554432}, ":4096:8": {33554432}, ":16:8:4096:2": {8519680}}
+    assert seams.blas_workspace_sizes() == sizes[config]
