@@ -42,6 +42,8 @@ def _classes_from(root: type) -> Iterator[type]:
 
 def grad_of(tensor: Any) -> Any:
     """The gradient of a leaf, None where there is none; asks no subclass."""
+    if tensor is None:
+        return None
     with dispatch.DisableTorchFunction():
         try:
             return dispatch.TensorBase.grad.__get__(tensor) if dispatch.TensorBase.is_leaf.__get__(tensor) else None

@@ -30,6 +30,9 @@ from memlab.trace.trace import Gap
 MAX_KEPT = 4_000_000
 """So many (storage, moment) pairs are kept in different snapshots; the oldest go first."""
 
+LEAVE_ALONE = 8
+"""An optimizer's state that seems unchanged is gone through at every eighth step."""
+
 Parameter = torch.nn.Parameter
 TensorBase = dispatch.TensorBase
 _Pairs = list[tuple[Any, int]]
@@ -76,14 +79,25 @@ class _Known:
 
 
 class _Stepper:
-    """An optimizer that was met: a weak reference, the labels of its state, and whether it has tensors of no module."""
+    """An optimizer that was met: a weak reference, the labels of its state, and whether it has tensors of no module.
 
-    __slots__ = ("count", "has_foreign", "labels", "ref")
+    `seen` is what its state looked like when it was last gone through, `skips` how often that was not needed since.
+    """
+
+    __slots__ = ("has_foreign", "labels", "ref", "seen", "skips")
 
     def __init__(self, optimizer: Any, has_foreign: bool) -> None:
         self.ref, self.has_foreign = weakref.ref(optimizer), has_foreign
         self.labels: dict[tuple[int, Any], int] = {}
-        self.count = 0
+        self.seen: tuple[Any, ...] = ()
+        self.skips = 0
+
+    def may_have_changed(self, optimizer: Any) -> bool:
+        """Whether the state has to be gone through: its ends are others, or it was left alone for a while."""
+        looks = _looks_of(optimizer.state)
+        self.skips = self.skips + 1 if looks == self.seen else 0
+        self.seen = looks
+        return self.skips % LEAVE_ALONE == 0
 
 
 class Claims:
@@ -133,11 +147,12 @@ class Claims:
 
     def backward_ended(self) -> None:
         """Autograd has finished: gradients are there, and nobody has cleared them."""
-        self._note("gradients", list(self._gradients()))
+        self._note_keys("gradients", *self._gradients())
 
     def stepping(self, optimizer: Any) -> None:
         """An optimizer is about to step: its parameters are looked at once."""
-        if id(optimizer) not in self._steppers:
+        stepper = self._steppers.get(id(optimizer))
+        if stepper is None or stepper.ref() is not optimizer:
             stepper = self._meet_optimizer(optimizer)
             pairs = [*self._parameters_of(optimizer), *self._foreign_gradients(optimizer, stepper)]
             self._note(("optimizer", id(optimizer)), pairs)
@@ -145,7 +160,7 @@ class Claims:
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped: its state is there."""
         stepper = self._steppers.get(id(optimizer))
-        if stepper is not None:
+        if stepper is not None and stepper.may_have_changed(optimizer):
             self._note(("state", id(optimizer)), list(self._state_of(optimizer, stepper)))
 
     def look_around(self) -> None:
@@ -167,7 +182,8 @@ class Claims:
             optimizer = stepper.ref()
             if optimizer is not None:
                 pairs += [*self._parameters_of(optimizer), *self._state_of(optimizer, stepper)]
-        self._note("around", [*pairs, *self._gradients(), *self._strays()])
+        self._note_keys("gradients", *self._gradients())
+        self._note("around", [*pairs, *self._strays()])
 
     # --- modules --------------------------------------------------------------------------------------------------------
 
@@ -202,20 +218,28 @@ class Claims:
             labels = known.labels[name] = own, self._label(Category.GRADIENT, module, f"grad of {path}", parameter)
         return labels
 
-    def _gradients(self) -> Iterator[tuple[Any, int]]:
-        """Of every parameter known; runs after each backward."""
+    def _gradients(self) -> tuple[list[int], list[int]]:
+        """Keys and labels of every gradient there is; runs after each backward, so it is written for speed."""
+        keys: list[int] = []
+        labels: list[int] = []
         for known in list(self._known.values()):
             module = known.ref()
-            for name, parameter in list(module._parameters.items()) if module is not None else ():
-                if parameter is None:
-                    continue
+            if module is None or not module._parameters:
+                continue
+            of = known.labels
+            for name, parameter in module._parameters.items():
                 grad = parameter.grad if type(parameter) is Parameter else grad_of(parameter)
                 if grad is not None:
-                    yield grad, self._labels_of(known, name, parameter)[1]
+                    is_plain = grad.is_cuda and not grad.storage_offset()
+                    keys.append(grad.data_ptr() if is_plain else storage_key(grad))
+                    labels.append((of.get(name) or self._labels_of(known, name, parameter))[1])
         for stepper in list(self._steppers.values()):
             optimizer = stepper.ref()
             if stepper.has_foreign and optimizer is not None:
-                yield from self._foreign_gradients(optimizer, stepper)
+                for grad, label in self._foreign_gradients(optimizer, stepper):
+                    keys.append(storage_key(grad))
+                    labels.append(label)
+        return keys, labels
 
     # --- optimizers -------------------------------------------------------------------------------------------------------
 
@@ -243,12 +267,10 @@ class Claims:
 
     def _state_of(self, optimizer: Any, stepper: _Stepper) -> Iterator[tuple[Any, int]]:
         """The tensors of an optimizer's state; runs after each step."""
-        state = optimizer.state
-        if len(state) != stepper.count:
-            stepper.count = len(state)
-            stepper.labels.clear()
         labels = stepper.labels
-        for parameter, values in list(state.items()):
+        if len(labels) > 100_000:  # parameters that come and go: their ids are used again
+            labels.clear()
+        for parameter, values in list(optimizer.state.items()):
             if type(values) is not dict:
                 values = {"": values}
             for key, value in values.items():
@@ -282,13 +304,17 @@ class Claims:
         return self._labels.setdefault(label, len(self._labels))
 
     def _note(self, source: Any, pairs: Iterable[tuple[Any, int]]) -> None:
-        """These tensors had these labels now. What is as it was the last time costs a moment more, and no list."""
+        """These tensors had these labels now."""
         keys, labels = [], []
         for tensor, label in pairs:
             key = storage_key(tensor)
             if key:
                 keys.append(key)
                 labels.append(label)
+        self._note_keys(source, keys, labels)
+
+    def _note_keys(self, source: Any, keys: list[int], labels: list[int]) -> None:
+        """The same with keys. What is as it was the last time costs a moment more, and no list."""
         now = time_ns()
         latest = self._latest.get(source)
         if latest is None or latest.keys != keys or latest.labels != labels:
@@ -335,6 +361,15 @@ def storage_key(tensor: Any) -> int:
         return 0 if tensor.is_meta else int(storage.data_ptr())
     except (NotImplementedError, RuntimeError):
         return 0
+
+
+def _looks_of(state: Any) -> tuple[Any, ...]:
+    """What tells cheaply whether an optimizer's state may have changed: its length, its first and its last tensors."""
+    if not state:
+        return ()
+    first, last = next(iter(state.values())), state[next(reversed(state))]
+    values = [value for one in (first, last) if type(one) is dict for value in one.values()]
+    return (len(state), *map(id, values))
 
 
 def _described(tensor: Any) -> tuple[str, str]:
