@@ -267,7 +267,7 @@ class Claims:
 
     def _state_of(self, optimizer: Any, stepper: _Stepper) -> Iterator[tuple[Any, int]]:
         """The tensors of an optimizer's state; runs after each step."""
-        labels = stepper.labels
+        labels, places = stepper.labels, dict[int, str]()
         if len(labels) > 100_000:  # parameters that come and go: their ids are used again
             labels.clear()
         for parameter, values in list(optimizer.state.items()):
@@ -277,13 +277,11 @@ class Claims:
                 for tensor in (value,) if type(value) is torch.Tensor else _tensors_in(value):
                     label = labels.get((id(parameter), key))
                     if label is None:
-                        label = labels[id(parameter), key] = self._state_label(optimizer, parameter, str(key), tensor)
+                        places = places or {id(one): place for place, one in _listed(optimizer)}
+                        module, path = self._path(optimizer, places.get(id(parameter), "state"), parameter)
+                        label = self._label(Category.OPTIMIZER, module, f"{key or 'state'} of {path}", tensor)
+                        labels[id(parameter), key] = label
                     yield tensor, label
-
-    def _state_label(self, optimizer: Any, parameter: Any, key: str, tensor: Any) -> int:
-        places = {id(one): place for place, one in _listed(optimizer)}
-        module, path = self._path(optimizer, places.get(id(parameter), "state"), parameter)
-        return self._label(Category.OPTIMIZER, module, f"{key or 'state'} of {path}", tensor)
 
     # --- notes ------------------------------------------------------------------------------------------------------------
 
