@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memlab.probes.claims import ClaimColumns
+from memlab.probes.claim_log import ClaimColumns
 from memlab.probes.marks import MarkColumns
 from memlab.trace.columns import Array, Category, Events, Kind, MarkKind, Phase, Recategorised
 from memlab.trace.spans import Steps

@@ -11,61 +11,23 @@ from __future__ import annotations
 
 import threading
 import weakref
-from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from time import time_ns
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from memlab.names.living import grad_of, living_tensors
 from memlab.names.roots import modules_and_optimizers
+from memlab.probes.claim_log import ClaimLog, storage_key
 from memlab.probes.marks import marker
-from memlab.seams import dispatch
-from memlab.trace.columns import Array, Category
+from memlab.trace.columns import Category
 from memlab.trace.trace import Gap
-
-MAX_KEPT = 4_000_000
-"""So many (storage, moment) pairs are kept in different snapshots; the oldest go first."""
 
 LEAVE_ALONE = 8
 """An optimizer's state that seems unchanged is gone through at every eighth step."""
 
 Parameter = torch.nn.Parameter
-TensorBase = dispatch.TensorBase
 _Pairs = list[tuple[Any, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """What a storage is for: a category, the path of the module it belongs to, its name, dtype and shape ("" unknown)."""
-
-    category: Category
-    module: str = ""
-    name: str = ""
-    dtype: str = ""
-    shape: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class Snapshot:
-    """These storages had these labels, at each of these times (nanoseconds of the Unix clock)."""
-
-    keys: list[int]
-    labels: list[int]
-    times_ns: array[int] = field(default_factory=lambda: array("q"))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClaimColumns:
-    """Claims in order of time: moment, storage key, number of the label in `labels`."""
-
-    time_ns: Array
-    key: Array
-    label: Array
-    labels: tuple[Label, ...]
 
 
 class _Known:
@@ -106,12 +68,11 @@ class Claims:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.users = 0
+        self.log = ClaimLog()
         self._reset()
 
     def _reset(self) -> None:
-        self._labels: dict[Label, int] = {}
-        self._snapshots: list[Snapshot] = []
-        self._latest: dict[Any, Snapshot] = {}
+        self.log.clear()
         self._known: dict[int, _Known] = {}
         self._steppers: dict[int, _Stepper] = {}
         self._path_of: dict[int, tuple[str, str]] = {}  # id of a parameter -> path of its module, its own path
@@ -135,19 +96,19 @@ class Claims:
     def met(self, root: Any) -> None:
         """A module was called for the first time, from outside of any that was known."""
         found = self._meet(root)
-        self._note(("module", id(root)), found)
+        self.log.note(("module", id(root)), found)
 
     def called(self, root: Any, args: Any, kwargs: Any) -> None:
         """An outermost module was called with these."""
         given = [*_tensors_in(args), *_tensors_in(kwargs)]
         if given:
             path = marker.path_of(root)
-            pairs = [(one, self._label(Category.INPUT, path, f"input of {path}", one)) for one in given]
-            self._note(("input", id(root)), pairs)
+            pairs = [(one, self.log.label(Category.INPUT, path, f"input of {path}", one)) for one in given]
+            self.log.note(("input", id(root)), pairs)
 
     def backward_ended(self) -> None:
         """Autograd has finished: gradients are there, and nobody has cleared them."""
-        self._note_keys("gradients", *self._gradients())
+        self.log.note_keys("gradients", *self._gradients())
 
     def stepping(self, optimizer: Any) -> None:
         """An optimizer is about to step: its parameters are looked at once."""
@@ -155,13 +116,13 @@ class Claims:
         if stepper is None or stepper.ref() is not optimizer:
             stepper = self._meet_optimizer(optimizer)
             pairs = [*self._parameters_of(optimizer), *self._foreign_gradients(optimizer, stepper)]
-            self._note(("optimizer", id(optimizer)), pairs)
+            self.log.note(("optimizer", id(optimizer)), pairs)
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped: its state is there."""
         stepper = self._steppers.get(id(optimizer))
         if stepper is not None and stepper.may_have_changed(optimizer):
-            self._note(("state", id(optimizer)), list(self._state_of(optimizer, stepper)))
+            self.log.note(("state", id(optimizer)), list(self._state_of(optimizer, stepper)))
 
     def look_around(self) -> None:
         """Note everything that is alive now: of modules and optimizers by name, then parameters and gradients of nobody."""
@@ -182,8 +143,8 @@ class Claims:
             optimizer = stepper.ref()
             if optimizer is not None:
                 pairs += [*self._parameters_of(optimizer), *self._state_of(optimizer, stepper)]
-        self._note_keys("gradients", *self._gradients())
-        self._note("around", [*pairs, *self._strays()])
+        self.log.note_keys("gradients", *self._gradients())
+        self.log.note("around", [*pairs, *self._strays()])
 
     # --- modules --------------------------------------------------------------------------------------------------------
 
@@ -206,7 +167,7 @@ class Claims:
                 found.append((parameter, self._labels_of(known, name, parameter)[0]))
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
-                found.append((buffer, self._label(Category.BUFFER, known.path, f"{known.path}.{name}", buffer)))
+                found.append((buffer, self.log.label(Category.BUFFER, known.path, f"{known.path}.{name}", buffer)))
         return found
 
     def _labels_of(self, known: _Known, name: str, parameter: Any) -> tuple[int, int]:
@@ -214,8 +175,8 @@ class Claims:
         labels = known.labels.get(name)
         if labels is None:
             module, path = self._path_of.get(id(parameter), (known.path, f"{known.path}.{name}"))
-            own = self._label(Category.PARAMETER, module, path, parameter)
-            labels = known.labels[name] = own, self._label(Category.GRADIENT, module, f"grad of {path}", parameter)
+            own = self.log.label(Category.PARAMETER, module, path, parameter)
+            labels = known.labels[name] = own, self.log.label(Category.GRADIENT, module, f"grad of {path}", parameter)
         return labels
 
     def _gradients(self) -> tuple[list[int], list[int]]:
@@ -256,14 +217,14 @@ class Claims:
     def _parameters_of(self, optimizer: Any) -> Iterator[tuple[Any, int]]:
         for place, parameter in _listed(optimizer):
             module, path = self._path(optimizer, place, parameter)
-            yield parameter, self._label(Category.PARAMETER, module, path, parameter)
+            yield parameter, self.log.label(Category.PARAMETER, module, path, parameter)
 
     def _foreign_gradients(self, optimizer: Any, stepper: _Stepper) -> Iterator[tuple[Any, int]]:
         for place, parameter in _listed(optimizer) if stepper.has_foreign else ():
             grad = grad_of(parameter)
             if grad is not None and id(parameter) not in self._path_of:
                 _, path = self._path(optimizer, place, parameter)
-                yield grad, self._label(Category.GRADIENT, "", f"grad of {path}", grad)
+                yield grad, self.log.label(Category.GRADIENT, "", f"grad of {path}", grad)
 
     def _state_of(self, optimizer: Any, stepper: _Stepper) -> Iterator[tuple[Any, int]]:
         """The tensors of an optimizer's state; runs after each step."""
@@ -279,7 +240,7 @@ class Claims:
                     if label is None:
                         places = places or {id(one): place for place, one in _listed(optimizer)}
                         module, path = self._path(optimizer, places.get(id(parameter), "state"), parameter)
-                        label = self._label(Category.OPTIMIZER, module, f"{key or 'state'} of {path}", tensor)
+                        label = self.log.label(Category.OPTIMIZER, module, f"{key or 'state'} of {path}", tensor)
                         labels[id(parameter), key] = label
                     yield tensor, label
 
@@ -292,73 +253,15 @@ class Claims:
             if issubclass(kind, torch.UntypedStorage):
                 continue
             if issubclass(kind, Parameter):
-                yield thing, self._label(Category.PARAMETER, "", "", thing)
+                yield thing, self.log.label(Category.PARAMETER, "", "", thing)
             grad = grad_of(thing)
             if grad is not None:
-                yield grad, self._label(Category.GRADIENT, "", "", grad)
-
-    def _label(self, category: Category, module: str, name: str, tensor: Any) -> int:
-        label = Label(category, module, name, *_described(tensor))
-        return self._labels.setdefault(label, len(self._labels))
-
-    def _note(self, source: Any, pairs: Iterable[tuple[Any, int]]) -> None:
-        """These tensors had these labels now."""
-        keys, labels = [], []
-        for tensor, label in pairs:
-            key = storage_key(tensor)
-            if key:
-                keys.append(key)
-                labels.append(label)
-        self._note_keys(source, keys, labels)
-
-    def _note_keys(self, source: Any, keys: list[int], labels: list[int]) -> None:
-        """The same with keys. What is as it was the last time costs a moment more, and no list."""
-        now = time_ns()
-        latest = self._latest.get(source)
-        if latest is None or latest.keys != keys or latest.labels != labels:
-            latest = self._latest[source] = Snapshot(keys, labels)
-            with self._lock:
-                self._snapshots.append(latest)
-                self._drop_oldest()
-        latest.times_ns.append(now)
-
-    def _drop_oldest(self) -> None:
-        if len(self._snapshots) % 64 == 0 and sum(len(one.keys) for one in self._snapshots) > MAX_KEPT:
-            del self._snapshots[: len(self._snapshots) // 2]
+                yield grad, self.log.label(Category.GRADIENT, "", "", grad)
 
     def gaps(self) -> Iterator[Gap]:
         """What could not be asked of the user's objects."""
         for what, times in marker.watch_failures.items():
             yield Gap("objects not asked", f"what some blocks are for is unknown: {what} failed {times} times")
-
-    def columns(self, begin_ns: int, end_ns: int) -> ClaimColumns:
-        """The claims of a stretch of time."""
-        with self._lock:
-            snapshots, labels = list(self._snapshots), tuple(self._labels)
-        times, keys, numbers = [], [], []
-        for snapshot in snapshots:
-            moments = np.array(snapshot.times_ns, np.int64)
-            moments = moments[(moments >= begin_ns) & (moments <= end_ns)]
-            if len(moments):
-                times.append(np.repeat(moments, len(snapshot.keys)))
-                keys.append(np.tile(np.array(snapshot.keys, np.int64), len(moments)))
-                numbers.append(np.tile(np.array(snapshot.labels, np.int64), len(moments)))
-        if not times:
-            return ClaimColumns(*(np.empty(0, np.int64) for _ in range(3)), labels)
-        time, key, label = np.concatenate(times), np.concatenate(keys), np.concatenate(numbers)
-        order = np.argsort(time, kind="stable")
-        return ClaimColumns(time[order], key[order], label[order], labels)
-
-
-def storage_key(tensor: Any) -> int:
-    """What the events of a trace have as the address of a tensor's storage; 0 for what holds no memory of its own."""
-    try:
-        if tensor.is_cpu:
-            return id(TensorBase.untyped_storage(tensor))
-        storage = TensorBase.untyped_storage(tensor)
-        return 0 if tensor.is_meta else int(storage.data_ptr())
-    except (NotImplementedError, RuntimeError):
-        return 0
 
 
 def _looks_of(state: Any) -> tuple[Any, ...]:
@@ -368,10 +271,6 @@ def _looks_of(state: Any) -> tuple[Any, ...]:
     first, last = next(iter(state.values())), state[next(reversed(state))]
     values = [value for one in (first, last) if type(one) is dict for value in one.values()]
     return (len(state), *map(id, values))
-
-
-def _described(tensor: Any) -> tuple[str, str]:
-    return str(tensor.dtype).removeprefix("torch."), str(tuple(tensor.shape))
 
 
 def _listed(optimizer: Any) -> Iterator[tuple[str, Any]]:

@@ -84,7 +84,7 @@ class CpuProbe:
         texts = {**columns["texts"], "module": marks.texts, "mark": marks.texts}
         table = marks.table(events, first_row, self.start_ns)
         trace = Trace(events, blocks, self._made_by(), first_row=first_row, marks=table, texts=texts)
-        trace = categorised(trace, claims.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
+        trace = categorised(trace, claims.log.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
         return trace.with_gaps(*claims.gaps())
 
     def _made_by(self) -> MadeBy:

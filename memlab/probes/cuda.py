@@ -134,7 +134,7 @@ class CudaProbe:
             marks=marks.table(events, len(start.events), self.start_ns),
             texts={**texts, "mark": marks.texts},
         )
-        trace = categorised(trace, claims.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
+        trace = categorised(trace, claims.log.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
         return with_workspaces(trace, seams.blas_workspace_sizes()).with_gaps(*claims.gaps())
 
     def _device_rows(self, history: DeviceHistory) -> tuple[Part, Part]:

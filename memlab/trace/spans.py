@@ -107,7 +107,8 @@ def resolve(
 
 def recording(times_ns: Array, kinds: Iterable[int], names: Iterable[int]) -> Steps:
     """Whether autograd recorded (1) or not (0) in the outermost module that was running; 1 where none was."""
-    depth, values, now = [], [], 1
+    depth: list[int] = []
+    values, now = [], 1
     for kind, name in zip(kinds, names, strict=True):
         if kind in _MODULE_BEGINS:
             now = int(kind == _MODULE_BEGIN) if not depth else now
