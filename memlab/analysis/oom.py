@@ -1,0 +1,211 @@
+"""An out-of-memory explained: what was asked and free, what the numbers add up to, where the shortfall is, what to do.
+
+Pure: it works from texts and numbers and knows no tensor. Sizes from a message are intervals; what is said of them holds for
+the whole interval, or is called likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memlab.analysis.breakdown import Breakdown
+from memlab.analysis.oom_actions import OUTPUTS, TRACEBACK, Action, actions, root_of
+from memlab.analysis.oom_facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
+from memlab.analysis.oom_text import Amount, exactly
+from memlab.units import format_bytes
+
+NAMED = 8
+"""So many names of what was alive are listed, the largest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One number, and what it means."""
+
+    name: str
+    amount: Amount
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What one name kept alive: a variable, a traceback, an output; the path is that of its largest storage."""
+
+    path: str
+    category: str
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What can be said of an out-of-memory, ready to be shown; `verdict` is a code of `oom_facts`."""
+
+    label: str
+    verdict: str
+    title: str
+    sentences: tuple[str, ...]
+    terms: tuple[Term, ...]
+    named: tuple[Named, ...]
+    more_named: int
+    alive_bytes: int
+    shares: tuple[Breakdown, ...]
+    actions: tuple[Action, ...]
+    gaps: tuple[str, ...]
+
+
+def explain(failure: Failure) -> Explanation:
+    """Put the facts into words."""
+    named = grouped(failure.holders)
+    return Explanation(
+        failure.message.label,
+        failure.verdict,
+        _title(failure),
+        tuple(_sentences(failure)),
+        tuple(_terms(failure)),
+        tuple(named[:NAMED]),
+        max(len(named) - NAMED, 0),
+        failure.alive_bytes,
+        failure.moment.shares if failure.moment is not None else (),
+        actions(failure),
+        failure.gaps,
+    )
+
+
+def amount_text(amount: Amount) -> str:
+    """An amount in words: one figure where its bounds are near each other, else a range."""
+    low, high = format_bytes(amount.low_bytes), format_bytes(amount.high_bytes)
+    if amount.high_bytes - amount.low_bytes <= max(0.011 * amount.middle_bytes, 0):
+        return low if low == high else format_bytes(amount.middle_bytes)
+    return f"at most {high}" if amount.low_bytes <= 0 else f"{low} to {high}"
+
+
+# --- title and sentences --------------------------------------------------------------------------------------------------
+
+_VERDICTS = {
+    TOO_MUCH: "This one request is more than all there is: nothing that is freed makes room for it.",
+    LIMIT: "The limit set for this process was reached, not the device's.",
+    FRAGMENTATION: "What PyTorch's allocator held without use would have done, were it in one piece: fragmentation.",
+    OTHERS: "Without the other processes on the device it would have fitted.",
+    FULL: "The device was full.",
+}
+
+
+def _title(failure: Failure) -> str:
+    where, message = f"{failure.message.label} ran out of memory", failure.message
+    if message.asked is None:
+        return f"{where}; the message gives no sizes."
+    short = failure.shortfall
+    free = f", {amount_text(message.free)} free" if message.free is not None else ""
+    missing = f": {amount_text(short)} short" if short is not None and short.high_bytes > 0 else ""
+    return f"{where}: {amount_text(message.asked)} asked{free}{missing}. {_VERDICTS.get(failure.verdict, '')}".rstrip()
+
+
+def _sentences(failure: Failure) -> Iterator[str]:
+    message, moment = failure.message, failure.moment
+    if failure.place:
+        yield f"It was raised {failure.place}."
+    if message.count > 1:
+        yield f"The text holds {message.count} such messages; this is the last that gives sizes."
+    for note in message.notes:
+        yield f"{note[0].upper()}{note[1:]}."
+    if moment is not None and message.asked is not None and moment.asked_bytes < message.asked.low_bytes:
+        yield f"The tensor itself needs {format_bytes(moment.asked_bytes)}; PyTorch asked for a whole segment."
+    yield from _sum(failure)
+    if failure.own_pid is not None:
+        yield f"Process {failure.own_pid} must be this one: beside PyTorch's part there is no room for another so large."
+    free, asked = message.free, message.asked
+    if free is not None and asked is not None and free.low_bytes >= asked.high_bytes and failure.verdict != LIMIT:
+        yield "The driver had more free than was asked: in pieces, or it was freed only afterwards."
+    largest = failure.largest_free_bytes
+    if failure.verdict == FRAGMENTATION and largest is not None and asked is not None and largest < asked.low_bytes:
+        yield f"The largest piece of the cache was {format_bytes(largest)} when the cell had ended."
+    if failure.verdict == FRAGMENTATION and failure.expandable:
+        yield "Expandable segments are on already: what is cached belongs to other streams, pools or half-used pages."
+
+
+def _sum(failure: Failure) -> Iterator[str]:
+    """What the numbers add up to: to the capacity, as what is not told is what remains; with a limit alone, beyond it."""
+    message = failure.message
+    digits = 0.01 * message.capacity.high_bytes if message.capacity is not None else 0
+    parts = [(size, name) for size, name in _parts(failure) if size is not None and size.high_bytes > 0]
+    parts = [(size, name) for size, name in parts if size.low_bytes > 0 or size.high_bytes > digits]
+    if failure.held is None or not parts:
+        return
+    listed = " + ".join(f"{amount_text(size)} {name}" for size, name in parts)
+    if message.capacity is not None and message.free is not None:
+        yield f"{listed} = {amount_text(message.capacity)}, all that the device has."
+    if failure.verdict == LIMIT and message.allowed is not None and message.asked is not None and failure.over_limit:
+        needed = failure.over_limit + message.allowed
+        yield f"With what is asked the process would have {amount_text(needed)} of {amount_text(message.allowed)} allowed."
+
+
+def _parts(failure: Failure) -> Iterator[tuple[Amount | None, str]]:
+    message, knows_process = failure.message, failure.process is not None
+    yield message.allocated, "allocated"
+    yield message.cached, "cached"
+    yield failure.beside, "held by this process beside PyTorch's allocator"
+    yield (
+        failure.rest,
+        "of other processes and the driver" if knows_process else "of context, other processes and driver",
+    )
+    yield message.free, "free"
+
+
+# --- terms and names ------------------------------------------------------------------------------------------------------
+
+_MEANINGS = {
+    "asked": "the piece that PyTorch wanted of the driver: the tensor, rounded up to 2 MiB, 20 MiB or a multiple of 2 MiB",
+    "free": "what nobody used, as the driver says",
+    "capacity": "all memory of the device that programs can have",
+    "allowed": "the limit that is set for this process",
+    "allocated": "what tensors held of PyTorch's allocator",
+    "private_pools": "the part of it that belongs to CUDA graphs",
+    "cached": "held by PyTorch's allocator for later, by no tensor; whole free segments had been given back already",
+    "reserved": "allocated and cached: all that PyTorch's allocator held",
+    "process": "all that this process held: reserved, the CUDA context, libraries",
+    "elsewhere": "what this process held on the device outside of PyTorch's allocator",
+}
+_OTHER_MEANINGS = {
+    ("MPS", "asked"): "the buffer that PyTorch wanted of Metal",
+    ("MPS", "allocated"): "what PyTorch's allocator held of Metal, with what it cached",
+    ("MPS", "allowed"): "PYTORCH_MPS_HIGH_WATERMARK_RATIO (by default 1.7) times what Metal recommends",
+    ("CPU", "asked"): "the bytes of one tensor, which the system refused",
+    ("CPU", "free"): "what the machine had available when the cell had ended",
+    ("CPU", "capacity"): "all memory of the machine, or of the container",
+    ("numpy", "asked"): "the bytes of one array, which the system refused",
+    ("numpy", "free"): "what the machine had available when the cell had ended",
+    ("numpy", "capacity"): "all memory of the machine, or of the container",
+}
+
+
+def _terms(failure: Failure) -> Iterator[Term]:
+    """The numbers in the order in which they are best read."""
+    message = failure.message
+    for name, meaning in _MEANINGS.items():
+        size = getattr(message, name)
+        if size is not None:
+            yield Term(name.replace("_", " "), size, _OTHER_MEANINGS.get((message.backend, name), meaning))
+    for pid, size in message.others:
+        yield Term(f"process {pid}", size, "this process" if pid == failure.own_pid else "another process")
+    if failure.others_bytes:
+        yield Term("others", exactly(failure.others_bytes), "other processes, as the driver listed them afterwards")
+
+
+def grouped(holders: tuple[Holder, ...]) -> list[Named]:
+    """What each name keeps, the largest first; storages without a path are one entry of each category."""
+    groups: dict[tuple[str, str], list[Holder]] = {}
+    for holder in holders:
+        root = root_of(holder.path)
+        groups.setdefault((root, "" if root else holder.category), []).append(holder)
+    named = (_as_one(root, group) for (root, _), group in groups.items())
+    return sorted(named, key=lambda one: -one.nbytes)
+
+
+def _as_one(root: str, group: list[Holder]) -> Named:
+    """A group by its variable; frames, outputs and what has no name by the path of the largest."""
+    largest = max(group, key=lambda holder: holder.nbytes)
+    path = largest.path if len(group) == 1 or root in ("", TRACEBACK, OUTPUTS) else root
+    categories = " ".join(sorted({holder.category for holder in group}))
+    return Named(path, categories, len(group), sum(holder.nbytes for holder in group))

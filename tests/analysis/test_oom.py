@@ -1,0 +1,282 @@
+"""What is said of an out-of-memory: verdicts, sums and things to do follow from the facts, and from nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from memlab.analysis.oom import amount_text, explain, grouped
+from memlab.analysis.oom_actions import MOST, actions, root_of
+from memlab.analysis.oom_facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
+from memlab.analysis.oom_moment import Moment
+from memlab.analysis.oom_text import Amount, Message, exactly, read_message
+from memlab.trace.columns import Phase
+
+MiB, GiB = 1 << 20, 1 << 30
+
+
+def told(**sizes: int | tuple[int, ...]) -> Message:
+    """A message of a card of 8 GiB: 0.5 GiB of context, nothing cached, 256 MiB asked and 64 MiB free, but for what is given."""
+    known = {"asked": 256 * MiB, "capacity": 8 * GiB, "free": 64 * MiB, "allocated": 7616 * MiB, "cached": 0}
+    known |= {"process": 8128 * MiB} | sizes
+    known.setdefault("reserved", known["allocated"] + known["cached"])
+    return Message("CUDA", 0, **{name: exactly(size) for name, size in known.items() if size is not None})
+
+
+def failed(*holders: tuple[str, str, int], **known: object) -> Failure:
+    return Failure(known.pop("message", told()), holders=tuple(Holder(*one) for one in holders), **known)  # type: ignore[arg-type]
+
+
+# --- why there was no room ---
+
+
+@pytest.mark.parametrize(
+    ("message", "verdict", "short"),
+    [
+        (told(), FULL, 192 * MiB),
+        (told(asked=9 * GiB), TOO_MUCH, 9 * GiB - 64 * MiB),
+        (told(allocated=7 * GiB, cached=448 * MiB), FRAGMENTATION, 192 * MiB),
+        (told(allocated=7 * GiB, cached=255 * MiB), FULL, 192 * MiB),
+        # Not as much as was asked, but far more than was missing.
+        (told(asked=2 * GiB, free=1600 * MiB, allocated=5 * GiB, cached=1 * GiB), FRAGMENTATION, 448 * MiB),
+        (told(allocated=3 * GiB, process=4 * GiB), OTHERS, 192 * MiB),
+        (told(allocated=3 * GiB, process=None), FULL, 192 * MiB),  # nobody says whose the rest is
+        (told(allocated=1 * GiB, process=2 * GiB, free=6 * GiB, allowed=1100 * MiB), LIMIT, 180 * MiB),
+        (told(asked=2 * GiB, allocated=0, free=6 * GiB, allowed=1 * GiB), TOO_MUCH, 0),
+        (told(allowed=8 * GiB), FULL, 192 * MiB),
+    ],
+)
+def test_the_verdict_and_what_was_short(message, verdict, short):
+    found = Failure(message)
+    assert found.verdict == verdict
+    assert found.shortfall == exactly(short)
+
+
+def test_listed_processes_decide_whose_the_memory_was():
+    others = ((71, exactly(3 * GiB)), (72, exactly(4 * GiB)))
+    message = dataclasses.replace(told(allocated=3 * GiB, process=4 * GiB), others=others[:1])
+    assert Failure(message).own_pid is None
+    assert Failure(message, others_bytes=100 * MiB).verdict == FULL
+    # In a container this process is in the list under a number of its own: the only one with room for PyTorch's part.
+    assert (
+        Failure(dataclasses.replace(told(allocated=5 * GiB, process=None), others=((9, exactly(6 * GiB)),))).own_pid
+        == 9
+    )
+    assert Failure(dataclasses.replace(told(allocated=3 * GiB, process=None), others=others)).own_pid is None
+    assert Failure(dataclasses.replace(told(allocated=3 * GiB, process=None), others=others)).process is None
+
+
+def test_the_parts_sum_to_the_device():
+    message = told(allocated=3 * GiB, cached=100 * MiB, process=4 * GiB)
+    found = Failure(message)
+    parts = [message.allocated, message.cached, found.beside, found.rest, message.free]
+    assert sum(part.low_bytes for part in parts) == sum(part.high_bytes for part in parts) == 8 * GiB
+    (line,) = [line for line in explain(found).sentences if "all that the device has" in line]
+    assert line == (
+        "3.00 GiB allocated + 100.0 MiB cached + 924.0 MiB held by this process beside PyTorch's allocator + 3.94 GiB of "
+        "other processes and the driver + 64.00 MiB free = 8.00 GiB, all that the device has."
+    )
+
+
+@pytest.mark.parametrize("version", ["1.3", "1.4", "2.1", "2.12", "2.5, ROCm"])
+def test_parts_read_from_real_messages_hold_the_capacity_within_their_digits(version):
+    message = read_message(MESSAGES[version])
+    found = Failure(message)
+    parts = [part for part in (message.allocated, message.cached, found.beside, found.rest, message.free) if part]
+    low, high = sum(part.low_bytes for part in parts), sum(part.high_bytes for part in parts)
+    assert low <= message.capacity.middle_bytes <= high
+
+
+MESSAGES = {
+    "1.3": "CUDA out of memory. Tried to allocate 164.50 GiB (GPU 2; 10.92 GiB total capacity; 19.66 MiB already allocated; "
+    "10.40 GiB free; 14.34 MiB cached)",
+    "1.4": "CUDA out of memory. Tried to allocate 128.00 MiB (GPU 0; 7.93 GiB total capacity; 6.94 GiB already allocated; 10.56 "
+    "MiB free; 7.28 GiB reserved in total by PyTorch)",
+    "2.1": "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacty of 14.75 GiB of which 6.81 MiB is free. "
+    "Process 3661 has 14.74 GiB memory in use. Of the allocated memory 14.37 GiB is allocated by PyTorch, and 180.71 MiB is "
+    "reserved by PyTorch but unallocated.",
+    "2.12": "CUDA out of memory. Tried to allocate 900.00 MiB. GPU 1 has a total capacity of 2.00 GiB of which 12.00 MiB is free. "
+    "Including non-PyTorch memory, this process has 1.99 GiB memory in use. Of the allocated memory 1.74 GiB is allocated by "
+    "PyTorch, and 0 bytes is reserved by PyTorch but unallocated.",
+    "2.5, ROCm": "HIP out of memory. Tried to allocate 76.00 MiB. GPU 1 has a total capacity of 287.98 GiB of which 0 bytes is "
+    "free. Of the allocated memory 200.12 GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but unallocated.",
+}
+
+
+def test_titles_say_what_is_known():
+    assert explain(failed()).title == (
+        "cuda:0 ran out of memory: 256.0 MiB asked, 64.00 MiB free: 192.0 MiB short. The device was full."
+    )
+    assert explain(Failure(Message("CUDA"))).title == "cuda ran out of memory; the message gives no sizes."
+    mps = read_message("MPS backend out of memory (MPS allocated: 5.05 GB, other allocations: 2.29 GB, max allowed: 6.77 GB). "
+                       "Tried to allocate 1024.00 MB on private pool.")  # fmt: skip
+    assert explain(Failure(mps)).title.startswith(
+        "mps ran out of memory: 1.00 GiB asked: 1.55 GiB to 1.59 GiB short. The limit"
+    )
+    assert "Process 3661 must be this one" in " ".join(explain(Failure(read_message(MESSAGES["2.1"]))).sentences)
+
+
+def test_amounts_are_written_as_exactly_as_they_are_known():
+    assert amount_text(exactly(1536 * MiB)) == "1.50 GiB"
+    assert amount_text(Amount(1536 * MiB - 5000, 1536 * MiB + 5000)) == "1.50 GiB"
+    assert amount_text(Amount(10 * MiB, 20 * MiB)) == "10.00 MiB to 20.00 MiB"
+    assert amount_text(Amount(0, 20 * MiB)) == "at most 20.00 MiB"
+    assert amount_text(exactly(0)) == "0 B"
+
+
+# --- by name ---
+
+
+@pytest.mark.parametrize(
+    ("path", "root"),
+    [
+        ("model.fc.weight", "model"),
+        ("losses[17].grad_fn -> ... -> saved self", "losses"),
+        ("größe['a b']", "größe"),
+        ("traceback of cell 5 -> step() -> big", "traceback"),
+        ("sys.last_value -> big", "traceback"),
+        ("traceback.x", "traceback"),
+        ("Out[7][0]", "outputs"),
+        ("_oh[7]", "outputs"),
+        ("_7", "outputs"),
+        ("___", "outputs"),
+        ("_mine", "_mine"),
+        ("__x", "__x"),
+        ("Outer", "Outer"),
+        ("", ""),
+        ("<odd>", ""),
+    ],
+)
+def test_what_a_path_begins_with(path, root):
+    assert root_of(path) == root
+
+
+def test_what_is_alive_is_grouped_by_the_name_that_keeps_it():
+    found = grouped(
+        (
+            Holder("losses[0].grad_fn -> saved x", "activation", 5),
+            Holder("losses[1]", "other", 7),
+            Holder("w", "parameter", 3),
+            Holder("", "other", 2),
+            Holder("", "buffer", 1),
+            Holder("traceback of cell 5 -> f() -> small", "other", 1),
+            Holder("traceback of cell 5 -> f() -> large", "other", 8),
+        )
+    )
+    assert [(one.path, one.category, one.count, one.nbytes) for one in found] == [
+        ("losses", "activation other", 2, 12),
+        ("traceback of cell 5 -> f() -> large", "other", 2, 9),
+        ("w", "parameter", 1, 3),
+        ("", "other", 1, 2),
+        ("", "buffer", 1, 1),
+    ]
+
+
+# --- what to do ---
+
+MODEL = ("model.weight", "parameter", 1 * GiB)
+LOSSES = [(f"losses[{i}].grad_fn -> saved x", "activation", 100 * MiB) for i in range(5)]
+FRAMES = [("traceback of cell 5 -> step() -> big", "other", 300 * MiB)]
+
+
+def advised(failure: Failure) -> list[tuple[str, int, bool, bool | None]]:
+    return [(one.text, one.gives.low_bytes, one.is_estimate, one.is_enough) for one in actions(failure)]
+
+
+def test_nothing_is_advised_that_nothing_supports():
+    assert actions(failed()) == ()
+    assert actions(failed(MODEL, ("opt.state[model.weight]['exp_avg']", "optimizer", GiB), ("x", "input", MiB))) == ()
+    assert actions(Failure(Message("CUDA"))) == ()
+    assert actions(Failure(told(asked=9 * GiB))) == ()
+
+
+def test_names_frames_and_outputs_give_what_they_hold():
+    found = advised(failed(MODEL, *LOSSES, *FRAMES, ("Out[3]", "other", 20 * MiB)))
+    assert [one[1:] for one in found] == [(500 * MiB, False, True), (320 * MiB, False, True)]
+    assert found[0][0] == (
+        "`losses` keeps 5 storages, most of it autograd graphs: store `.item()` or `.detach()`, or `del losses`"
+    )
+    assert found[1][0] == (
+        "`%memoom release`: lets go of what only the failed cell's frames hold, 300.0 MiB and outputs (`Out`, `_`) that "
+        "alone keep tensors, 20.00 MiB, for the next cell"
+    )
+
+
+def test_a_name_with_a_parameter_in_it_and_a_small_one_are_left_alone():
+    assert actions(failed(MODEL, ("model.cache[0]", "other", 5 * GiB), ("y", "other", MiB))) == ()
+    assert "`del kept`" in advised(failed(("kept -> traceback of cell 2 -> f() -> x", "other", GiB)))[0][0]
+
+
+def test_what_no_name_leads_to_may_be_garbage_if_every_name_was_looked_for():
+    found = failed(MODEL, ("", "other", 300 * MiB), ("", "activation", 100 * MiB), all_named=True)
+    (action,) = actions(found)
+    assert (action.text[:14], action.gives, action.is_enough) == ("`gc.collect()`", Amount(0, 400 * MiB), None)
+    assert actions(failed(MODEL, ("", "other", 300 * MiB))) == ()
+
+
+def test_fragmentation_gives_what_is_cached_unless_segments_expand_already():
+    message = told(allocated=7 * GiB, cached=448 * MiB)
+    (found,) = actions(failed(message=message))  # it may also give nothing: pieces between living tensors stay
+    assert (found.gives, found.is_estimate, found.is_enough) == (Amount(0, 448 * MiB), True, None)
+    assert actions(failed(message=message, expandable=True)) == ()
+    assert "Expandable segments are on already" in " ".join(explain(failed(message=message, expandable=True)).sentences)
+    assert "PYTORCH_HIP_ALLOC_CONF" in advised(failed(message=dataclasses.replace(message, backend="HIP")))[0][0]
+    assert actions(failed(message=dataclasses.replace(message, backend="XPU"))) == ()
+
+
+def test_gradients_count_only_where_no_backward_was_running():
+    holders = [MODEL, ("model.weight.grad", "gradient", 1 * GiB)]
+    assert actions(failed(*holders)) == ()
+    assert actions(failed(*holders, phase=Phase.BACKWARD)) == ()
+    (found,) = advised(failed(*holders, phase=Phase.FORWARD))
+    assert found[0].startswith("`optimizer.zero_grad()`")
+    assert found[1:] == (1 * GiB, False, True)
+
+
+def test_activations_give_about_half_in_training_and_are_called_an_estimate():
+    saved = ("loss.grad_fn -> saved x", "activation", 4 * GiB)
+    found = advised(failed(MODEL, saved, phase=Phase.BACKWARD))
+    assert [one[1:] for one in found] == [(4 * GiB, False, True), (2 * GiB, True, True)]
+    assert "activations were 54 % of what tensors held" in found[1][0]
+    assert not any("batch" in one[0] for one in advised(failed(MODEL, saved, phase=Phase.OPTIMIZER)))
+    assert not any("batch" in one[0] for one in advised(failed(MODEL, ("y", "activation", GiB), phase=Phase.FORWARD)))
+
+
+def moment(**known: object) -> Moment:
+    facts = {"device": 0, "row": 9, "time_ns": 1, "asked_bytes": 200 * MiB, "free_bytes": 64 * MiB}
+    facts |= {"allocated_bytes": 7616 * MiB, "reserved_bytes": 7616 * MiB, "phase": Phase.FORWARD, "step_bytes": 0}
+    return Moment(**(facts | {"has_backward": False, "shares": ()} | known))  # type: ignore[arg-type]
+
+
+def test_a_tracked_cell_without_backward_may_not_need_activations():
+    saved = ("y.grad_fn -> saved x", "activation", 4 * GiB)
+    assert any("inference_mode" in one[0] for one in advised(failed(saved, moment=moment())))
+    assert not any("inference_mode" in one[0] for one in advised(failed(saved, moment=moment(has_backward=True))))
+    assert not any("inference_mode" in one[0] for one in advised(failed(saved, phase=Phase.FORWARD)))
+
+
+def test_temporaries_of_a_step_and_the_tensors_own_size():
+    found = failed(moment=moment(phase=Phase.OPTIMIZER, step_bytes=GiB))
+    assert [(one[1], one[2]) for one in advised(found)] == [(GiB, True)]
+    assert "foreach=False" in advised(found)[0][0]
+    assert "The tensor itself needs 200.0 MiB; PyTorch asked for a whole segment." in explain(found).sentences
+    assert failed(message=told(allocated=7 * GiB, cached=210 * MiB), moment=moment()).verdict == FRAGMENTATION
+
+
+def test_other_processes_and_limits():
+    assert advised(failed(others_bytes=3 * GiB))[0][1:] == (3 * GiB, False, True)
+    assert actions(failed(others_bytes=0)) == ()
+    told_apart = told(allocated=3 * GiB, process=4 * GiB)
+    assert advised(Failure(told_apart))[0][1:] == (8 * GiB - 4 * GiB - 64 * MiB, True, True)
+    limited = told(allocated=1 * GiB, process=2 * GiB, free=6 * GiB, allowed=1100 * MiB)
+    assert "set_per_process_memory_fraction" in advised(Failure(limited))[0][0]
+
+
+def test_at_most_three_enough_before_too_little_measured_before_estimated():
+    saved = ("z.grad_fn -> saved x", "activation", 6 * GiB)
+    found = failed(saved, *FRAMES, others_bytes=100 * MiB, phase=Phase.FORWARD)
+    listed = advised(found)
+    assert len(listed) == MOST
+    assert [(one[2], one[3]) for one in listed] == [(False, True), (False, True), (True, True)]
+    assert [one[1] for one in listed] == [6 * GiB, 300 * MiB, 3 * GiB]

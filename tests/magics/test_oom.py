@@ -1,0 +1,69 @@
+"""`%memoom` and `%memoom release` in a real kernel, with an out-of-memory of the CPU's."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from kernel import Kernel, kernel
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="drives a kernel as POSIX does")
+
+SETUP = """
+import sys, torch
+from memlab.magics.oom import OomMagics
+from memlab.session import oom
+get_ipython().register_magics(OomMagics(get_ipython()))
+get_ipython().events.register("post_run_cell", lambda result: oom.note_oom(result.error_in_exec) and None)
+def step():
+    held = torch.ones(1_000_000)
+    return torch.empty(1 << 45) + held
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    with kernel(tmp_path_factory.mktemp("oom"), SETUP) as found:
+        yield found
+
+
+def test_before_any_there_is_one_clear_line(notebook: Kernel):
+    reply = notebook.run("%memoom")
+    assert "no cell of this session ended out of memory" in reply.stderr + reply.traceback
+    assert "Traceback" not in reply.traceback
+
+
+def test_the_last_one_is_shown_as_html_and_text_until_the_next(notebook: Kernel):
+    assert notebook.run("step()").error == "RuntimeError"
+    notebook.run("1 / 0")
+    reply = notebook.run("%memoom")
+    assert reply.status == "ok"
+    assert reply.out.startswith("memlab · cpu ran out of memory: 128.0 TiB asked, ")
+    assert re.search(r"It was raised at line \d+ of a cell, in step\(\)\.", reply.out)
+    assert "text/html" in notebook.value("list(get_ipython().run_line_magic('memoom', '')._repr_mimebundle_())")
+
+
+def test_release_gives_back_what_the_explanation_said(notebook: Kernel):
+    notebook.run("%memoom release")
+    notebook.run("step()")
+    assert "  1.  3.81 MiB  `%memoom release`" in notebook.run("%memoom").out
+    reply = notebook.run("%memoom release")
+    assert reply.out.startswith(
+        "memlab · released 3.81 MiB on cpu\nLet go of the frames of RuntimeError: [enforce fail"
+    )
+    assert "No traceback" in notebook.run("%debug").stderr
+    assert notebook.run("%memoom release --keep-outputs").out.startswith("memlab · released nothing")
+    assert notebook.run("%memoom").status == "ok"  # it is still explained, from what was noted
+
+
+def test_the_value_is_there_to_work_with(notebook: Kernel):
+    assert notebook.value("get_ipython().run_line_magic('memoom', 'release').released.errors") == ()
+
+
+@pytest.mark.parametrize("line", ["relese", "release all", "--keep-outputs", "release --keep-outputs x", "'"])
+def test_anything_else_is_refused_in_one_line(notebook: Kernel, line: str):
+    reply = notebook.run(f"%memoom {line}")
+    assert reply.status == "error"
+    assert f"%memoom: unknown {line!r}." in reply.stderr + reply.traceback
+    assert "%memoom release [--keep-outputs]" in reply.stderr + reply.traceback

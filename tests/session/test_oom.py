@@ -1,0 +1,276 @@
+"""Noting, explaining and showing an out-of-memory, and what is kept of it: on the CPU, where every error can be had."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import pandas
+import pytest
+import torch
+
+import memlab
+from memlab.errors import MemlabError
+from memlab.names.census import storages
+from memlab.session import oom
+from memlab.session.oom import explain_oom, forget_oom, note_oom, release
+from memlab.session.oom_seen import oom_error
+
+MiB = 1 << 20
+TEXT = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. "
+    "Including non-PyTorch memory, this process has 7.00 GiB memory in use. Of the allocated memory 6.20 GiB is allocated by "
+    "PyTorch, and 0.30 GiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept():
+    gc.collect()
+    forget_oom()
+    yield
+    forget_oom()
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+
+
+def too_much(size: int = 1 << 45) -> torch.Tensor:
+    held = torch.ones(MiB)
+    return torch.empty(size) + held[0]
+
+
+def raised(function=too_much) -> BaseException:
+    """The error of a cell that failed, kept as a shell keeps it."""
+    try:
+        function()
+    except BaseException as error:
+        sys.last_value, sys.last_traceback = error, error.__traceback__
+        return error
+    raise AssertionError("it did not fail")
+
+
+# --- which errors are meant ---
+
+
+class Wrapped(Exception):
+    """An error that says nothing of memory, and tells lies when asked."""
+
+    def __str__(self) -> str:
+        raise AssertionError("user code was run")
+
+    __repr__ = __str__
+
+
+def wrapping(inner: BaseException) -> BaseException:
+    try:
+        raise Wrapped("training failed") from inner
+    except Wrapped as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(TEXT),
+        torch.OutOfMemoryError(),
+        torch.OutOfMemoryError(17),
+        RuntimeError(TEXT),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to "
+                     "allocate 8 bytes."),
+        RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GB). Tried to allocate 1.00 GB on shared pool."),
+        RuntimeError("CUDA error: out of memory"),
+        MemoryError(),
+        wrapping(RuntimeError(TEXT)),
+        ExceptionGroup("workers", [ValueError(), torch.OutOfMemoryError(TEXT)]),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_every_kind_of_out_of_memory_is_noted(error):
+    found = note_oom(error)
+    assert found is not None
+    assert explain_oom() is found
+    assert "ran out of memory" in found.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [None, ValueError(TEXT), RuntimeError("out of memory"), KeyboardInterrupt(), Wrapped("x"), SystemExit(1)],
+    ids=lambda error: type(error).__name__,
+)
+def test_other_errors_are_not(error):
+    assert note_oom(error) is None
+    with pytest.raises(MemlabError, match="no cell of this session ended out of memory"):
+        explain_oom()
+
+
+def test_the_nearest_in_a_chain_counts_also_in_a_circle():
+    first, second = RuntimeError(TEXT), RuntimeError("CUDA error: out of memory")
+    first.__context__, second.__cause__ = second, first
+    assert oom_error(second) is second
+    assert oom_error(wrapping(first)) is first
+
+
+# --- what is told of a real one ---
+
+
+def test_a_real_one_on_the_cpu_is_told_with_its_place_its_names_and_the_machine():
+    global _kept
+    _kept = [torch.ones(MiB), torch.ones(MiB)]
+    found = note_oom(raised()).explanation
+    assert found.label == "cpu"
+    assert found.verdict == "too much"
+    assert found.title.startswith("cpu ran out of memory: 128.0 TiB asked, ")
+    assert "It was raised at test_oom.py:" in found.sentences[0]
+    assert "in too_much()." in found.sentences[0]
+    assert {term.name for term in found.terms} == {"asked", "free", "capacity"}
+    assert found.terms[0].amount.low_bytes == 1 << 47
+    assert sum(one.nbytes for one in found.named) <= found.alive_bytes
+    held = [action for action in found.actions if "%memoom release" in action.text]
+    assert [action.gives.low_bytes for action in held] == [4 * MiB]
+    _kept = []
+
+
+def test_the_bytes_that_release_is_said_to_give_are_those_it_gives():
+    said = next(one for one in note_oom(raised()).explanation.actions if "release" in one.text).gives.low_bytes
+    gave = release().released
+    assert said == 4 * MiB == gave.levels[0].freed_bytes
+    assert not any("%memoom release" in one.text for one in note_oom(RuntimeError(TEXT)).explanation.actions)
+
+
+def test_garbage_that_was_not_collected_is_told_apart():
+    gc.collect()
+    gc.disable()
+    try:
+        circle = [torch.ones(3 * MiB)]
+        circle.append(circle)
+        del circle
+        told = note_oom(raised()).explanation
+    finally:
+        gc.enable()
+        gc.collect()
+    (garbage,) = [action for action in told.actions if "gc.collect()" in action.text]
+    assert garbage.gives.high_bytes == 12 * MiB
+
+
+def test_what_was_found_by_a_census_just_made_is_taken():
+    from memlab.names.census import Census, Storage
+
+    found = Census((Storage(1, 0, "cuda:0", 5 * MiB, None, "", "other", "batches[3]", 0),
+                    Storage(2, 0, "cuda:1", 9 * MiB, None, "", "other", "elsewhere", 0)), (), False)  # fmt: skip
+    told = note_oom(RuntimeError(TEXT), None, found).explanation
+    assert [(one.path, one.nbytes) for one in told.named] == [("batches[3]", 5 * MiB)]
+    assert "names: the search for what keeps each tensor was cut short" in told.gaps
+
+
+def test_a_tracked_cell_without_cuda_is_noted_too():
+    with pytest.raises(RuntimeError) as caught, memlab.track("mine", show=False) as run:
+        too_much()
+    assert note_oom(caught.value, run).text.startswith("memlab · mine · cpu ran out of memory")
+    assert note_oom(RuntimeError(TEXT), memlab.session.run.Run("never measured")) is not None
+
+
+# --- nothing is kept ---
+
+
+def test_noting_and_explaining_keep_no_tensor_no_frame_and_no_error():
+    seen: list[weakref.ref] = []
+
+    def fail() -> None:
+        held = torch.ones(MiB)
+        seen.append(weakref.ref(held))
+        too_much()
+
+    before = {one.key for one in storages("cpu")}
+    found = note_oom(raised(fail))
+    str(found), found.html, found.to_pandas()
+    assert seen[0]() is not None
+    for name in ("last_value", "last_traceback"):
+        vars(sys).pop(name)
+    gc.collect()
+    assert seen[0]() is None
+    assert {one.key for one in storages("cpu")} <= before
+    assert oom._last is found
+
+
+@pytest.mark.parametrize("what", ["census", "HostMemory", "_place", "_moment"])
+def test_what_cannot_be_seen_is_named_and_the_rest_is_told(monkeypatch, what):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("broken")
+
+    monkeypatch.setattr(f"memlab.session.oom_seen.{what}", fail)
+    found = note_oom(raised())
+    assert found.explanation.label == "cpu"
+    assert any("could not be read (OSError)" in gap for gap in found.explanation.gaps)
+    assert "Not seen" in found.text
+
+
+def test_whatever_goes_wrong_noting_never_raises(monkeypatch):
+    monkeypatch.setattr(oom, "seen", lambda *args: 1 / 0)
+    assert note_oom(raised()) is None
+
+
+# --- given as text ---
+
+
+def test_a_pasted_message_is_explained_and_not_kept():
+    found = explain_oom(TEXT)
+    assert found.explanation.title.startswith("cuda:0 ran out of memory: 2.00 GiB asked, 1.00 GiB free: ")
+    assert explain_oom(RuntimeError(TEXT)).text == found.text
+    with pytest.raises(MemlabError, match="no cell of this session"):
+        explain_oom()
+
+
+@pytest.mark.parametrize(
+    "message", ["nothing of the sort", "", 17, b"CUDA out of memory", ["x"], ValueError(), Wrapped("x")]
+)
+def test_what_is_no_message_is_refused_in_one_line(message):
+    with pytest.raises(MemlabError) as caught:
+        explain_oom(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_shown_as_text_html_and_numbers():
+    found = explain_oom(TEXT)
+    assert str(found) == repr(found) == found.text
+    assert found._repr_mimebundle_() == {"text/html": found.html, "text/plain": found.text}
+    frame = found.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    asked = frame[(frame["what"] == "term") & (frame["name"] == "asked")].iloc[0]
+    assert asked["low_bytes"] <= 2 << 30 <= asked["high_bytes"]
+
+
+def test_hostile_names_stay_on_their_line_and_are_escaped():
+    from memlab.names.census import Census, Storage
+
+    name = "losses['<script>alert(1)</script>\x1b[2J\r\n" + "x" * 5000 + "']"
+    found = Census((Storage(1, 0, "cuda:0", 5 * MiB, None, "", "other", name, 0),), (), True)
+    told = note_oom(RuntimeError(TEXT), None, found)
+    for text in (told.text, told.html):
+        assert "\x1b" not in text
+        assert "\r" not in text
+    assert "<script>" not in told.html
+    assert "&lt;script&gt;" in told.html
+    assert max(map(len, told.text.splitlines())) < 700
+
+
+# --- release ---
+
+
+def test_release_without_an_error_says_so():
+    text = release().text
+    assert text.startswith("memlab · released nothing\nNo error was kept.")
+
+
+def test_release_is_shown_as_text_html_and_numbers():
+    raised()
+    found = release()
+    assert found.text.startswith(
+        "memlab · released 4.00 MiB on cpu\nLet go of the frames of RuntimeError: [enforce fail"
+    )
+    assert found._repr_mimebundle_() == {"text/html": found.html, "text/plain": found.text}
+    assert found.to_pandas().loc["cpu", "before_bytes"] - found.to_pandas().loc["cpu", "after_bytes"] == 4 * MiB
+    assert not hasattr(sys, "last_value")
+
+
+_kept: list[torch.Tensor] = []
