@@ -1,0 +1,220 @@
+"""What each cell of a notebook took and left behind, and which cells leave more each time they are run again.
+
+A cell grows when what its last run left under a name is still there as the next one ends, and that one has left as much again
+under the same name; or when what it replaces under a name gets larger from run to run, four times in a row. What is replaced,
+emptied in between, or changes its size at random is no growth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memlab.analysis.peak import UNKNOWN_BYTES, Peak
+from memlab.units import KiB
+
+MIN_GROWTH_BYTES = 16 * KiB
+"""What a run adds at least, for a flag: scalars that are shown and kept are no concern."""
+_REPLACED_RUNS = 4
+_OUTPUT = re.compile(r"_oh\b|_i?\d+\b|_{1,3}(?![\w])")
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A storage that was there when a cell ended and not when it began; `path` is "" where nobody has looked for its name.
+
+    `died` is the index of the entry during which it went, None while it is there.
+    """
+
+    path: str
+    device: str
+    nbytes: int
+    category: str = "other"
+    died: int | None = None
+
+    @property
+    def root(self) -> str:
+        """The variable behind the path: "losses" for "losses[17]", "Out" for all that IPython keeps of results."""
+        if _OUTPUT.match(self.path):
+            return "Out"
+        named = _NAME.match(self.path)
+        is_variable = named is not None and self.path[named.end() : named.end() + 1] in ("", ".", "[")
+        return named[0] if named is not None and is_variable else self.path.split(" -> ")[0]
+
+    def is_there_after(self, index: int) -> bool:
+        """Whether it was still there when entry `index` ended."""
+        return self.died is None or self.died > index
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One device over a cell, in bytes allocated; `peak` is None where nobody can tell."""
+
+    device: str
+    before_bytes: int
+    after_bytes: int
+    peak: Peak | None = None
+
+    @property
+    def left_bytes(self) -> int:
+        """What the cell left behind; less than nothing where it gave back more than it took."""
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One executed cell. `number` is its execution count, `cell` tells its text from others, `again` counts earlier runs.
+
+    `left` names what it left, as far as Python sees it; where a look was too long for the moment it is not `is_whole`, and what
+    it left may stand with a later cell. `notes` say what was not seen.
+    """
+
+    index: int
+    number: int
+    text: str
+    cell: str
+    again: int
+    duration_s: float
+    status: str
+    is_tracked: bool
+    levels: tuple[Level, ...]
+    left: tuple[Left, ...]
+    is_whole: bool = True
+    notes: tuple[str, ...] = ()
+
+    def unnamed_bytes(self, device: str) -> int:
+        """What the cell left on a device beyond the storages in `left`: rounding, and what Python does not see."""
+        seen = sum(one.nbytes for one in self.left if one.device == device and one.is_there_after(self.index))
+        level = next((level.left_bytes for level in self.levels if level.device == device), 0)
+        return max(level - seen, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A cell that leaves more under one name each time it is run: `bytes_per_run`, over the last `runs` runs.
+
+    `still_bytes` is what is there now of all that such runs have left under the name.
+    """
+
+    cell: str
+    number: int
+    text: str
+    name: str
+    device: str
+    bytes_per_run: int
+    runs: int
+    still_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """The ledger as a value: the entries, oldest first, and which cells grow."""
+
+    entries: tuple[Entry, ...]
+    growths: tuple[Growth, ...]
+    is_on: bool
+    notes: tuple[str, ...] = ()
+
+    def to_pandas(self) -> Any:
+        """One row per cell and device: sizes in bytes, the peak as low and high (missing where unknown)."""
+        import pandas
+
+        grows = {(growth.cell, growth.device): growth.name for growth in self.growths}
+        rows = [_row(entry, level, grows) for entry in self.entries for level in entry.levels]
+        return pandas.DataFrame(rows, columns=_COLUMNS)
+
+    def left_to_pandas(self) -> Any:
+        """One row per storage that a cell left."""
+        import pandas
+
+        names = ["cell", *(field.name for field in dataclasses.fields(Left))]
+        rows = [(entry.number, *dataclasses.astuple(one)) for entry in self.entries for one in entry.left]
+        return pandas.DataFrame(rows, columns=names)
+
+
+_COLUMNS = (
+    "cell", "text", "again", "device", "before_bytes", "peak_low_bytes", "peak_high_bytes", "after_bytes", "left_bytes",
+    "still_bytes", "names", "grows", "duration_s", "status", "tracked",
+)  # fmt: skip
+
+
+def _row(entry: Entry, level: Level, grows: dict[tuple[str, str], str]) -> dict[str, Any]:
+    peak, mine = level.peak, [one for one in entry.left if one.device == level.device]
+    return {
+        "cell": entry.number,
+        "text": entry.text,
+        "again": entry.again,
+        "device": level.device,
+        "before_bytes": level.before_bytes,
+        "peak_low_bytes": float("nan") if peak is None else peak.low_bytes,
+        "peak_high_bytes": float("nan") if peak is None or peak.high_bytes >= UNKNOWN_BYTES else peak.high_bytes,
+        "after_bytes": level.after_bytes,
+        "left_bytes": level.left_bytes,
+        "still_bytes": sum(one.nbytes for one in mine if one.died is None),
+        "names": ", ".join(dict.fromkeys(one.root for one in mine if one.path)),
+        "grows": grows.get((entry.cell, level.device), ""),
+        "duration_s": entry.duration_s,
+        "status": entry.status,
+        "tracked": entry.is_tracked,
+    }
+
+
+# --- growth ---------------------------------------------------------------------------------------------------------
+
+_Named = list[tuple[int, Left]]
+"""What entries left under one name on one device: (index of the entry, storage)."""
+
+
+def growing(entries: Sequence[Entry]) -> tuple[Growth, ...]:
+    """Which cells grow when they are run again, and under which name, the largest first."""
+    runs: dict[str, list[Entry]] = {}
+    named: dict[tuple[str, str], _Named] = {}
+    for entry in entries:
+        runs.setdefault(entry.cell, []).append(entry)
+        for one in entry.left:
+            if one.path:
+                named.setdefault((one.device, one.root), []).append((entry.index, one))
+    found = [growth for same in runs.values() if len(same) > 1 for growth in _growing(same, named)]
+    return tuple(sorted(found, key=lambda growth: -growth.bytes_per_run))
+
+
+def _growing(runs: list[Entry], named: dict[tuple[str, str], _Named]) -> Iterator[Growth]:
+    last, numbers = runs[-1], [run.index for run in runs]
+    for device, name in dict.fromkeys((one.device, one.root) for one in last.left if one.path):
+        left = named[device, name]
+        added = _added(left, numbers) or _replaced(left, numbers)
+        if added and min(added) >= MIN_GROWTH_BYTES:
+            each = round(sum(added) / len(added))
+            still = sum(one.nbytes for index, one in left if one.died is None and index in numbers)
+            yield Growth(last.cell, last.number, last.text, name, device, each, len(added), still)
+
+
+def _added(named: _Named, runs: list[int]) -> list[int]:
+    """What each of the last runs left under the name, as far back as the next run let it be; [] for less than two."""
+    added: list[int] = []
+    following = runs[-1]
+    for run in reversed(runs):
+        mine = [one for index, one in named if index == run]
+        left = sum(one.nbytes for one in mine if one.is_there_after(run))
+        stays = sum(one.nbytes for one in mine if one.is_there_after(following))
+        if not left or stays < 0.5 * left:
+            break
+        added.append(left)
+        following = run
+    return added if len(added) > 1 else []
+
+
+def _replaced(named: _Named, runs: list[int]) -> list[int]:
+    """By how much the name held more after each of the last runs than after the one before, where that is steady."""
+    after = [
+        sum(one.nbytes for index, one in named if index <= run and one.is_there_after(run))
+        for run in runs[-_REPLACED_RUNS:]
+    ]
+    steps = [later - earlier for earlier, later in itertools.pairwise(after)]
+    is_steady = len(steps) == _REPLACED_RUNS - 1 and min(steps) > 0 and min(steps) >= 0.5 * max(steps)
+    return steps if is_steady else []

@@ -1,0 +1,166 @@
+"""The ledger keeps nothing of the user's, runs none of it, and looks no longer than cells have time for."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from celling import Cells
+
+from memlab.session.ledger import Ledger, LedgerReport, book
+from memlab.session.ledger import stock as stocks
+
+MiB = 1 << 20
+KiB = 1 << 10
+
+
+@pytest.fixture
+def cells(monkeypatch):
+    monkeypatch.setattr(book, "NAMES_S", 60.0)  # a busy machine must not decide what is seen
+    monkeypatch.setattr(book, "LOOK_S", 60.0)
+    notebook = Cells()
+    yield notebook
+    notebook.close()
+    gc.collect()
+
+
+def level(entry, device="cpu"):
+    return next(one for one in entry.levels if one.device == device)
+
+
+def paths(entry):
+    return {one.path: one.nbytes for one in entry.left}
+
+
+def test_no_tensor_is_kept_alive(cells):
+    gc.disable()  # what dies must die at once
+    try:
+        cells.run(
+            "x = torch.ones(1 << 19); w = torch.ones(1000, requires_grad=True); y = w.exp().sum(); s = x.untyped_storage()"
+        )
+        cells.run("x2 = x[1:]; z = [x]")
+        report = LedgerReport(cells.ledger.accounts())
+        alive = [weakref.ref(cells.names[name]) for name in ("x", "w", "y")]
+        alive.append(weakref.ref(cells.names.pop("s")))
+        cells.run("del x, w, y, x2, z")
+        assert [ref() for ref in alive] == [None] * 4
+        assert level(cells.last).left_bytes == -sum(one.nbytes for one in cells.entries[0].left)
+    finally:
+        gc.enable()
+    assert report.entries[0].left
+
+
+def test_an_error_is_not_kept(cells):
+    code = "class Mine(Exception): ...\ndef f():\n    big = torch.ones(1000)\n    raise Mine(big)\nf()"
+    error = cells.run(code)
+    ref = weakref.ref(error)
+    del error
+    gc.collect()  # its traceback leads to the frame that had it
+    assert ref() is None
+
+
+def test_objects_that_run_code_when_asked_are_not_asked(cells):
+    code = """
+class Proxy:
+    asked = 0
+    def __getattribute__(self, name): Proxy.asked += 1; raise SystemExit(name)
+    @property
+    def __class__(self): Proxy.asked += 1; raise SystemExit
+    def __eq__(self, other): Proxy.asked += 1; raise SystemExit
+    def __len__(self): Proxy.asked += 1; raise SystemExit
+    def __repr__(self): Proxy.asked += 1; raise SystemExit
+    __hash__ = object.__hash__
+class Mine(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *args, **kwargs): Proxy.asked += 1; raise SystemExit
+proxies = [Proxy() for _ in range(10)]
+mine = torch.ones(5000).as_subclass(Mine)
+"""
+    cells.run(code)
+    cells.names["Proxy"].asked = 0
+    cells.run("more = [proxies[0], torch.ones(100)]")
+    assert cells.ledger.accounts().entries
+    assert (cells.names["Proxy"].asked, dict(cells.ledger.failures)) == (0, {})
+
+
+def test_a_cell_that_touches_no_tensor_is_not_looked_at(cells, monkeypatch):
+    cells.run("x = torch.ones(100)")
+    looks = []
+    monkeypatch.setattr(stocks.Stock, "look", lambda self: looks.append(1) or [])
+    was_on = gc.isenabled()
+    gc.disable()  # a collection makes it doubt
+    try:
+        for _ in range(20):
+            cells.run("y = [object() for _ in range(100)]; x.sum().item()")
+        assert looks == []
+        cells.run("x = torch.ones(200)")
+        assert looks == [1]
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def test_classes_that_run_code_when_hashed_are_not_hashed_to_see_whether_anything_was_made():
+    class Meta(type(torch.Tensor)):
+        def __hash__(cls):
+            raise SystemExit
+
+    class Mine(torch.Tensor, metaclass=Meta):
+        pass
+
+    before = stocks._young_tensors()
+    mine = torch.Tensor._make_subclass(Mine, torch.ones(3))
+    assert stocks._young_tensors() == before + 1
+    Meta.__hash__ = type.__hash__  # others do hash
+    del mine
+
+
+def test_asking_for_young_tensors_leaves_no_garbage():
+    gc.collect()
+    for _ in range(10):
+        stocks._young_tensors()
+    assert gc.collect() == 0
+
+
+def test_where_looking_takes_long_cells_pay_for_it_and_it_is_said(cells, monkeypatch):
+    cells.run("x = torch.ones(100)")
+    monkeypatch.setattr(book, "LOOK_S", 0.1)
+    cells.ledger._stock.cost_s, cells.ledger._credit_s = 0.5, 0.0
+    cells.run("y = torch.ones(5000)")
+    entry = cells.ledger._records[-1].entry
+    assert (entry["is_whole"], level(book._entry(cells.ledger._records[-1])).left_bytes) == (False, 0)
+    assert entry["notes"] == ("not looked at, as that takes 0.50 s here: what it left may count for a later cell",)
+    cells.ledger._credit_s = 10.0
+    cells.run("z = torch.ones(7000)")
+    assert paths(cells.last) == {"y": 20_000, "z": 28_000}
+
+
+def test_more_storages_than_are_kept_apart(cells, monkeypatch):
+    monkeypatch.setattr(book, "MAX_LEFT", 10)
+    cells.run("many = [torch.ones(100 + i) for i in range(30)]")
+    assert sorted(one.nbytes for one in cells.last.left) == [4 * (120 + i) for i in range(10)]
+    assert cells.last.notes == ("more than 10 storages: the smallest are not named",)
+    assert level(cells.last).left_bytes == sum(4 * (100 + i) for i in range(30))
+
+
+def test_the_oldest_cells_go_and_the_dead_are_forgotten(cells, monkeypatch):
+    monkeypatch.setattr(book, "_DEAD_FOR", 3)
+    for i in range(8):
+        cells.run(f"x = torch.ones({1000 + i})")
+    assert [len(one.left) for one in cells.entries] == [0, 0, 0, 0, 0, 1, 1, 1]
+    ledger = Ledger()
+    assert ledger._records.maxlen == book.MAX_CELLS
+
+
+def test_a_failure_of_ours_is_counted_and_never_the_cells(cells, monkeypatch):
+    def fail(self):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(stocks.Stock, "look", fail)
+    assert cells.run("x = torch.ones(10)") is None
+    monkeypatch.undo()
+    assert cells.ledger.accounts().notes == ("the ledger failed 1 time(s): RuntimeError",)
+    cells.run("y = torch.ones(20)")
+    assert cells.last.status == "ok"
