@@ -19,10 +19,15 @@ _PUBLIC = {
     "Run": "memlab.session.run",
     "Trace": "memlab.trace",
     "doctor": "memlab.session.doctor",
+    "explain_oom": "memlab.session.oom",
     "last_run": "memlab.session.runs",
+    "ledger": "memlab.session.ledger",
     "load": "memlab.session.run",
+    "release": "memlab.session.oom",
     "runs": "memlab.session.runs",
+    "size": "memlab.session.size",
     "track": "memlab.session.track",
+    "who": "memlab.session.who",
 }
 
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_PUBLIC]
@@ -31,11 +36,16 @@ if TYPE_CHECKING:
     from memlab.errors import BudgetExceeded as BudgetExceeded
     from memlab.errors import MemlabError as MemlabError
     from memlab.session.doctor import doctor as doctor
+    from memlab.session.ledger import ledger as ledger
+    from memlab.session.oom import explain_oom as explain_oom
+    from memlab.session.oom import release as release
     from memlab.session.run import Run as Run
     from memlab.session.run import load as load
     from memlab.session.runs import last_run as last_run
     from memlab.session.runs import runs as runs
+    from memlab.session.size import size as size
     from memlab.session.track import track as track
+    from memlab.session.who import who as who
     from memlab.trace import Trace as Trace
 
 

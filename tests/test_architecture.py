@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "memlab"
 ROOMS_OF_SESSION = {
     "units", "errors", "seams", "trace", "allocator", "analysis", "probes", "predictor", "names", "savings",
-    "workloads", "views",
+    "sizes", "workloads", "views",
 }  # fmt: skip
 
 # room -> (what it may import from memlab, which third parties). A name with a dot allows that module alone.
@@ -36,6 +36,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"torch", "numpy"},
     ),
     "names": ({"trace", "units", "errors", "seams"}, {"torch"}),
+    # What a step will take, before it runs: a rehearsal of the forward on tensors without data.
+    "sizes": ({"units", "errors", "seams"}, {"torch", "pandas"}),
     "savings": ({"workloads", "units", "errors"}, {"torch"}),
     "workloads": ({"units", "errors"}, {"torch"}),
     # The live view hands its Stop button to the kernel, which is a private matter of ipykernel: hence seams.

@@ -321,3 +321,10 @@ def test_a_call_for_cuda_runs_at_once_when_it_is_up(up):
     called = []
     seams.when_cuda_starts(lambda: called.append(1))
     assert called == [1]
+
+
+@pytest.mark.parametrize("config", ["", ":4096:8", ":16:8:4096:2"])
+def test_the_size_of_a_workspace_follows_its_variable(monkeypatch, config):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
+    sizes = {"": {8519680, 33554432}, ":4096:8": {33554432}, ":16:8:4096:2": {8519680}}
+    assert seams.blas_workspace_sizes() == sizes[config]

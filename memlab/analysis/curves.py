@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from memlab.analysis.areas import Areas, areas, has_categories
 from memlab.analysis.peak import Peak, peak
-from memlab.analysis.timeline import thinned, timeline
+from memlab.analysis.timeline import Timeline, timeline
 from memlab.trace.columns import Array, Phase
 from memlab.trace.spans import resolve
 from memlab.trace.trace import CPU, Device, Trace
 
+BINS = 160
+_FEWEST_BINS = 40
+_MOST_STEPS = 600  # more corners than that are noise to the eye, and 30 bytes each in the PNG that JupyterLab saves
+_VISIBLE = 1 / 200  # of the height
+_HIDDEN = 1 / 10  # of the height
+_MANY = 1 / 2  # of the stretches of time: where fewer hide a dip, the curve itself goes up and down
+_MOST_SAMPLES = 80
 _FAR_ABOVE = 3  # a sampled curve this many times higher than what PyTorch holds would only hide it
 
 
@@ -34,6 +46,8 @@ class Curve:
 class Curves:
     """Everything a picture of one device needs.
 
+    The first curve is *allocated*: every step, or the highest level in each of equal stretches of time, and then `lowest`
+    has the other end. `areas` tells it apart by category at its own times, where categories are known.
     `phases` holds the code of the phase that filled most of each of its equal stretches of time; `lost` are the stretches
     (seconds) whose events are not all there: passed unread, or let go to bound memory.
     """
@@ -44,6 +58,9 @@ class Curves:
     peak: Peak
     phases: Array
     lost: tuple[tuple[float, float], ...]
+    start_bytes: int
+    lowest: Curve | None = None
+    areas: Areas | None = None
 
     @property
     def in_scale(self) -> tuple[Curve, ...]:
@@ -57,12 +74,15 @@ class Curves:
         return max(curve.top_bytes for curve in self.in_scale)
 
 
-def curves(trace: Trace, device: Device, bins: int = 150) -> Curves:
-    """The curves of one device, with at most 4 points to each of `bins` stretches of time."""
+def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
+    """The curves of one device, with at most one point to each of `bins` stretches of time."""
     line = timeline(trace, device.index)
-    drawn = [_stair("allocated", *thinned(line, bins))]
+    time_ns, shown, held = _allocated(trace, device.index, line, bins)
+    allocated = _stair("allocated", line, time_ns, shown)
+    drawn = [allocated]
     if device.index != CPU:
-        drawn.append(_stair("reserved", *thinned(timeline(trace, device.index, "reserved"), bins // 2)))
+        reserved = timeline(trace, device.index, "reserved")
+        drawn += [_stair("reserved", reserved, *moments(reserved, bins // 2))]
         drawn += _sampled(trace, device.index, "used", "used_bytes")
     drawn += _sampled(trace, CPU, "rss", "own_bytes") if device.index == CPU else []
     lost = [b for b in trace.made_by.bounded if b.device == device.index]
@@ -73,19 +93,75 @@ def curves(trace: Trace, device: Device, bins: int = 150) -> Curves:
         peak=peak(trace, device.index, "allocated", line),
         phases=_phases(trace, line.end_ns, bins),
         lost=tuple((b.begin_ns / 1e9, b.end_ns / 1e9) for b in lost),
+        start_bytes=line.start_bytes,
+        lowest=_lowest(line, allocated),
+        areas=held,
     )
 
 
-def _stair(name: str, time_ns: Array, level: Array) -> Curve:
-    keep = np.concatenate(([True], np.diff(level[:-1]) != 0, [True])) if len(level) > 2 else np.ones(len(level), bool)
-    return Curve(name, time_ns[keep] / 1e9, level[keep], True)
+def moments(line: Timeline, bins: int) -> tuple[Array, Array]:
+    """Times to draw at, and the step of the line that each shows: all steps, or the highest of each bin, and the end.
+
+    Where there are more steps than bins the times are evenly spaced, so that nobody has to write them down: each bin begins
+    with its highest level. No peak is lost; it may stand a bin before its time.
+    """
+    last = len(line.bytes) - 1
+    if last < bins:
+        return np.append(line.time_ns, line.end_ns), np.append(np.arange(last + 1), last)
+    return np.linspace(0, line.end_ns, bins + 1), np.append(_extremes(line, bins, np.argmax), last)
+
+
+def _extremes(line: Timeline, bins: int, of: Callable[[Array], Any]) -> Array:
+    """One step for each bin: what `of` finds among the steps in it; in an empty one the step that goes on."""
+    edges = np.linspace(0, line.end_ns, bins + 1)[1:-1].astype(line.time_ns.dtype)
+    cuts = [0, *np.searchsorted(line.time_ns, edges).tolist(), len(line.bytes)]
+    return np.array([a + int(of(line.bytes[a:b])) if a < b else max(a - 1, 0) for a, b in itertools.pairwise(cuts)])
+
+
+def _lowest(line: Timeline, highest: Curve) -> Curve | None:
+    """The lowest level in each stretch of which the curve shows the highest, where that hides many dips."""
+    bins = len(highest.bytes) - 1
+    if len(line.bytes) <= bins:
+        return None
+    low = np.append(line.bytes[_extremes(line, bins, np.argmin)], line.bytes[-1])
+    high = highest.bytes
+    around = np.minimum(high[1:-1], np.minimum(high[:-2], high[2:]))  # a slope is no dip
+    is_hidden = around - low[1:-1] > _HIDDEN * highest.top_bytes
+    return Curve("lowest", highest.time_s, low, True) if is_hidden.mean() > _MANY else None
+
+
+def _allocated(trace: Trace, device: int, line: Timeline, bins: int) -> tuple[Array, Array, Areas | None]:
+    """Moments of the allocated curve and the layers at them: fewer where these move too much to be told apart."""
+    time_ns, shown = moments(line, bins)
+    if not has_categories(trace, device):
+        return time_ns, shown, None
+    held = areas(trace, device, _only(line, shown))
+    steps = _visible_steps(held)
+    if steps > _MOST_STEPS:
+        time_ns, fewer = moments(_only(line, shown), max(bins * _MOST_STEPS // steps, _FEWEST_BINS))
+        shown, held = shown[fewer], held.at(fewer)
+    return time_ns, shown, dataclasses.replace(held, time_ns=time_ns)
+
+
+def _only(line: Timeline, shown: Array) -> Timeline:
+    return Timeline(line.time_ns[shown], line.bytes[shown], line.row[shown], line.end_ns)
+
+
+def _visible_steps(held: Areas) -> int:
+    """How many times an edge moves so much that it can be seen."""
+    edges = np.array([*held.edges().values()])
+    return int((np.abs(np.diff(edges, axis=1)) > _VISIBLE * edges.max(initial=0)).sum()) if len(edges) else 0
+
+
+def _stair(name: str, line: Timeline, time_ns: Array, shown: Array) -> Curve:
+    return Curve(name, time_ns / 1e9, line.bytes[shown], True)
 
 
 def _sampled(trace: Trace, device: int, name: str, column: str) -> list[Curve]:
     mine = trace.samples.rows((trace.samples.device == device) & (getattr(trace.samples, column) >= 0))
     if not len(mine):
         return []
-    step = -(-len(mine) // 150)
+    step = -(-len(mine) // _MOST_SAMPLES)
     level = getattr(mine, column)
     highest = [start + int(level[start : start + step].argmax()) for start in range(0, len(mine), step)]
     return [Curve(name, mine.time_ns[highest] / 1e9, level[highest], False)]

@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 
 from memlab.errors import BudgetExceeded, MemlabError
 from memlab.magics.track import parse
+from memlab.session.run import Run
 from memlab.session.track import Track
 
 
@@ -49,13 +50,14 @@ class CellTracker(threading.local):
             raise UsageError(f"%memtrack: {error}") from None
         self._cells[-1].tracks.append(track)
 
-    def after_cell(self, result: Any) -> None:
-        """post_run_cell: end the runs of the cell, and those inside of it whose end was never told."""
+    def after_cell(self, result: Any) -> list[Run]:
+        """post_run_cell: end the runs of the cell, and those inside of it whose end was never told; give them back."""
         depth = self._depth_of(result)
         ended, self._cells[depth:] = self._cells[depth:], []
-        for cell in reversed(ended):
-            for track in reversed(cell.tracks):
-                self._end(track, result)
+        tracks = [track for cell in reversed(ended) for track in reversed(cell.tracks)]
+        for track in tracks:
+            self._end(track, result)
+        return [track.run for track in tracks]
 
     def _depth_of(self, result: Any) -> int:
         """Where in the stack the cell lies that gave this result.
@@ -75,7 +77,7 @@ class CellTracker(threading.local):
 
     def _end(self, track: Track, result: Any) -> None:
         """End a run; where its budget was exceeded, or what was asked of it failed, the cell fails."""
-        error = _error_of(result)
+        error = error_of(result)
         try:
             problem: BaseException | None = track.stop(error)
         except (Exception, KeyboardInterrupt) as raised:
@@ -91,7 +93,8 @@ class CellTracker(threading.local):
         self.after_cell(None)
 
 
-def _error_of(result: Any) -> BaseException | None:
+def error_of(result: Any) -> BaseException | None:
+    """The error with which a cell ended, if it did."""
     if result is None:
         return None
     return result.error_in_exec or result.error_before_exec

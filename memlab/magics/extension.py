@@ -7,15 +7,23 @@ end does not use IPython's input transformers, an ordinary cell magic of the sam
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from IPython.core.magic import Magics
+from IPython.display import display
 
 from memlab import cells
-from memlab.magics.cell import CellTracker
+from memlab.magics.cell import CellTracker, error_of
+from memlab.magics.ledger import LedgerMagics
+from memlab.magics.oom import OomMagics
 from memlab.magics.track import TrackMagics
+from memlab.magics.who import WhoMagics
+from memlab.session.ledger import the_ledger
+from memlab.session.oom import note_oom
+from memlab.session.run import Run
 
-MAGICS: tuple[type[Magics], ...] = (TrackMagics,)
+MAGICS: tuple[type[Magics], ...] = (TrackMagics, WhoMagics, LedgerMagics, OomMagics)
 """Every class of magics that the extension installs."""
 
 
@@ -37,12 +45,24 @@ class Extension:
     # first line alone.
     transform.has_side_effects = True  # type: ignore[attr-defined]
 
+    def before_cell(self, info: Any) -> None:
+        """pre_run_cell."""
+        the_ledger.before_cell(info)
+        self.tracker.before_cell(info)
+
+    def after_cell(self, result: Any) -> None:
+        """post_run_cell: end the runs, explain an out-of-memory while its frames are there, then close the books."""
+        runs = self.tracker.after_cell(result)
+        if runs or the_ledger.is_on:
+            _explain(error_of(result), runs[-1] if runs else None)  # of runs within runs the last has seen all
+        the_ledger.after_cell(result, runs)
+
     def install(self) -> None:
         """Register transformer, event and magics."""
         shell = self.shell
         shell.input_transformers_cleanup.append(self.transform)
-        shell.events.register("pre_run_cell", self.tracker.before_cell)
-        shell.events.register("post_run_cell", self.tracker.after_cell)
+        shell.events.register("pre_run_cell", self.before_cell)
+        shell.events.register("post_run_cell", self.after_cell)
         setattr(shell, cells.ARM, self.tracker.arm)
         managed = shell.magics_manager.magics
         for magics in MAGICS:
@@ -55,8 +75,8 @@ class Extension:
         self.tracker.close()
         if self.transform in shell.input_transformers_cleanup:
             shell.input_transformers_cleanup.remove(self.transform)
-        shell.events.unregister("pre_run_cell", self.tracker.before_cell)
-        shell.events.unregister("post_run_cell", self.tracker.after_cell)
+        shell.events.unregister("pre_run_cell", self.before_cell)
+        shell.events.unregister("post_run_cell", self.after_cell)
         delattr(shell, cells.ARM)
         for kind, name, magic in reversed(self._replaced):
             if magic is None:
@@ -70,6 +90,14 @@ class Extension:
 def _names(magics: type[Magics]) -> list[tuple[str, str]]:
     """(kind, name) of each magic of a class; kind is "line" or "cell"."""
     return [(kind, name) for kind, table in magics.magics.items() for name in table]
+
+
+def _explain(error: BaseException | None, run: Run | None) -> None:
+    """Show below the cell why it ran out of memory, if it did."""
+    explained = note_oom(error, run) if error is not None else None
+    if explained is not None:
+        with contextlib.suppress(Exception):  # a front end that shows nothing must not fail the cell
+            display(explained)
 
 
 _loaded: dict[int, Extension] = {}

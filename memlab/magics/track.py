@@ -22,9 +22,6 @@ from memlab.errors import MemlabError
 from memlab.session.track import Options, Track, options
 
 _NOT_YET = {
-    "--lines": "line listings",
-    "--function": "line listings",
-    "--shapes": "shapes on CUDA",
     "--predict": "prediction",
 }
 
@@ -37,7 +34,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _usage() -> str:
-    return "[--name N] [--device D] [--budget 2GiB] [--save FILE] [--rate HZ] [--ring ENTRIES] [--no-live] [--quiet]"
+    return (
+        "[--name N] [--device D] [--lines] [-f FUNCTION]... [--shapes] [--budget 2GiB] [--save FILE] [--rate HZ] "
+        "[--ring ENTRIES] [--no-live] [--quiet]"
+    )
 
 
 def _parser() -> _Parser:
@@ -78,6 +78,9 @@ def _options(asked: argparse.Namespace) -> Options:
             rate_hz=asked.rate,
             live=not asked.no_live,
             show=not asked.quiet,
+            lines=asked.lines,
+            functions=asked.function or (),
+            shapes=asked.shapes,
             **ring,
         )
     except MemlabError as error:

@@ -13,7 +13,7 @@ from memlab.seams import dispatch
 
 def living_tensors() -> Iterator[Any]:
     """Every tensor and storage that the garbage collector knows, and gradients; asks no object what it claims to be."""
-    for thing in _tensors_and_storages():
+    for thing in tensors_and_storages():
         yield thing
         if not issubclass(type(thing), torch.UntypedStorage):
             grad = grad_of(thing)
@@ -21,7 +21,7 @@ def living_tensors() -> Iterator[Any]:
                 yield grad
 
 
-def _tensors_and_storages() -> list[Any]:
+def tensors_and_storages() -> list[Any]:
     """Found as what refers to these classes: an instance refers to its class.
 
     Not by `gc.get_objects`: that also gives the tuples which other threads are just building (`tuple(generator)`), and

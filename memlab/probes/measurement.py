@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,12 @@ from memlab.probes.counters import AcceleratorCounters
 from memlab.probes.cpu import CpuProbe
 from memlab.probes.history import RING_ENTRIES
 from memlab.probes.host import HostMemory
+from memlab.probes.lines import EdgeClock, Lines
 from memlab.probes.marks import marker
 from memlab.probes.nvml import Nvml
 from memlab.probes.sampler import Reader, Reading, Sample, Sampler, slow_every
+from memlab.probes.shapes import Shapes
+from memlab.probes.tally import Tally
 from memlab.trace.columns import Blocks, Events, Samples
 from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
 
@@ -66,11 +71,21 @@ class Target:
 class Measurement:
     """Runs the engines for one track. `start` and `stop` belong to the thread that works; `tick` is the sampler's."""
 
-    def __init__(self, target: Target, rate_hz: float = 10.0, entries: int = RING_ENTRIES) -> None:
-        self.target = target
+    def __init__(
+        self,
+        target: Target,
+        rate_hz: float = 10.0,
+        entries: int = RING_ENTRIES,
+        lines: Lines | None = None,
+        shapes: bool = False,
+    ) -> None:
+        self.target, self._lines = target, lines
         self.on_tick: Callable[[Sample], None] | None = None
         self._cuda = cuda.CudaProbe(entries) if target.type in (None, "cuda") and cuda.is_possible() else None
         self._cpu = CpuProbe() if target.type in (None, "cpu") else None
+        if shapes and self._cpu is not None:
+            self._cpu.tally = Tally(shapes=True)
+        self._shapes = Shapes() if shapes and self._cuda is not None else None
         other = _other_accelerator(target) if self._cuda is None else None
         self._other = OtherProbe(other) if other else None
         self._nvml: Nvml | None = None
@@ -82,8 +97,11 @@ class Measurement:
 
     # --- from start to stop -------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the sampler first and the engines last, so that nothing of ours is measured."""
+    def start(self, frame: FrameType | None = None) -> None:
+        """Start the sampler first and the engines last, so that nothing of ours is measured.
+
+        `frame` is where the user's code stands, for the lines.
+        """
         self._nvml = Nvml.open() if self._cuda is not None else None
         accelerator = self._other.counters if self._other else None
         tally = self._cpu.tally if self._cpu is not None else None
@@ -106,7 +124,13 @@ class Measurement:
             if self._cuda is not None and self._cpu is not None:
                 self._outer_at_module, marker.at_module = marker.at_module, self._retire_tally
             self._sampler.start()
+            if self._shapes is not None:
+                self._shapes.start()
+            if self._lines is not None:
+                moment = self._cpu.tally.mark if self._cpu is not None else time.time_ns
+                self._lines.start(frame or sys._getframe(1), self._line_clock(moment), self._event_times, moment)
         except BaseException:
+            self._stop_watching()
             with contextlib.suppress(Exception):
                 self._stop_all(reversed(started))
             self._close()
@@ -114,6 +138,7 @@ class Measurement:
 
     def stop(self) -> Trace:
         """Stop everything, in the opposite order, and return the trace of the device that was used."""
+        self._stop_watching()
         for probe in self._probes():
             probe.end_ns = time.time_ns()  # what stopping takes is not part of the run
         try:
@@ -126,6 +151,13 @@ class Measurement:
             finally:
                 self._close()
         return self._complete(self._chosen(traces))
+
+    def _stop_watching(self) -> None:
+        """End what watches the user's code: lines and shapes."""
+        for one in (self._lines, self._shapes):
+            if one is not None:
+                with contextlib.suppress(Exception):
+                    one.stop()
 
     def _stop_all(self, probes: Iterable[Any]) -> list[Trace]:
         """Stop every one of them, also where one fails; the first failure goes out."""
@@ -159,6 +191,20 @@ class Measurement:
         """Called before the forward of a module: take the tally off once the cell has come to CUDA."""
         if self._cpu is not None and self._cpu.tally.saw_accelerator and self._cpu.tally.retire():
             marker.at_module = self._outer_at_module
+
+    # --- lines --------------------------------------------------------------------------------------------------------
+
+    def _line_clock(self, moment: Callable[[], int]) -> Callable[[], int]:
+        """The clock of line marks: later than all that happened before on the engines that are on."""
+        return moment if self._cuda is None else EdgeClock(moment, lambda: cuda.recorder.is_open)
+
+    def _event_times(self) -> np.ndarray:
+        """When something happened so far, by the Unix clock."""
+        times = [self._cpu.tally.columns()["time_ns"]] if self._cpu is not None else []
+        if self._cuda is not None:
+            cuda.recorder.read()
+            times += [part.events.time_ns for history in cuda.recorder.devices for part in history.parts]
+        return np.concatenate([np.empty(0, np.int64), *times])
 
     # --- while it runs ------------------------------------------------------------------------------------------------
 
@@ -225,7 +271,10 @@ class Measurement:
             trace = _only(trace, self.target.index)
         samples = samples.rows(keep)
         samples = samples.replace(time_ns=np.minimum(samples.time_ns, trace.made_by.duration_ns))
-        return dataclasses.replace(trace, samples=samples).with_gaps(*gaps)
+        trace = dataclasses.replace(trace, samples=samples).with_gaps(*gaps)
+        if self._shapes is not None and trace.made_by.engine == cuda.ENGINE:
+            trace = self._shapes.into(trace, self.start_ns)
+        return trace if self._lines is None else self._lines.into(trace, self.start_ns)
 
 
 def _has_run(trace: Trace) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlab.analysis.breakdown import Breakdown, breakdown
 from memlab.analysis.summary import DeviceSummary, Summary, summary
@@ -15,6 +15,11 @@ from memlab.trace.file import load as load_trace
 from memlab.trace.file import save as save_trace
 from memlab.trace.trace import Gap, Trace
 from memlab.units import format_bytes
+
+if TYPE_CHECKING:
+    from memlab.analysis.leak import Leak
+    from memlab.session.lines import LineReport
+    from memlab.session.modules import RunModules
 
 
 class Run:
@@ -112,11 +117,33 @@ class Run:
         return self.trace.gaps
 
     def breakdown(self, by: str = "category", of: str = "allocated", device: int | None = None) -> Breakdown:
-        """Name -> bytes at the peak of `of`, summing to it. `by`: "phase", "category", "module" or "line"."""
+        """Name -> bytes at the peak of `of`, summing to it.
+
+        `by` is "category", "module", "line", "tensor" or "phase"; `of` is "allocated", "reserved" (adds cached) or "device"
+        (adds context, other processes, unknown).
+        """
         if device is None and not self.devices:
             raise MemlabError(f"run {self.name!r} used no device of those it measured: there is nothing to break down.")
         index = self.devices[0].device.index if device is None else device
         return breakdown(self.trace, index, by, of)
+
+    def modules(self, device: int | None = None) -> RunModules:
+        """Who of the modules held the peak, what each forward left for backward, and its transient peak, as a tree."""
+        from memlab.session.modules import modules
+
+        return modules(self, device)
+
+    def lines(self, device: int | None = None) -> LineReport:
+        """What each line held, freed and needed on the way; for runs that were tracked with lines."""
+        from memlab.session.lines import lines
+
+        return lines(self, device)
+
+    def leaks(self, device: int | None = None) -> tuple[Leak, ...]:
+        """What grows from one iteration to the next and does not stop, with the line or module that allocates it."""
+        from memlab.analysis.leak import leaks
+
+        return leaks(self.trace, self.devices[0].device.index if device is None else device) if self.devices else ()
 
     def result(self, value: Any) -> Any:
         """Note a result of the run for later comparison and give it back; what is noted keeps no tensor alive.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +19,7 @@ from memlab.errors import BudgetExceeded, MemlabError
 from memlab.probes.history import RING_ENTRIES
 from memlab.probes.measurement import Measurement, Target
 from memlab.probes.sampler import Sample
+from memlab.session.lines import caller, lines_at
 from memlab.session.run import Run
 from memlab.session.runs import runs
 from memlab.session.show import Display
@@ -40,6 +43,9 @@ class Options:
     entries: int = RING_ENTRIES
     live: bool = True
     show: bool | None = None
+    lines: bool = False
+    functions: tuple[Any, ...] = ()
+    shapes: bool = False
 
 
 def options(
@@ -52,6 +58,9 @@ def options(
     entries: int = RING_ENTRIES,
     live: bool = True,
     show: bool | None = None,
+    lines: bool = False,
+    functions: Sequence[Any] = (),
+    shapes: bool = False,
 ) -> Options:
     """Check the options of a track before anything runs."""
     if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME):
@@ -62,7 +71,20 @@ def options(
         raise MemlabError(f"entries (the length of the ring of history) must be 1,000 to 10,000,000, got {entries!r}.")
     path = None if save is None else _file(save)
     limit = None if budget is None else parse_bytes(budget)
-    return Options(name or "", Target.parse(device), limit, path, float(rate_hz), entries, live, show)
+    watched = (functions,) if isinstance(functions, str) or callable(functions) else tuple(functions)
+    return Options(
+        name=name or "",
+        target=Target.parse(device),
+        budget_bytes=limit,
+        save=path,
+        rate_hz=float(rate_hz),
+        entries=entries,
+        live=live,
+        show=show,
+        lines=lines or bool(watched),
+        functions=watched,
+        shapes=shapes,
+    )
 
 
 def _file(save: str | os.PathLike[str]) -> Path:
@@ -104,7 +126,11 @@ class Track:
             raise MemlabError(f"run {self.run.name!r} was started before; call track() again for another.")
         wanted = self.options
         self._thread = threading.get_ident()
-        measurement = self._measurement = Measurement(wanted.target, wanted.rate_hz, wanted.entries)
+        frame = caller(sys._getframe(1))
+        lines = lines_at(frame, wanted.functions) if wanted.lines else None
+        measurement = self._measurement = Measurement(
+            wanted.target, wanted.rate_hz, wanted.entries, lines, wanted.shapes
+        )
         if Display.is_wanted(wanted.show, _open_tracks[self._thread]):
             self._display = Display(self.run, measurement, wanted.live)
         measurement.on_tick = self._tick
@@ -112,7 +138,7 @@ class Track:
             self._saver = Saver(wanted.save, self.run.name) if wanted.save is not None else None
             if self._display is not None:
                 self._display.open()
-            measurement.start()
+            measurement.start(frame)
         except BaseException as error:
             self._abandon(_described(error))
             raise
@@ -224,6 +250,8 @@ def track(name: str | None = None, **kwargs: Any) -> Track:
     `device` forces what is measured ("cpu", "cuda", "cuda:1"; by default what the block uses); `budget` ("2GiB") makes a
     higher peak raise BudgetExceeded; `save` names a file; `rate_hz` is that of the live view; `entries` the length of
     the ring of allocator history; `live=False` shows the report only, `show=False` nothing, `show=True` also outside of
-    notebooks and in nested blocks.
+    notebooks and in nested blocks. `lines=True` follows the lines of the block's function, of the notebook's cells or the
+    script, and of `functions` (names or functions, methods, classes), for `run.lines()`; `shapes=True` notes the shapes of
+    tensors (on CUDA at the price of slower operators).
     """
     return Track(options(name, **kwargs))

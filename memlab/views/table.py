@@ -13,6 +13,8 @@ from memlab.units import format_bytes, format_seconds
 from memlab.views import theme
 
 _SHARES_SHOWN = 5
+_ROWS_SHOWN = {"category": 7, "tensor": 5}  # what is a table of its own; the rest is a sentence each
+Rows = tuple[tuple[str, ...], ...]
 _HEAD = ("", "peak", "when", "at start", "at end", "left behind")
 
 
@@ -30,6 +32,7 @@ class Report:
         lines = [self.title]
         for device in self.devices:
             lines += ["", device.title, *_aligned(device.rows), *("  " + line for line in device.lines)]
+            lines += [line for table in device.tables for line in ("", *_aligned(table.rows))]
         if self.notes:
             lines += ["", *self.notes]
         if self.unseen:
@@ -51,11 +54,20 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """One device's part: a title, rows of cells (the first is the head), and sentences below."""
+    """One device's part: a title, rows of cells (the first is the head), sentences below, and who held the peak."""
 
     title: str
-    rows: tuple[tuple[str, ...], ...]
+    rows: Rows
     lines: tuple[str, ...]
+    tables: tuple[ShareTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareTable:
+    """Who held the peak: name, bytes and share, the head first; with a colour for each row below it ("" for none)."""
+
+    rows: Rows
+    colours: tuple[str, ...]
 
 
 _NOTHING = "No device of those that were measured was used."
@@ -80,7 +92,8 @@ def _device(one: DeviceSummary) -> DeviceReport:
     device = one.device
     capacity = f", {format_bytes(device.capacity_bytes)}" if device.capacity_bytes > 0 else ""
     rows = (_HEAD, *(_row(level) for level in one.levels))
-    return DeviceReport(f"{device.label} ({_one_line(device.name)}{capacity})", rows, tuple(_lines(one)))
+    tables = tuple(_share_table(share) for share in one.shares if share.by in _ROWS_SHOWN)
+    return DeviceReport(f"{device.label} ({_one_line(device.name)}{capacity})", rows, tuple(_lines(one)), tables)
 
 
 def _row(level: Level) -> tuple[str, ...]:
@@ -113,8 +126,10 @@ def _lines(one: DeviceSummary) -> Iterator[str]:
         module = [f"in {_one_line(one.at['module'], 80)}"] if "module" in one.at else []
         line = [f"at {_short_line(one.at['line'])}"] if "line" in one.at else []
         yield f"It was reached {', '.join(phase + module + line)}."
+    has_categories = any(share.by == "category" for share in one.shares)
     for share in one.shares:
-        yield f"At the peak, by {share.by}: {_share_text(share)}."
+        if share.by not in _ROWS_SHOWN and not (share.by == "phase" and has_categories):  # which tell as much, and more
+            yield f"At the peak, by {share.by}: {_share_text(share)}."
     if one.device.num_ooms:
         yield f"Out of memory was raised {one.device.num_ooms} time(s) by the allocator."
     if one.device.num_alloc_retries:
@@ -135,6 +150,20 @@ def _share_text(share: Breakdown) -> str:
     rest = len(share) - len(shown)
     others = share.total_bytes - sum(count for _, count in shown)
     return text + (f", {rest} more {format_bytes(others)}" if rest else "")
+
+
+def _share_table(share: Breakdown) -> ShareTable:
+    """The largest shares as rows, and what is left in one more."""
+    limit = _ROWS_SHOWN[share.by]
+    large = [name for name in share if share[name] * 200 >= share.total_bytes]  # "0 %" is not worth a row
+    shown = (large or list(share))[:limit]
+    rows = [(_one_line(name, 48), format_bytes(share[name]), share.percent(name)) for name in shown]
+    others, rest = len(share) - len(shown), share.total_bytes - sum(share[name] for name in shown)
+    if others:
+        rows.append((f"{others} more", format_bytes(rest), f"{100 * rest / max(share.total_bytes, 1):.0f} %"))
+    title = "at the peak" if share.by == "category" else f"largest {share.by}s"
+    colours = [theme.CATEGORIES.get(name, "") if share.by == "category" else "" for name in shown]
+    return ShareTable(((title, "allocated", "share"), *rows), (*colours, *[""] * bool(others)))
 
 
 def _short_line(line: str) -> str:
@@ -161,18 +190,31 @@ def _aligned(rows: tuple[tuple[str, ...], ...]) -> Iterator[str]:
 
 
 def _html_device(device: DeviceReport) -> str:
-    head, *rows = device.rows
-    cells = "".join(f"<th style='{_CELL}'>{escape(cell)}</th>" for cell in head)
-    body = "".join(_html_row(row) for row in rows)
-    lines = "".join(f"<div>{escape(line)}</div>" for line in device.lines)
     caption = f"<caption style='text-align:left;padding:0'>{escape(device.title)}</caption>"
-    table = f"<table style='margin:2px 0;border-collapse:collapse'>{caption}<thead><tr>{cells}</tr></thead>"
-    return f"{table}<tbody>{body}</tbody></table>{lines}"
+    lines = "".join(f"<div>{escape(line)}</div>" for line in device.lines)
+    beside = "".join(_html_table(table.rows, colours=table.colours) for table in device.tables)
+    shares = f"<div style='display:flex;flex-wrap:wrap;gap:0 32px'>{beside}</div>" if beside else ""
+    return _html_table(device.rows, caption) + lines + shares
 
 
-_CELL = "text-align:right;padding:1px 10px 1px 0;white-space:nowrap"
+def _html_table(rows: Rows, caption: str = "", colours: tuple[str, ...] = ()) -> str:
+    head, *body = rows
+    cells = _html_head(head[0], "col") + "".join(f"<th style='{_CELL}'>{escape(cell)}</th>" for cell in head[1:])
+    inner = "".join(_html_row(row, colour) for row, colour in zip(body, colours or [""] * len(body), strict=True))
+    table = f"<table style='{_TABLE}'>{caption}<thead><tr>{cells}</tr></thead>"
+    return f"{table}<tbody>{inner}</tbody></table>"
 
 
-def _html_row(row: tuple[str, ...]) -> str:
-    head = f"<th scope='row' style='{_CELL};text-align:left'>{escape(row[0])}</th>"
-    return f"<tr>{head}" + "".join(f"<td style='{_CELL}'>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+_CELL = "padding:1px 10px 1px 0"
+_TABLE = "margin:2px 0;border-collapse:collapse;text-align:right"
+
+
+def _html_row(row: tuple[str, ...], colour: str) -> str:
+    cells = "".join(f"<td style='{_CELL}'>{escape(cell)}</td>" for cell in row[1:])
+    return f"<tr>{_html_head(row[0], 'row', colour)}{cells}</tr>"
+
+
+def _html_head(text: str, scope: str, colour: str = "") -> str:
+    """The first cell of a row, with the colour that its area has in the figure."""
+    mark = f"<span style='color:{colour}'>■</span> " if colour else ""
+    return f"<th scope='{scope}' style='{_CELL};text-align:left;white-space:nowrap'>{mark}{escape(text)}</th>"

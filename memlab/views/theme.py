@@ -16,16 +16,19 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 SERIES = {"allocated": "#2e75e8", "reserved": "#bd600f", "used": "#148971", "rss": "#a35dba"}
 
+# In the order in which they are stacked. They differ in lightness too, so that neighbours stay apart for colour-blind eyes.
 CATEGORIES = {
-    "parameter": "#3265db",
-    "buffer": "#3596b6",
-    "gradient": "#da5918",
-    "activation": "#269872",
-    "optimizer": "#9052c5",
-    "input": "#b48e1a",
-    "temporary": "#d24b78",
-    "other": "#7c818b",
+    "parameter": "#586fdf",
+    "buffer": "#13a0c8",
+    "optimizer": "#97459d",
+    "gradient": "#cd7e68",
+    "activation": "#17722a",
+    "input": "#9d7e00",
+    "temporary": "#c03c4c",
+    "other": "#939393",
+    "rounding": "#6f6f6f",
 }
+LOWEST = "#ffffff"  # a line across the areas, which are of middle lightness
 
 # The position in this tuple is the phase's code.
 PHASES = ("forward", "backward", "optimizer", "other")
@@ -33,7 +36,7 @@ PHASE_COLOURS = {"forward": "#269872", "backward": "#da5918", "optimizer": "#905
 PHASE_ALPHA = {"forward": 0.12, "backward": 0.11, "optimizer": 0.16, "other": 0.0}
 
 # For what has no colour of its own (modules, lines, tensors); neighbours differ.
-PALETTE = tuple(CATEGORIES[name] for name in CATEGORIES if name != "other")
+PALETTE = tuple(CATEGORIES[name] for name in CATEGORIES if name not in ("other", "rounding"))
 
 
 def colour_of(name: str, index: int = 0) -> str:

@@ -42,12 +42,86 @@ def test_an_empty_run_still_draws():
 
 def test_many_events_become_few_points_with_the_peak_among_them():
     trace = busy(20_000)
-    found = curves(trace, trace.made_by.devices[0])
+    found = curves(trace, trace.made_by.devices[0], bins=160)
     points = {curve.name: curve for curve in found.curves}
-    assert len(points["allocated"].time_s) <= 1001
-    assert len(points["used"].time_s) <= 150
-    at = points["allocated"].time_s.tolist().index(found.peak.time_ns / 1e9)
-    assert points["allocated"].bytes[at] == found.peak.low_bytes == found.top_bytes or found.top_bytes > 0
+    assert len(points["allocated"].time_s) == 161
+    assert len(points["used"].time_s) <= 80
+    assert points["allocated"].top_bytes == found.peak.low_bytes
+    gaps = np.diff(points["allocated"].time_s)
+    assert np.allclose(gaps, gaps[0])
+    at = int(points["allocated"].bytes.argmax())
+    assert 0 <= found.peak.time_ns / 1e9 - points["allocated"].time_s[at] < gaps[0]
+
+
+def sizes_in_turn(*sizes: int) -> Script:
+    """Blocks of these sizes, one after the other, a second for each; the level is zero in between."""
+    script = Script(HOST)
+    for second, size in enumerate(sizes):
+        script.free(script.alloc(size, at=second * 1_000_000_000), at=second * 1_000_000_000 + 500_000_000)
+    return script
+
+
+def test_few_steps_are_all_there_at_their_own_times():
+    found = curves(sizes_in_turn(5, 7).trace(duration=2_000_000_000), HOST, bins=5)
+    assert found.curves[0].time_s.tolist() == [0, 0, 0.5, 1, 1.5, 2]
+    assert found.curves[0].bytes.tolist() == [0, 5, 0, 7, 0, 0]
+    assert found.lowest is None
+
+
+def test_of_too_many_steps_each_stretch_shows_the_highest_and_the_lowest():
+    script = sizes_in_turn(5, 7, 6, 3)
+    script.rows.insert(0, (0, 0, len(script.blocks), 1, 1, -1, 0, 0))
+    script.blocks.append({"sizes": (1, 1), "device": None})
+    script.first_row = 1
+    found = curves(script.trace(duration=4_000_000_000), HOST, bins=4)
+    assert found.start_bytes == 1
+    assert found.curves[0].bytes.tolist() == [6, 8, 7, 4, 1]
+    assert found.lowest is not None
+    assert found.lowest.bytes.tolist() == [1, 1, 1, 1, 1]
+    assert found.lowest.time_s.tolist() == found.curves[0].time_s.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_where_nothing_dips_the_lowest_is_not_shown():
+    script = Script(HOST)
+    for second in range(300):
+        script.alloc(5, at=second)
+    assert curves(script.trace(), HOST).lowest is None
+
+
+def test_a_stretch_without_events_goes_on_as_the_one_before():
+    script = Script(HOST)
+    script.free(script.alloc(9, at=0), at=1)
+    script.alloc(4, at=2)
+    script.alloc(1, at=99)
+    assert curves(script.trace(duration=100), HOST, bins=4).curves[0].bytes.tolist() == [9, 4, 4, 5, 5]
+
+
+def test_the_layers_are_those_of_the_moments_that_are_shown():
+    script = sizes_in_turn(*range(1, 500))
+    for block in script.blocks:
+        block["category"] = block["sizes"][0] % 2 + 1
+    found = curves(script.trace(), HOST)
+    assert found.areas is not None
+    assert set(found.areas.layers) == {"parameter", "buffer"}
+    assert found.areas.total_bytes.tolist() == found.curves[0].bytes.tolist()
+    assert (found.areas.time_ns / 1e9).tolist() == found.curves[0].time_s.tolist()
+    assert found.top_bytes == found.peak.low_bytes == 499
+    assert curves(sizes_in_turn(1, 2).trace(), HOST).areas is None
+
+
+def test_layers_that_move_too_much_to_be_seen_get_fewer_and_wider_steps():
+    script, random = Script(HOST), np.random.default_rng(0)
+    alive: list[int] = []
+    for _ in range(4000):
+        if len(alive) > 20:
+            script.free(alive.pop(int(random.integers(len(alive)))))
+        alive.append(script.alloc(int(random.integers(1, 9000)), category=int(random.integers(8))))
+    trace = script.trace()
+    found = curves(trace, HOST)
+    assert found.areas is not None
+    assert 40 <= len(found.areas.time_ns) - 1 < 100
+    assert found.areas.total_bytes.tolist() == found.curves[0].bytes.tolist()
+    assert found.top_bytes == found.peak.low_bytes
 
 
 def test_thinned_samples_are_real_ones_and_keep_the_highest():

@@ -27,12 +27,29 @@ while time.monotonic() - begin < 6:
     step()
 print("done")"""
 FAIL = '%%memtrack --name failing\nkept = torch.zeros(5_000_000)\nraise RuntimeError("on purpose")'
+# Hundreds of steps, each of another size, and tensors that come and go: the picture of it is as heavy as one gets.
+NOISY = """%%memtrack --name noisy
+import random
+draw = random.Random(0)
+net = torch.nn.Sequential(torch.nn.Linear(50, 200), torch.nn.GELU(), torch.nn.BatchNorm1d(200), torch.nn.Linear(200, 9))
+optimizer = torch.optim.Adam(net.parameters())
+held = []
+for _ in range(400):
+    held.append(torch.empty(draw.randrange(3_000_000)))
+    del held[draw.randrange(len(held)) :]
+    optimizer.zero_grad()
+    net(torch.ones(draw.randrange(2, 5000), 50)).square().mean().backward()
+    optimizer.step()"""
+MODULES = "from memlab.session.modules import modules\nmodules(memlab.runs['training'])"
+ICICLE = "modules(memlab.runs['training']).figure"
 EXPLORE = "import memlab\nexplorer = memlab.runs['training'].explore();"
 CLOSE = "explorer.close()"
 
 PLOTLY, SVG, PNG = "application/vnd.plotly.v1+json", "image/svg+xml", "image/png"
 OURS = (PLOTLY, SVG, "text/plain", "text/html")
 LIMIT_OURS, LIMIT_CELL = 35_000, 120_000
+LIMIT_NOISY = 100_000  # far enough below, for windows wider than this one and fonts that weigh more
+CATEGORIES = {"parameter", "gradient", "optimizer", "activation"}
 CURVE_IS_DRAWN = "() => window.__memlab_live && window.__memlab_live.drawn > 5"
 FIGURE = ".jp-OutputArea-output .main-svg"
 
@@ -40,8 +57,10 @@ FIGURE = ".jp-OutputArea-output .main-svg"
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
     ARTIFACTS.mkdir(exist_ok=True)
-    lab = harness.Lab(tmp_path_factory.mktemp("lab"), {"PYTHONPATH": str(REPOSITORY)})
-    lab.write("cell.ipynb", [SETUP, TRAIN, FAIL, EXPLORE, CLOSE])
+    # One thread: several would wait for each other for milliseconds where others use the cores too.
+    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    lab = harness.Lab(tmp_path_factory.mktemp("lab"), environment)
+    lab.write("cell.ipynb", [SETUP, TRAIN, FAIL, EXPLORE, CLOSE, NOISY, MODULES, ICICLE])
     lab.open("cell.ipynb")
     yield lab
     lab.close()
@@ -51,6 +70,29 @@ def saved_outputs(lab: harness.Lab, cell: int) -> list[dict[str, Any]]:
     """The outputs of a cell as they are on disk."""
     lab.save()
     return json.loads((lab.root / "cell.ipynb").read_text())["cells"][cell]["outputs"]
+
+
+def weights(lab: harness.Lab, cell: int) -> tuple[int, int]:
+    """The bytes of a cell's outputs on disk: those that are ours, and all."""
+    outputs = saved_outputs(lab, cell)
+    ours = sum(len(json.dumps(out["data"][mime])) for out in outputs for mime in OURS if mime in out.get("data", {}))
+    whole = len(json.dumps(outputs))
+    print(f"cell {cell} in a saved notebook: {ours} bytes of ours, {whole} with what JupyterLab added")
+    return ours, whole
+
+
+def legend(lab: harness.Lab, cell: int) -> set[str]:
+    """The words in the legends of a cell's figure."""
+    return set(lab.cell(cell).locator(".legendtext, .legend2text").all_text_contents())
+
+
+def picture(lab: harness.Lab, cell: int, name: str) -> None:
+    """A screenshot of a cell in both themes."""
+    for theme in ("dark", "light"):
+        lab.theme(theme)
+        lab.page.wait_for_timeout(1500)
+        lab.cell(cell).scroll_into_view_if_needed()
+        lab.cell(cell).screenshot(path=ARTIFACTS / f"{name}-{theme}.png")
 
 
 def mime_types(outputs: list[dict[str, Any]]) -> set[str]:
@@ -106,11 +148,47 @@ def test_a_saved_notebook_is_light_and_holds_no_widget(lab):
     outputs = saved_outputs(lab, 1)
     assert {PLOTLY, SVG, "text/plain", "text/html"} <= mime_types(outputs)
     assert "application/vnd.jupyter.widget-view+json" not in mime_types(outputs)
-    ours = sum(len(json.dumps(out["data"][mime])) for out in outputs for mime in OURS if mime in out.get("data", {}))
-    whole = len(json.dumps(outputs))
-    print(f"a tracked cell in a saved notebook: {ours} bytes of ours, {whole} with what JupyterLab added")
+    ours, whole = weights(lab, 1)
     assert ours <= LIMIT_OURS
     assert whole <= LIMIT_CELL
+
+
+def test_the_allocated_curve_stands_on_the_categories_that_held_it(lab):
+    assert legend(lab, 1) >= CATEGORIES | {"allocated"}
+    assert "at the peak" in lab.text(1)
+    picture(lab, 1, "areas")
+    assert lab.cell(1).locator(FIGURE).first.bounding_box()["height"] > 150
+
+
+def test_a_long_and_noisy_cell_is_light_too(lab):
+    lab.run_cell(5)
+    lab.cell(5).locator(FIGURE).first.wait_for(timeout=20_000)
+    lab.page.wait_for_timeout(2000)
+    assert legend(lab, 5) >= CATEGORIES
+    ours, whole = weights(lab, 5)
+    picture(lab, 5, "noisy")
+    assert ours <= LIMIT_OURS
+    assert whole <= LIMIT_NOISY
+
+
+def test_the_modules_are_a_tree_to_unfold(lab):
+    lab.run_cell(6)
+    tree = lab.cell(6).locator("details").first
+    tree.wait_for(timeout=20_000)
+    inner = lab.cell(6).get_by_text("attention").first
+    assert not inner.is_visible()
+    lab.cell(6).locator("details details details summary").first.click()
+    assert inner.is_visible()
+    picture(lab, 6, "modules")
+    assert weights(lab, 6)[1] <= LIMIT_OURS
+
+
+def test_the_icicle_of_the_modules_draws(lab):
+    lab.run_cell(7)
+    lab.cell(7).locator(FIGURE).first.wait_for(timeout=20_000)
+    lab.page.wait_for_timeout(1500)
+    picture(lab, 7, "icicle")
+    assert weights(lab, 7)[1] <= LIMIT_CELL
 
 
 def test_a_notebook_opened_without_its_kernel_shows_the_figure(lab):

@@ -8,8 +8,9 @@ import pytest
 from handmade import GPU, HOST, Script, busy
 
 from memlab.analysis.curves import Curves, curves
-from memlab.trace import Bounded, Device
-from memlab.views.figure import timeline_figure
+from memlab.trace import Bounded, Category, Device
+from memlab.views import theme
+from memlab.views.figure import Unit, timeline_figure
 
 
 def drawn(script: Script, **made_by: object) -> Curves:
@@ -37,9 +38,9 @@ def test_the_curves_are_stairs_with_the_peak_at_its_place():
     assert (allocated["name"], reserved["name"]) == ("allocated", "reserved")
     assert allocated["line"]["shape"] == "hv"
     x, y = numbers(allocated["x"]), numbers(allocated["y"])
-    assert (x[y.argmax()], y.max()) == (0.5, 3 << 20)
+    assert (x[y.argmax()], y.max()) == (0.5, 3)
     (note,) = figure["layout"]["annotations"]
-    assert (note["x"], note["y"], note["text"]) == (0.5, 3 << 20, "peak 3.00 MiB")
+    assert (note["x"], note["y"], note["text"]) == (0.5, 3, "peak 3.00 MiB")
 
 
 def test_a_bounded_peak_has_no_place_and_the_stretch_a_shade():
@@ -75,7 +76,7 @@ def test_the_capacity_is_a_line_where_the_curves_come_near_it():
     near = Script(Device(0, "small", capacity_bytes=4 << 20))
     near.alloc(3 << 20, at=1)
     (line,) = sent(timeline_figure(drawn(near)))["layout"]["shapes"]
-    assert line["y0"] == line["y1"] == 4 << 20
+    assert line["y0"] == line["y1"] == 4
     far = Script(GPU)
     far.alloc(3 << 20, at=1)
     assert "shapes" not in sent(timeline_figure(drawn(far)))["layout"]
@@ -90,3 +91,47 @@ def test_nothing_is_fetched():
     trace = busy(2000)
     text = timeline_figure(curves(trace, trace.made_by.devices[0]), "x").to_json()
     assert "http" not in text
+
+
+def trained() -> Script:
+    script = Script()
+    script.alloc(2 << 20, at=0, requested=(2 << 20) - 300, category=Category.PARAMETER)
+    script.free(script.alloc(5 << 20, at=400_000_000, category=Category.ACTIVATION), at=900_000_000)
+    script.alloc(1 << 20, at=1_000_000_000, category=Category.GRADIENT)
+    return script
+
+
+def test_under_the_allocated_line_lie_the_categories_in_one_order_each_in_its_colour():
+    layers = [one for one in sent(timeline_figure(drawn(trained())))["data"] if "stackgroup" in one]
+    assert [one["name"] for one in layers] == ["parameter", "gradient", "activation", "rounding"]
+    assert [one["fillcolor"] for one in layers] == [theme.CATEGORIES[one["name"]] for one in layers]
+    assert len({one["stackgroup"] for one in layers}) == 1
+
+
+def test_the_layers_sum_to_the_line_at_its_own_times():
+    figure = sent(timeline_figure(drawn(trained())))["data"]
+    (line,) = (one for one in figure if one["name"] == "allocated")
+    layers = [one for one in figure if "stackgroup" in one]
+    assert all(one["x"] == line["x"] for one in layers)
+    assert np.allclose(sum(numbers(one["y"]).astype("f8") for one in layers), numbers(line["y"]), rtol=1e-6)
+    assert "fill" not in line
+
+
+def test_without_categories_there_are_no_layers():
+    figure = sent(timeline_figure(drawn(step())))
+    assert not any("stackgroup" in one for one in figure["data"])
+    assert "legend2" not in figure["layout"]
+
+
+def test_evenly_spaced_times_are_not_written_down():
+    trace = busy(2000)
+    first = sent(timeline_figure(curves(trace, trace.made_by.devices[0])))["data"][0]
+    assert "x" not in first
+    assert first["dx"] * (len(numbers(first["y"])) - 1) == pytest.approx(trace.made_by.duration_ns / 1e9)
+
+
+@pytest.mark.parametrize(("top", "unit"), [(5 << 30, "MiB"), (1 << 20, "MiB"), (5000, "KiB"), (17, "B")])
+def test_the_axis_counts_in_a_unit_that_suits(top, unit):
+    assert Unit(top).name == unit
+    assert Unit(top).of(top) * Unit(top).bytes == top
+    assert Unit(top).hover.endswith(unit)

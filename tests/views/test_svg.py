@@ -8,7 +8,8 @@ import pytest
 from handmade import GPU, HOST, Script, busy
 
 from memlab.analysis.curves import Curve, Curves, curves
-from memlab.trace import Bounded, Device, MarkKind
+from memlab.trace import Bounded, Category, Device, MarkKind
+from memlab.views import theme
 from memlab.views.svg import HEIGHT, WIDTH, Frame, byte_ticks, described, short_bytes, sparkline, timeline_svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -139,3 +140,38 @@ def test_ticks_are_few_round_and_within(top):
     assert ticks[-1] <= top
     assert 2 <= len(ticks) <= 7
     assert len({short_bytes(tick) for tick in ticks}) == len(ticks)
+
+
+def trained() -> Script:
+    script = Script()
+    script.alloc(2 << 20, at=0, requested=(2 << 20) - 300, category=Category.PARAMETER)
+    script.free(script.alloc(5 << 20, at=400_000_000, category=Category.ACTIVATION), at=900_000_000)
+    script.alloc(1 << 20, at=1_000_000_000, category=Category.GRADIENT)
+    return script
+
+
+def test_the_areas_are_drawn_from_the_highest_down_to_the_floor():
+    svg = timeline_svg(drawn(trained()), "")
+    fills = [path.get("fill", "") for path in parsed(svg).iter(f"{NAMESPACE}path") if path.get("d", "").endswith("Z")]
+    names = {colour: name for name, colour in theme.CATEGORIES.items()}
+    assert [names[fill] for fill in fills] == ["activation", "gradient", "parameter"]  # rounding is less than a pixel
+    assert [word for word in texts(svg) if word in theme.CATEGORIES] == [
+        "rounding", "activation", "gradient", "parameter"
+    ]  # fmt: skip
+
+
+def test_the_twin_in_words_names_the_categories_at_the_peak():
+    assert "Held at the peak: activation 5.00 MiB, parameter 2.00 MiB, rounding 300 B. " in described(drawn(trained()))
+    assert "Held" not in described(drawn(step()))
+    assert "Held" not in described(drawn(trained(), bounded=(Bounded(0, 1, 2, 3),)))
+
+
+def test_a_curve_of_highest_levels_has_its_other_end():
+    script = Script(HOST)
+    for i in range(2000):
+        script.free(script.alloc(1 << 20, at=20 * i), at=20 * i + 10)
+    found = drawn(script)
+    assert found.lowest is not None
+    svg = timeline_svg(found, "")
+    assert f"V{HEIGHT - 30}H" in svg
+    assert max(places(path.get("d", ""))[1][0] for path in parsed(svg).iter(f"{NAMESPACE}path")) == HEIGHT - 30

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
 from html.parser import HTMLParser
 
 import pytest
 from handmade import GPU, HOST, Script, busy
 
+from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.peak import UNKNOWN_BYTES, Peak
 from memlab.analysis.summary import summary
-from memlab.trace import Bounded, Device, Gap, Phase
+from memlab.trace import Bounded, Category, Device, Gap, Phase
+from memlab.views import theme
 from memlab.views.table import peak_text, report
 
 EVIL = "<script>alert(1)</script>\x1b[31m\nnext&\"'"
@@ -78,8 +81,6 @@ def test_whatever_comes_from_outside_is_escaped(where):
     notes = {"notes": [EVIL]} if where == "note" else {}
     trace = script.trace(gaps=gaps, notes=notes)
     if where == "engine":
-        import dataclasses
-
         trace = dataclasses.replace(trace, made_by=dataclasses.replace(trace.made_by, engine=EVIL))
     found = report(summary(trace, EVIL if where == "name" else "x"))
     text, html = found.text(), found.html()
@@ -112,6 +113,44 @@ def test_a_bounded_peak_is_never_called_exact():
     text, _ = shown(step(), bounded=(Bounded(0, 1, 4, 5),))
     assert "exact" not in text
     assert "between 4,194,304 and 8,589,934,592 bytes" in text
+
+
+def trained() -> Script:
+    script = Script()
+    script.alloc(5 << 20, at=1, category=Category.ACTIVATION, phase=Phase.FORWARD)
+    script.alloc(3 << 20, at=2, requested=(3 << 20) - 100, category=Category.PARAMETER)
+    for size in (1, 2, 3):
+        script.alloc(size, at=3, category=(Category.INPUT, Category.TEMPORARY, Category.GRADIENT)[size - 1])
+    return script
+
+
+def test_the_categories_at_the_peak_are_a_table_of_those_that_matter():
+    text, _ = shown(trained())
+    assert (
+        """
+  at the peak  allocated  share
+  activation    5.00 MiB   62 %
+  parameter     3.00 MiB   37 %
+  4 more           106 B    0 %"""
+        in text
+    )
+    assert "by phase" not in text  # categories tell more
+
+
+def test_each_category_has_the_colour_of_its_area():
+    _, html = shown(trained())
+    assert f"<span style='color:{theme.CATEGORIES['activation']}'>■</span> activation" in html
+    assert html.count("■") == 2
+
+
+def test_shares_that_are_all_tiny_are_shown_all_the_same():
+    share = Breakdown("tensor", "allocated", {f"t[{i}]": 10 for i in range(1000)})
+    found = summary(trained().trace(), "x")
+    one = dataclasses.replace(found.devices[0], shares=(share,))
+    (table,) = report(dataclasses.replace(found, devices=(one,))).devices[0].tables
+    assert table.rows[0] == ("largest tensors", "allocated", "share")
+    assert [row[0] for row in table.rows[1:]] == ["t[0]", "t[1]", "t[2]", "t[3]", "t[4]", "995 more"]
+    assert table.rows[-1][1:] == ("9.72 KiB", "100 %")
 
 
 def test_out_of_memory_and_retries_are_told():

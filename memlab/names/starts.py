@@ -1,0 +1,103 @@
+"""Where names begin: the notebook's variables, its outputs, the last error, running functions, modules.
+
+Nothing is imported for it, and nothing of the user's is run; frames are given away and not kept. memlab's own modules and
+functions are no beginnings.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import re
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memlab.names import kinds
+from memlab.names.walk import Root
+
+VARIABLES, OUTPUTS, ERRORS, FRAMES, SHELL, THREADS, MODULES = range(7)
+"""The tiers of roots: the first that leads to a tensor names it."""
+
+_OUTPUT = re.compile(r"Out|_{1,3}|_\d+|_oh")
+_HIDDEN = re.compile(r"In|_dh|_ih|_i{1,3}|_i\d+|__\w+__|get_ipython|exit|quit")
+_dict_of_module: Any = kinds.attributes_of_class(types.ModuleType)["__dict__"].__get__
+_OWN_FILES = str(Path(__file__).resolve().parent.parent) + "/"
+
+
+def namespaces() -> Iterator[Any]:
+    """The dicts of all loaded modules, and the modules of memlab: no way leads through them."""
+    for name, module in sys.modules.copy().items():
+        own = _namespace(module)
+        if own is not None:
+            yield own
+        if _is_ours(name):
+            yield module
+
+
+def notebook() -> Iterator[Root]:
+    """The user's variables, then outputs, the last error, running functions of this thread, the shell and other threads."""
+    names = _notebook_names()
+    for name, thing in names.items():
+        if type(name) is str and not _HIDDEN.fullmatch(name):
+            yield Root(OUTPUTS if _OUTPUT.fullmatch(name) else VARIABLES, name, thing)
+    for name in ("last_traceback", "last_exc", "last_value"):
+        if (error := vars(sys).get(name)) is not None:
+            yield Root(ERRORS, f"sys.{name}", error)
+    yield from _running()
+    shell = names.get("get_ipython")
+    if type(shell) is types.MethodType:
+        yield Root(SHELL, "get_ipython()", shell.__self__)
+
+
+def modules() -> Iterator[Root]:
+    """The namespaces of all modules but the notebook's, each value a root of its own."""
+    done = {id(_namespace(sys.modules.get("__main__")))}
+    for module_name, module in sys.modules.copy().items():
+        own = _namespace(module)
+        if own is None or id(own) in done or _is_ours(module_name) or type(module_name) is not str:
+            continue
+        done.add(id(own))
+        for name, thing in kinds.items_of(own):
+            if type(name) is str:
+                yield Root(MODULES, f"{module_name}.{name}", thing)
+
+
+def _notebook_names() -> dict[str, Any]:
+    own = _namespace(sys.modules.get("__main__"))
+    return {} if own is None else own.copy()
+
+
+def _namespace(module: Any) -> dict[str, Any] | None:
+    """The dict of a module; of whatever else lies in `sys.modules`, nothing is asked."""
+    is_module = any(base is types.ModuleType for base in kinds.mro_of(type(module)))
+    return _dict_of_module(module) if is_module else None
+
+
+def _is_ours(module_name: Any) -> bool:
+    return type(module_name) is str and (module_name == "memlab" or module_name.startswith("memlab."))
+
+
+def _running() -> Iterator[Root]:
+    """The functions that run now, in this thread and in others, and the values of this thread's context."""
+    here = threading.get_ident()
+    for thread, frame in sys._current_frames().items():
+        place = "" if thread == here else f"thread {_name_of_thread(thread)}: "
+        tier = FRAMES if thread == here else THREADS
+        above: types.FrameType | None = frame
+        while above is not None:
+            if not above.f_code.co_filename.startswith(_OWN_FILES):
+                yield Root(tier, f"{place}{above.f_code.co_name}()", above)
+            above = above.f_back
+    for variable, value in contextvars.copy_context().items():
+        yield Root(FRAMES, f"context variable {variable.name!r}", value)
+
+
+def _name_of_thread(number: int) -> str:
+    """A thread's name; from its attribute, as a class of the user's may compute another."""
+    thread = threading._active.copy().get(number)  # type: ignore[attr-defined]
+    own = (kinds.instance_dict(thread) if thread is not None else None) or {}
+    name = own.get("_name")
+    return repr(name) if type(name) is str else str(number)
