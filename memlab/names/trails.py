@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from memlab.names import labels
-from memlab.names.walk import NOT_FOLLOWED, Walk
+from memlab.names.walk import Walk
 
 MAX_PATHS = 100
 MAX_STEPS = 2_000_000

@@ -135,4 +135,8 @@ def storage_key(tensor: Any) -> int:
 
 
 def _described(tensor: Any) -> tuple[str, str]:
-    return str(tensor.dtype).removeprefix("torch."), str(tuple(tensor.shape))
+    try:
+        shape = str(tuple(tensor.shape))
+    except RuntimeError:  # a lazy parameter has none yet
+        shape = ""
+    return str(tensor.dtype).removeprefix("torch."), shape

@@ -96,9 +96,13 @@ class SettraceTracer:
     def start(self, frame: FrameType) -> None:
         """Watch from here on, the frames of watched code that are running already as well."""
         self._previous = sys.gettrace()
-        for one, number in watched_frames(frame, self._watched.number_of):
-            self._told(position_of(number, one.f_lineno) << 2 | ENTER)
-            one.f_trace = self._local_of(number, one.f_trace if self._previous is not None else None)
+        numbers = dict(watched_frames(frame, self._watched.number_of))
+        for here, number in numbers.items():
+            self._told(position_of(number, here.f_lineno) << 2 | ENTER)
+        for here in _outwards(sys._getframe()):
+            theirs = here.f_trace if self._previous is not None else None
+            if here in numbers or theirs is not None:
+                here.f_trace = self._local_of(numbers.get(here, -1), theirs)
         sys.settrace(self._global)
 
     def stop(self) -> str:
@@ -244,7 +248,7 @@ def is_closed(code: CodeType) -> bool:
 
 
 _OURS = tuple(str(Path(__file__).parent.parent / room) + os.sep for room in ("probes", "names", "seams"))
-_CALL_ON = frozenset(("engine", "__torch_dispatch__", "_higher_order"))
+_CALL_ON = frozenset(("engine", "__torch_dispatch__", "_higher_order", "start", "stop", "_stop_watching"))
 _ALGORITHM = re.compile(
     r"[\\/]torch[\\/]optim[\\/](?:adadelta|_adafactor|adagrad|adam|adamax|adamw|asgd|nadam|radam|rmsprop|rprop|sgd)\.py$"
 )

@@ -10,7 +10,7 @@ from collections import OrderedDict, defaultdict, deque
 from types import FrameType
 from typing import Any
 
-from memlab.sizes.fake import FakeTensor, FakeTensorMode
+from memlab.seams.fakes import FakeTensor, FakeTensorMode
 from memlab.sizes.watch import Packed
 
 _ROUNDS = 3

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from memlab.errors import MemlabError
+from memlab.seams.fakes import fake_mode_is_on
 from memlab.sizes.belongings import PARAMETER, Belonging, belongings, devices
 from memlab.sizes.classic import classic
 from memlab.sizes.eviction import evict
-from memlab.sizes.fake import fake_mode_is_on
 from memlab.sizes.found import Found
 from memlab.sizes.gradients import Gradient, gradient
 from memlab.sizes.layers import Layers

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from memlab.errors import MemlabError
+from memlab.seams.fakes import LOGGER
 from memlab.sizes.classic import ClassicCount, Counted
-from memlab.sizes.fake import LOGGER
 from memlab.sizes.gradients import Reached, reached
 from memlab.sizes.layers import Layers
 from memlab.sizes.refusal import Refusal, refusal

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from memlab.errors import MemlabError
 from memlab.seams import dispatch
-from memlab.sizes.fake import FakeTensor, FakeTensorMode, known_number, no_dispatch
+from memlab.seams.fakes import FakeTensor, FakeTensorMode, known_number, no_dispatch
 from memlab.sizes.storages import is_tensor
 
 _META = torch.device("meta")

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import MemlabError
-from memlab.sizes.fake import DataDependentOutputException
+from memlab.seams.fakes import DataDependentOutputException
 from memlab.sizes.standins import Copies, StandIns
 from memlab.sizes.storages import storages, tensors_in
 

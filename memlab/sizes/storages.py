@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlab.sizes.fake import unwrapped, wraps_others
+from memlab.seams.fakes import unwrapped, wraps_others
 
 
 def is_tensor(thing: Any) -> bool:

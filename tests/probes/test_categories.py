@@ -211,3 +211,9 @@ def test_the_workspaces_of_cublas_have_their_name_and_no_category():
     assert found > 0
     assert found % (8 * 1024 * 1024 + 128 * 1024) == 0
     assert free <= before
+
+
+def test_a_lazy_parameter_has_no_shape_yet_and_does_no_harm():
+    lazy = nn.LazyLinear(5)
+    trace, _ = probed(lambda: lazy(torch.ones(3, 7)), "cpu")
+    assert breakdown(trace, -1)["parameter"] == (5 * 7 + 5) * 4

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import memlab
 from memlab.errors import MemlabError
 from memlab.session.size import size
-from memlab.sizes.fake import FakeTensor
+from memlab.seams.fakes import FakeTensor
 
 
 def rows() -> Tensor:

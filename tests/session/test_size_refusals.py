@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from memlab.errors import MemlabError
 from memlab.session.size import size
-from memlab.sizes.fake import FakeTensorMode
+from memlab.seams.fakes import FakeTensorMode
 
 
 def asks_for_a_value(model: Function, x: Tensor) -> Tensor:

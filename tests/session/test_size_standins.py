@@ -1,14 +1,10 @@
-"""The private names under `memlab.sizes`: are they there, and do they behave as it believes?"""
+"""The stand-ins of `memlab.sizes`: tensors without data that share storages as the real ones do."""
 
 from __future__ import annotations
 
-import logging
-
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from memlab.sizes import fake
 from memlab.sizes.standins import StandIns
 from memlab.sizes.storages import nbytes, parts, storages, tensors_in
 
@@ -17,63 +13,6 @@ CPU = torch.device("cpu")
 
 def standins() -> StandIns:
     return StandIns(CPU, {"cpu"})
-
-
-def test_a_fake_tensor_claims_a_device_and_computes_shapes():
-    mode = fake.FakeTensorMode()
-    one = fake.FakeTensor(mode, torch.empty(4, 8, device="meta"), CPU)
-    with mode:
-        two = one @ one.t()
-    assert (type(two), two.device, tuple(two.shape)) == (fake.FakeTensor, CPU, (4, 4))
-    assert two.untyped_storage().nbytes() == 64
-    with mode, pytest.raises(fake.DataDependentOutputException):
-        two.sum().item()
-
-
-def test_the_mode_is_known_to_be_on():
-    assert not fake.fake_mode_is_on()
-    with fake.FakeTensorMode():
-        assert fake.fake_mode_is_on()
-    assert not fake.fake_mode_is_on()
-
-
-def test_without_dispatch_a_mode_makes_nothing_of_its_own():
-    with fake.FakeTensorMode(), fake.no_dispatch():
-        assert type(torch.empty(1, device="meta")) is Tensor
-
-
-def test_a_known_number_answers_and_its_copy_is_changed():
-    mode, real = fake.FakeTensorMode(), torch.tensor(3)
-    one = fake.known_number(mode, real.clone())
-    with mode:
-        assert one.item() == 3
-        one.add_(1)
-        assert one.item() == 4
-    assert real.item() == 3
-
-
-def test_the_log_of_refused_operators_has_this_name(caplog):
-    mode = fake.FakeTensorMode()
-    one = fake.FakeTensor(mode, torch.empty(4, 8, device="meta"), CPU)
-    with mode, caplog.at_level(logging.DEBUG, fake.LOGGER), pytest.raises(RuntimeError):
-        one @ one
-    assert {record.name for record in caplog.records} <= {fake.LOGGER}
-
-
-def test_wrappers_of_torch_func_are_unwrapped():
-    seen: list[Tensor] = []
-    x = torch.randn(4, 8)
-    torch.vmap(torch.func.grad(lambda y: seen.append(fake.unwrapped(y)) or (y**2).sum()))(x)
-    assert [tuple(one.shape) for one in seen] == [(4, 8)]
-    assert seen[0].untyped_storage()._cdata == x.untyped_storage()._cdata
-    assert fake.unwrapped(x) is x
-
-
-def test_classes_that_wrap_tensors_are_known():
-    nested = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=torch.jagged)
-    assert fake.wraps_others(nested)
-    assert not fake.wraps_others(torch.ones(1))
-    assert nbytes(nested) >= 8 * 8 * 4
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
