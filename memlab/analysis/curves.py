@@ -17,13 +17,14 @@ from memlab.trace.columns import Array, Phase
 from memlab.trace.spans import resolve
 from memlab.trace.trace import CPU, Device, Trace
 
-BINS = 160
+BINS = 140
 _FEWEST_BINS = 40
-_MOST_STEPS = 600  # more corners than that are noise to the eye, and 30 bytes each in the PNG that JupyterLab saves
+_MOST_STEPS = 500  # more corners than that are noise to the eye, and 30 bytes each in the PNG that JupyterLab saves
 _VISIBLE = 1 / 200  # of the height
 _HIDDEN = 1 / 10  # of the height
 _MANY = 1 / 2  # of the stretches of time: where fewer hide a dip, the curve itself goes up and down
 _MOST_SAMPLES = 80
+_PHASE_BINS = 100
 _FAR_ABOVE = 3  # a sampled curve this many times higher than what PyTorch holds would only hide it
 
 
@@ -91,7 +92,7 @@ def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
         duration_s=max(trace.made_by.duration_ns, line.end_ns) / 1e9,
         curves=tuple(drawn),
         peak=peak(trace, device.index, "allocated", line),
-        phases=_phases(trace, line.end_ns, bins),
+        phases=_phases(trace, line.end_ns, min(bins, _PHASE_BINS)),
         lost=tuple((b.begin_ns / 1e9, b.end_ns / 1e9) for b in lost),
         start_bytes=line.start_bytes,
         lowest=_lowest(line, allocated),

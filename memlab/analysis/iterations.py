@@ -27,7 +27,8 @@ class Births:
     """The blocks that a run allocates on a device: event row of birth and death, bytes, id, and where they come from.
 
     `line` is a number in the table of lines or, below -1, in that of marks; `origin` numbers the places (line, stack,
-    module and operator) from 0. Parameters and buffers are `made_to_stay`, as far as the trace knows them.
+    module and operator) from 0. As far as the trace knows them, parameters and buffers are `made_to_stay`, and an optimizer's
+    own `states` never are a leak: L-BFGS gathers a history of its steps.
     """
 
     rows: Array
@@ -37,6 +38,7 @@ class Births:
     line: Array
     origin: Array
     made_to_stay: Array
+    states: Array
 
     @classmethod
     def of(cls, trace: Trace, device: int) -> Births:
@@ -49,9 +51,10 @@ class Births:
         died[events.block[goes]] = goes  # the last to be written is the first that happened
         ids = events.block[rows]
         line = _lines(trace, rows, table.line[ids])
-        made_to_stay = np.isin(table.category[ids], (Category.PARAMETER, Category.BUFFER))
+        category = table.category[ids]
+        made_to_stay, states = np.isin(category, (Category.PARAMETER, Category.BUFFER)), category == Category.OPTIMIZER
         origin = grouped(line, table.stack[ids], table.module[ids], table.op[ids])
-        return cls(rows, died[ids], events.allocated_bytes[rows], ids, line, origin, made_to_stay)
+        return cls(rows, died[ids], events.allocated_bytes[rows], ids, line, origin, made_to_stay, states)
 
     def line_text(self, trace: Trace, index: int) -> str:
         """The line of one of them, "" where it is not known."""

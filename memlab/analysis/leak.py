@@ -95,7 +95,7 @@ def leaks(trace: Trace, device: int) -> tuple[Leak, ...]:
         return ()
     level = _Level.of(trace, device, found)
     kept = list(_kept(births, found))
-    rest = ~(births.made_to_stay & found.is_weak)
+    rest = _can_leak(births, found)
     for group in kept:
         rest[group.members] = False
     groups = [*kept, *_growing(births, found, rest)]
@@ -154,7 +154,7 @@ class _Level:
 def _kept(births: Births, found: Iterations) -> Iterator[_Group]:
     """Origins of which each iteration leaves blocks that are there at the end: of any size, else of one."""
     born, died = found.index(births.rows), found.index(births.died)
-    stays = (born < found.count) & (died >= found.count) & ~(births.made_to_stay & found.is_weak)
+    stays = (born < found.count) & (died >= found.count) & _can_leak(births, found)
     passes = (died < found.count) & (died - born >= max(_LONG_LIVED // found.stride, 1))
     left = np.ones(len(born), bool)
     for key in (births.origin, grouped(births.origin, births.nbytes)):
@@ -167,6 +167,11 @@ def _kept(births: Births, found: Iterations) -> Iterator[_Group]:
             members = members[born[members] >= since]
             left[members] = False
             yield _Group("kept", members, added, since)
+
+
+def _can_leak(births: Births, found: Iterations) -> Array:
+    """What is not there on purpose: states of optimizers, and where only repetition tells iterations, parameters."""
+    return ~(births.states | (births.made_to_stay & found.is_weak))
 
 
 def _members(key: Array, chosen: Array, least: int) -> Iterator[Array]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -113,17 +114,13 @@ def census(device: str | None = None, only: Collection[int] | None = None, budge
 
     When `budget_s` is over it gives up naming, not listing, and says so (`is_complete`).
     """
-    end = time.perf_counter() + budget_s if budget_s is not None else float("inf")
+    end = time.perf_counter() + budget_s if budget_s is not None else math.inf
     with _listing(tensors_and_storages()) as books, _walk(books) as walk:
-        walk.go(() if only is None else only, end)
+        walk.go(() if only is None else only, end, below=starts.FRAMES * _TIER_COST)
         if only is None or not walk.is_named(only):
-            _enter_graphs(
-                books, walk.nodes, walk.holder if walk.is_complete else ()
-            )  # what was met may not have been visited
+            _enter_graphs(books, walk.nodes, walk.holder if walk.is_complete else ())  # what was met may not be visited
             wanted = [found.key for found in _of_device(books, device) if only is None or found.key in only]
-            if walk.is_complete and not walk.is_named(wanted):
-                walk.start(starts.modules(), _TIER_COST)
-                walk.go(wanted, end)
+            _go_further(walk, wanted, end)
         trails = Trails(walk, frames.cell_number)
         found = [_named(one, walk, trails) for one in _of_device(books, device) if only is None or one.key in only]
         nameless = [one.key for one in found if not one.path] if only is None and walk.is_complete else []
@@ -155,6 +152,15 @@ def storages_in(thing: Any, itself: bool = False) -> set[int]:
         walk.start([Root(0, "", thing)], _TIER_COST)
         walk.go(())
         return set(walk.tensor_of)
+
+
+def _go_further(walk: Walk, wanted: Collection[int], end: float) -> None:
+    """To running functions and the shell, and at last to the modules: as far as something is still without a name."""
+    if walk.is_complete and not walk.is_named(wanted):
+        walk.go(wanted, end)
+    if walk.is_complete and not walk.is_named(wanted):
+        walk.start(starts.modules(), _TIER_COST)
+        walk.go(wanted, end)
 
 
 @contextlib.contextmanager

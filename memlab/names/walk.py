@@ -7,6 +7,7 @@ after its block.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Walk:
         self._sent: set[int] = set()
         self._offered: set[int] = set()
         self._wanted: set[int] = set()
-        self._budget_end = float("inf")
+        self._budget_end = math.inf
 
     # --- what is where ------------------------------------------------------------------------------------------------
 
@@ -93,10 +94,10 @@ class Walk:
                 cost = root.tier * tier_cost + memory.is_parameter(root.thing)
                 self._send(cost, root.thing, -len(self.roots))
 
-    def go(self, wanted: Collection[int], budget_end: float = float("inf")) -> None:
-        """Walk until nothing is left, the wanted storages are all named, or the time is over."""
+    def go(self, wanted: Collection[int], budget_end: float = math.inf, below: float = math.inf) -> None:
+        """Walk until all below this cost is visited, the wanted storages are all named, or the time is over."""
         self._budget_end, self._wanted = budget_end, {key for key in wanted if key not in self.tensor_of}
-        while self._costs and (self._wanted or not wanted):
+        while self._costs and self._costs[0] < below and (self._wanted or not wanted):
             cost = heapq.heappop(self._costs)
             self._sent.discard(cost)
             if not self._at(cost):

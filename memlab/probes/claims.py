@@ -125,7 +125,11 @@ class Claims:
             self.log.note(("state", id(optimizer)), list(self._state_of(optimizer, stepper)))
 
     def look_around(self) -> None:
-        """Note everything that is alive now: of modules and optimizers by name, then parameters and gradients of nobody."""
+        """Note everything that is alive now; what fails there is counted."""
+        marker.tell("everything_alive")
+
+    def everything_alive(self) -> None:
+        """Of modules and optimizers by name, then parameters and gradients of nobody."""
         self._path_of.clear()
         pairs: _Pairs = []
         found = list(modules_and_optimizers())

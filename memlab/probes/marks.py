@@ -92,6 +92,9 @@ class Watch(Protocol):
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
 
+    def everything_alive(self) -> None:
+        """Look at all that is there."""
+
 
 class Marker:
     """Sets marks while somebody uses it.
@@ -182,7 +185,7 @@ class Marker:
     # --- the hooks: these run in the user's steps, a few hundred times each -------------------------------------------
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        add, codes, new_code, tell = self._new.append, self._module_codes, self._module_code, self._tell
+        add, codes, new_code, tell = self._new.append, self._module_codes, self._module_code, self.tell
         begin, end, no_grad = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), int(MarkKind.MODULE_BEGIN_NO_GRAD)
 
         # Where Dynamo traces the hooks all the same, the question is a constant to it, and nothing of them stays.
@@ -224,14 +227,14 @@ class Marker:
         def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if is_dynamo_compiling():
                 return
-            self._tell("stepping", optimizer)
+            self.tell("stepping", optimizer)
             add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_BEGIN, get_ident()))
 
         def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if is_dynamo_compiling():
                 return
             add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
-            self._tell("stepped", optimizer)
+            self.tell("stepped", optimizer)
             if self.quiet is not None:
                 self.quiet()
 
@@ -249,11 +252,11 @@ class Marker:
                 return users(*args, **kwargs)
             finally:
                 add((time_ns(), code + MarkKind.PHASE_END, get_ident()))
-                self._tell("backward_ended")
+                self.tell("backward_ended")
 
         return engine
 
-    def _tell(self, what: str, *about: Any) -> None:
+    def tell(self, what: str, *about: Any) -> None:
         """Tell the watch; what fails there is counted, and never the user's."""
         if self.watch is None:
             return

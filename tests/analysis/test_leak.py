@@ -240,6 +240,10 @@ def test_scalars_are_bookkeeping(loop):
     assert loop(50, lambda i: loop.kept(size=512)) == ()
 
 
+def test_the_history_of_an_optimizer_is_none(loop):
+    assert loop(20, lambda i: loop.kept(category=Category.OPTIMIZER)) == ()
+
+
 def test_other_devices_do_not_count(loop):
     found = loop(12, lambda i: loop.alloc(SIZE, line=TRAIN, device=-1))
     assert found == ()

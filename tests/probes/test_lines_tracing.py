@@ -332,6 +332,8 @@ def test_two_tracks_at_once():
     names = [row.text for row in lines(inner) if "100" in lines(inner).table.sources[row.source].get(row.line, "")]
     assert [lines(inner)[name].held_bytes for name in names] == [400]
     assert [lines(outer)[name].held_bytes for name in names] == [1200]
+    began = {line: row for row in lines(outer) for line in [lines(outer).table.sources[row.source][row.line].strip()]}
+    assert [began[f"{name} = watched()"].executions for name in ("one", "two", "three")] == [1, 1, 1]
     assert len(one + two + three) == 3
 
 
