@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from memlab.seams import graph
+from memlab.seams import graph, sequence
 from memlab.session.ledger import graphs as graphing
 from memlab.session.ledger.graphs import Graphs
 
@@ -26,6 +26,16 @@ def walked(graphs: Graphs, *tensors: torch.Tensor) -> int:
     found = []
     graphs.walk([one for one in tensors if not one.is_leaf], found.append)
     return len(found)
+
+
+def test_nodes_are_numbered_in_the_order_of_their_making():
+    first = sequence.next_number()
+    one, leaf = chain(3), torch.ones(1, requires_grad=True)
+    numbers = [sequence.number_of(node) for node in (one.grad_fn, one.grad_fn.next_functions[0][0])]
+    assert numbers == [first + 2, first + 1]
+    assert sequence.next_number() == first + 3
+    gathers = leaf.sin().grad_fn.next_functions[0][0]
+    assert sequence.number_of(gathers) == sequence.LEAF == sequence.number_of(object())
 
 
 def test_only_new_nodes_are_walked_each_once():

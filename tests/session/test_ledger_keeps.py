@@ -154,13 +154,26 @@ def test_the_oldest_cells_go_and_the_dead_are_forgotten(cells, monkeypatch):
     assert ledger._records.maxlen == book.MAX_CELLS
 
 
-def test_a_failure_of_ours_is_counted_and_never_the_cells(cells, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failure_of_ours_is_counted_and_never_the_cells(cells, monkeypatch, error):
     def fail(self):
-        raise RuntimeError("no")
+        raise error("no")
 
     monkeypatch.setattr(stocks.Stock, "look", fail)
     assert cells.run("x = torch.ones(10)") is None
     monkeypatch.undo()
-    assert cells.ledger.accounts().notes == ("the ledger failed 1 time(s): RuntimeError",)
+    assert cells.ledger.accounts().notes == (f"the ledger failed 1 time(s): {error.__name__}",)
     cells.run("y = torch.ones(20)")
     assert cells.last.status == "ok"
+
+
+def test_a_first_look_that_fails_is_no_beginning(cells, monkeypatch):
+    def fail(self):
+        raise RuntimeError("no")
+
+    cells.ledger.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(stocks.Stock, "look", fail)
+        cells.run("x = torch.ones(10)")
+    cells.run("y = torch.ones(20)")
+    assert [[one.nbytes for one in entry.left] for entry in cells.entries] == [[80]]

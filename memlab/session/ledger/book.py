@@ -90,6 +90,10 @@ class Ledger:
     def off(self) -> None:
         """Stop keeping it: no look and no thread any more. The entries so far stay."""
         self.is_on = False
+        self.close()
+
+    def close(self) -> None:
+        """Forget the cell that is open and what is alive, as when the extension is unloaded; on or off stays as it is."""
         if self._open is not None:
             self._open.polls.stop()
         self._settle()
@@ -143,8 +147,9 @@ class Ledger:
 
     def _begin(self, info: Any) -> None:
         if self._stock is None:
-            self._stock = Stock()
-            self._stock.look()
+            stock = Stock()
+            stock.look()
+            self._stock = stock  # only now: a first look that was interrupted is no beginning
         self._settle()
         self._open = _Open(info.raw_cell, readings(), self._stock.bytes.copy())
         self._open.polls.start()
