@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import textwrap
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,6 +41,9 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    """An empty notebook."""
-    return Notebook(monkeypatch)
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+    """An empty notebook; what was in it is gone when the test ends."""
+    found = Notebook(monkeypatch)
+    yield found
+    found.names.clear()
+    gc.collect()

@@ -20,6 +20,7 @@ from memlab.trace.columns import Array, Kind, MarkKind, Marks
 from memlab.trace.spans import BACKWARD
 from memlab.trace.trace import Trace
 
+_WORKSPACE = "workspace of "  # how the names of such blocks begin
 NEVER = np.iinfo(np.int64).max
 _BEGINS = (int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_BEGIN_NO_GRAD))
 _END = int(MarkKind.MODULE_END)
@@ -149,13 +150,22 @@ def prefixes(path: str) -> list[str]:
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def left_by(trace: Trace, device: int, made: Calls, limit: Array) -> Array:
+def kept_by(trace: Trace, device: int, made: Calls) -> Array:
+    """Per call what it leaves for backward: what was still there when the next one began.
+
+    The workspaces of math libraries stay for good wherever they were made; they are left, and nobody keeps them.
+    """
+    name = np.array([text.startswith(_WORKSPACE) for text in trace.texts["name"]] + [False])
+    return left_by(trace, device, made, made.backward_row, ~name[trace.blocks.name])
+
+
+def left_by(trace: Trace, device: int, made: Calls, limit: Array, counts: Array | None = None) -> Array:
     """Per call the allocated bytes of blocks that came in it, or in a call inside of it, and were still there in row `limit`.
 
-    A limit is no smaller for the call around.
+    A limit is no smaller for the call around. `counts` says of each block whether it counts.
     """
     come, go = lives(trace, device)
-    block = np.flatnonzero(come >= trace.first_row)
+    block = np.flatnonzero((come >= trace.first_row) & (True if counts is None else counts))
     block = block[trace.events.kind[come[block]] == Kind.ALLOC]
     inner = made.innermost(come[block])
     block, inner = block[inner >= 0], inner[inner >= 0]

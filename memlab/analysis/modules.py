@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING, breakdown
-from memlab.analysis.calls import Calls, calls, left_by, prefixes, rise_of
+from memlab.analysis.calls import Calls, calls, kept_by, left_by, prefixes, rise_of
 from memlab.analysis.peak import Peak, peak
 from memlab.errors import MemlabError
 from memlab.trace.columns import Array
@@ -156,8 +156,11 @@ def _found(trace: Trace, device: int, made: Calls) -> defaultdict[str, _Figures]
         figures.recomputed += in_backward
         figures.calls += not in_backward
     outer = _outermost(made, above)
-    rise, left = rise_of(trace, device, made), left_by(trace, device, made, made.end)
-    kept = left_by(trace, device, made, made.backward_row)
+    rise, left, kept = (
+        rise_of(trace, device, made),
+        left_by(trace, device, made, made.end),
+        kept_by(trace, device, made),
+    )
     for path, count in _largest_sums(outer, made.root, left, ~made.in_backward):
         found[path].left = count
     for path, count in _largest_sums(outer, made.backward, kept, ~made.in_backward):

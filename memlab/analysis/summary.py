@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from memlab.analysis.breakdown import Breakdown, breakdown
+from memlab.analysis.leak import leaks
 from memlab.analysis.peak import UNKNOWN_BYTES, Peak, device_peak, peak
 from memlab.analysis.timeline import Timeline, timeline
 from memlab.errors import MemlabError
@@ -78,8 +79,15 @@ def summary(trace: Trace, name: str = "") -> Summary:
         duration_s=trace.made_by.duration_ns / 1e9,
         devices=tuple(devices),
         gaps=trace.gaps,
-        notes=tuple(str(note) for note in trace.notes.get("notes", ())),
+        notes=(*(str(note) for note in trace.notes.get("notes", ())), *_leaks(trace)),
     )
+
+
+def _leaks(trace: Trace) -> Iterator[str]:
+    """What grows from one iteration of the run to the next, in a sentence each."""
+    for device in trace.made_by.devices:
+        for leak in leaks(trace, device.index):
+            yield leak.text if device.index == CPU else f"{device.label}: {leak.text}"
 
 
 def device_summary(trace: Trace, device: Device) -> DeviceSummary:

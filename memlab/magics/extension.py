@@ -73,6 +73,7 @@ class Extension:
         """Take everything out; a run that is still open ends."""
         shell = self.shell
         self.tracker.close()
+        the_ledger.close()
         if self.transform in shell.input_transformers_cleanup:
             shell.input_transformers_cleanup.remove(self.transform)
         shell.events.unregister("pre_run_cell", self.before_cell)

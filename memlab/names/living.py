@@ -28,8 +28,9 @@ def tensors_and_storages() -> list[Any]:
     where somebody else refers to one of these, its thread gets a SystemError (seen with CPython 3.11). It is slower, too.
     `isinstance` would ask `__class__`, which proxies answer with code of their own.
     """
-    kinds = set(_classes_from(torch.Tensor)) | set(_classes_from(torch.UntypedStorage))
-    return [thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds]
+    # By their ids: to look a class up itself would run the `__hash__` of its metaclass.
+    kinds = {id(kind): kind for root in (torch.Tensor, torch.UntypedStorage) for kind in _classes_from(root)}
+    return [thing for thing in gc.get_referrers(*kinds.values()) if id(type(thing)) in kinds]
 
 
 def _classes_from(root: type) -> Iterator[type]:

@@ -5,10 +5,12 @@ Names of functions are looked up without running anything of the user's: no prop
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -54,11 +56,16 @@ def lines_at(frame: FrameType, functions: Sequence[Any] = ()) -> Lines:
 
 
 def label_of(file: str, current: str = "") -> str:
-    """What a file is called in listings: "cell" for the cell that is measured, "In[5]" for another, else its name."""
+    """What a file is called in listings: "cell" for the cell that is measured, "In[5]" for another, else its name.
+
+    What a magic was given to run is no cell: "statement".
+    """
     number = tracing.cell_number(file)
     if number is None:
         return PurePath(file).name or file
-    return f"In[{number}]" if number and file != current else "cell"
+    if file == current:
+        return "cell"
+    return f"In[{number}]" if number else "statement"
 
 
 def source_of(file: str) -> list[str]:
@@ -76,10 +83,10 @@ def _as_written(call: re.Match[str]) -> str:
 
 def codes_of(function: Any, namespace: dict[str, Any]) -> list[CodeType]:
     """The code of a function, a method, or all methods of a class; given as such or by its dotted name."""
-    name = function if isinstance(function, str) else ""
-    found = _named(name, namespace) if name else function
-    called = name or _called(found)
-    if isinstance(found, ModuleType):
+    is_name = issubclass(type(function), str)
+    found = _named(function, namespace) if is_name else function
+    called = function if is_name else _called(found)
+    if issubclass(type(found), ModuleType):
         raise MemlabError(f"cannot watch {called!r:.100}: it is a module. Name a function, method or class in it.")
     codes = list(_codes(found))
     if not codes:
@@ -109,28 +116,39 @@ def _attribute(thing: Any, name: str) -> Any:
     stored = inspect.getattr_static(thing, name, _MISSING)
     if stored is _MISSING:
         modules = inspect.getattr_static(thing, "_modules", None)
-        return dict.get(modules, name, _MISSING) if isinstance(modules, dict) else _MISSING
+        return dict.get(modules, name, _MISSING) if type(modules) in (dict, OrderedDict) else _MISSING
     return stored
 
 
 def _codes(thing: Any) -> Iterator[CodeType]:
     """The code objects behind one thing; what wraps a function is left out."""
+    thing = _unwrapped(thing)
+    kind = type(thing)  # never isinstance: it asks an object that is none for its __class__
+    if kind is FunctionType:
+        yield thing.__code__
+    elif issubclass(kind, property):
+        yield from (code for part in (thing.fget, thing.fset) if part is not None for code in _codes(part))
+    elif issubclass(kind, type):
+        members = type.__dict__["__dict__"].__get__(thing).values()
+        yield from (code for one in members if not issubclass(type(one), type) for code in _codes(one))
+    elif _is_module(kind):
+        yield from _codes(kind)
+
+
+def _unwrapped(thing: Any) -> Any:
+    """The function inside of methods, `functools.wraps`, caches and partials."""
     for _ in range(20):
-        inner = inspect.getattr_static(thing, "__wrapped__", None) if not isinstance(thing, type) else None
-        if isinstance(thing, staticmethod | classmethod | MethodType):
+        kind = type(thing)
+        if issubclass(kind, staticmethod | classmethod | MethodType):
             inner = thing.__func__
+        elif issubclass(kind, functools.partial):
+            inner = functools.partial.__dict__["func"].__get__(thing)
+        else:
+            inner = inspect.getattr_static(thing, "__wrapped__", None) if not issubclass(kind, type) else None
         if inner is None:
             break
         thing = inner
-    if isinstance(thing, FunctionType):
-        yield thing.__code__
-    elif isinstance(thing, property):
-        yield from (code for part in (thing.fget, thing.fset) if part is not None for code in _codes(part))
-    elif isinstance(thing, type):
-        members = type.__dict__["__dict__"].__get__(thing).values()
-        yield from (code for one in members if not isinstance(one, type) for code in _codes(one))
-    elif _is_module(type(thing)):
-        yield from _codes(type(thing))
+    return thing
 
 
 def _is_module(kind: type) -> bool:
@@ -141,7 +159,7 @@ def _is_module(kind: type) -> bool:
 def _called(thing: Any) -> str:
     """A name for a message, without asking the object."""
     name = inspect.getattr_static(thing, "__name__", None)
-    return name if isinstance(name, str) else type(thing).__name__
+    return name if type(name) is str else type(thing).__name__
 
 
 # --- the value --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from memlab.units import format_bytes
 from memlab.views import theme
 from memlab.views.table import peak_text
 
-ROWS_SHOWN = 40
+ROWS_SHOWN = 30
 _NAMES_SHOWN = 3
 _NOTHING = "No cell yet: after %load_ext memlab each cell gets an entry."
 _LEAST_UNNAMED = 1 << 20

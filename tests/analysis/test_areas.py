@@ -151,3 +151,15 @@ def test_some_moments_are_those_of_all(trace, data):
     }
     edges = list(found.edges().values())
     assert not edges or edges[-1].tolist() == line.bytes[some].tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_events_that_are_read_in_several_pieces_give_the_same(rows, monkeypatch):
+    script, random = Script(), np.random.default_rng(0)
+    script.adopt(100)
+    for _ in range(30):
+        script.free(script.alloc(int(random.integers(1, 99)), requested=1, category=int(random.integers(8))))
+    trace = recategorised(script.trace(), (3, 5, Category.INPUT), (4, 8, Category.INPUT))
+    whole = layers(trace)
+    monkeypatch.setattr("memlab.analysis.areas._ROWS_AT_ONCE", rows)
+    assert layers(trace) == whole

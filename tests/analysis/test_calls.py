@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from handmade import Script
 
-from memlab.analysis.calls import Calls, calls, left_by, prefixes, rise_of
+from memlab.analysis.calls import Calls, calls, kept_by, left_by, prefixes, rise_of
 from memlab.trace import MarkKind, Trace
 from memlab.trace.spans import BACKWARD
 
@@ -29,7 +30,7 @@ class Steps(Script):
 def figures(trace: Trace) -> dict[str, list[tuple[int, int, int]]]:
     """Name -> (left, kept, rise) of each call."""
     made = calls(trace)
-    columns = left_by(trace, 0, made, made.end), left_by(trace, 0, made, made.backward_row), rise_of(trace, 0, made)
+    columns = left_by(trace, 0, made, made.end), kept_by(trace, 0, made), rise_of(trace, 0, made)
     found: dict[str, list[tuple[int, int, int]]] = {}
     for name, *numbers in zip(made.name.tolist(), *columns, strict=True):
         found.setdefault(trace.texts["mark"][name], []).append(tuple(int(n) for n in numbers))
@@ -162,6 +163,19 @@ def test_devices_do_not_mix():
     script.alloc(700, device=1)
     script.end("net")
     assert figures(script.trace()) == {"net": [(5, 0, 5)]}
+
+
+def test_a_workspace_is_left_and_not_kept_for_backward():
+    script = Steps()
+    script.begin("net")
+    script.alloc(8)
+    script.alloc(1)
+    script.end("net")
+    script.backward()
+    trace = script.trace()
+    blocks = trace.blocks.replace(name=np.array([0, -1]))
+    assert figures(trace.with_blocks(blocks, {**trace.texts, "name": ("workspace of cuBLAS",)})) == {"net": [(9, 1, 9)]}
+    assert figures(trace) == {"net": [(9, 9, 9)]}
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ for _ in range(400):
     optimizer.zero_grad()
     net(torch.ones(draw.randrange(2, 5000), 50)).square().mean().backward()
     optimizer.step()"""
-MODULES = "from memlab.session.modules import modules\nmodules(memlab.runs['training'])"
-ICICLE = "modules(memlab.runs['training']).figure"
+MODULES = "memlab.runs['training'].modules()"
+ICICLE = "memlab.runs['training'].modules().figure"
 EXPLORE = "import memlab\nexplorer = memlab.runs['training'].explore();"
 CLOSE = "explorer.close()"
 

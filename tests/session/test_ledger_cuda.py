@@ -13,7 +13,6 @@ from celling import Cells
 
 from memlab.session.ledger import book
 from memlab.session.ledger.gauge import Polls, Reading, peak_between
-from memlab.session.oom import explain_oom, forget_oom
 
 MiB = 1 << 20
 fakegpu = pytest.mark.fakegpu
@@ -160,14 +159,13 @@ def test_gradients_of_an_older_graph(cells):
 
 
 @fakegpu
-def test_out_of_memory_in_an_untracked_cell_has_names(cells):
-    forget_oom()
+def test_a_cell_that_ran_out_of_memory_has_its_entry(cells):
     total = torch.cuda.get_device_properties(0).total_memory
-    cells.run("hoard = [torch.empty(64 << 20, dtype=torch.uint8, device='cuda') for _ in range(4)]")
-    error = cells.run(f"torch.empty({2 * total}, dtype=torch.uint8, device='cuda')")
+    code = f"hoard = [torch.ones(4 << 18, device='cuda')]\ntorch.empty({2 * total}, dtype=torch.uint8, device='cuda')"
+    error = cells.run(code)
     assert cells.last.status == "OutOfMemoryError"
-    assert "hoard" in explain_oom().text
-    forget_oom()
+    assert [(one.path, one.nbytes) for one in cells.last.left] == [("hoard[0]", 4 * MiB)]
+    assert level(cells.last).left_bytes == 4 * MiB
     del error
 
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import xml.etree.ElementTree as tree
 
+import numpy as np
 import pytest
 from handmade import HOST, Script, busy
 
@@ -19,6 +21,17 @@ def test_all_that_a_busy_cell_leaves_in_the_notebook_is_small(events):
     figure, table = shown.figure_bundle(), shown.table_bundle()
     assert set(figure) == {PLOTLY, SVG, "text/plain"}
     assert set(table) == {"text/html", "text/plain"}
+    assert weight(figure) + weight(table) <= LIMIT
+
+
+@pytest.mark.parametrize("events", [40_000, 3_000, 150])
+def test_with_areas_of_every_category_it_is_small_too(events):
+    trace = busy(events)
+    category = np.random.default_rng(0).integers(0, 8, len(trace.blocks))
+    trace = dataclasses.replace(trace, blocks=trace.blocks.replace(category=category))
+    shown = RunReport(Run("n" * 200, trace))
+    figure, table = shown.figure_bundle(), shown.table_bundle()
+    assert len([one for one in figure[PLOTLY]["data"] if "stackgroup" in one]) == 9
     assert weight(figure) + weight(table) <= LIMIT
 
 

@@ -21,7 +21,6 @@ from memlab.errors import MemlabError
 from memlab.names.census import census
 from memlab.session.ledger.gauge import Polls, Reading, Readings, have_moved, peak_between, readings
 from memlab.session.ledger.stock import Known, Stock
-from memlab.session.oom import note_oom
 from memlab.session.run import Run
 from memlab.units import MiB
 
@@ -137,10 +136,6 @@ class Ledger:
         finally:
             opened.polls.stop()
 
-    def after_failed_cell(self, error: BaseException, runs: Sequence[Run] = ()) -> None:
-        """A cell has raised: an out-of-memory is noted with what was alive by name, while its frames still are."""
-        note_oom(error, runs[-1] if runs else None)
-
     def _failed(self, error: BaseException) -> None:
         # Text, not the error: its traceback would keep frames and with them tensors alive.
         self.failures[type(error).__name__] += 1
@@ -156,8 +151,6 @@ class Ledger:
 
     def _end(self, opened: _Open, duration_s: float, result: Any, runs: Sequence[Run]) -> None:
         polled, after, error = opened.polls.stop(), readings(), _error_of(result)
-        if error is not None:
-            self.after_failed_cell(error, runs)
         new, notes = self._what_came(opened, after, duration_s)
         if self._stock is None:  # switched off meanwhile
             return

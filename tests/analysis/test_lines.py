@@ -1,0 +1,222 @@
+"""Lines of traces written by hand, and of random ones against a slow and simple count."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from handmade import HOST, Script
+
+from memlab.analysis.lines import BACKWARD, Group, LineTable, lines
+from memlab.errors import MemlabError
+from memlab.trace import Gap, MarkKind, Trace
+
+
+def noted(script: Script, executions: dict[str, dict[str, int]] | None = None, **made_by: Any) -> Trace:
+    sources = {"cell": {"1": "a = 1", "2": "b = 2", "x": "no number"}}
+    return script.trace(notes={"executions": executions or {}, "lines": sources}, **made_by)
+
+
+def table(script: Script, executions: dict[str, dict[str, int]] | None = None, **made_by: Any) -> LineTable:
+    return lines(noted(script, executions, **made_by), script.devices[0].index)
+
+
+def charged(found: LineTable) -> int:
+    return sum(row.held_bytes + row.backward_bytes for row in found) + found.outside_bytes
+
+
+def test_what_a_line_holds_frees_and_rises_to():
+    script = Script()
+    old = script.adopt(1000)
+    script.here_it_starts()
+    outside = script.alloc(5)
+    script.mark(MarkKind.LINE, "cell:1", at=100)
+    kept = script.alloc(300, at=101)
+    script.free(script.alloc(200, at=102), at=103)
+    script.mark(MarkKind.LINE, "cell:2", at=200)
+    script.free(old, at=201)
+    script.mark(MarkKind.LINE, "", at=300)
+    script.free(outside, at=301)
+    found = table(script, {"cell": {"1": 1, "2": 1}})
+    one, two = found
+    assert (one.held_bytes, one.peak_bytes, one.allocated_bytes, one.freed_bytes) == (300, 500, 500, 0)
+    assert (two.held_bytes, two.peak_bytes, two.allocated_bytes, two.freed_bytes) == (-1000, 0, 0, 1000)
+    assert (one.level_bytes, two.level_bytes) == (1305, 305)
+    assert one.came == (Group(1, "", "", 300),)
+    assert two.went == (Group(1, "", "", 1000),)
+    assert (found.start_bytes, found.end_bytes, found.outside_bytes) == (1000, 300, 0)
+    assert charged(found) == found.change_bytes == -700
+    assert found["cell:1"] is one
+    assert kept
+
+
+def test_loops_are_aggregated_and_peaks_are_of_one_execution():
+    script = Script()
+    for i in range(3):
+        script.mark(MarkKind.LINE, "cell:1", at=100 * i)
+        script.mark(MarkKind.LINE, "cell:2", at=100 * i + 10)
+        script.alloc(50, at=100 * i + 11)
+        script.free(script.alloc(7 * (i + 1), at=100 * i + 12), at=100 * i + 13)
+    row = table(script, {"cell": {"1": 3, "2": 3}})["cell:2"]
+    assert (row.executions, row.held_bytes, row.peak_bytes) == (3, 150, 71)
+    assert row.came == (Group(3, "", "", 150),)
+
+
+def test_the_same_line_again_is_another_execution_unless_it_goes_on():
+    for again, peak in (("cell:1", 50), ("cell:1\n...", 100)):
+        script = Script()
+        script.mark(MarkKind.LINE, "cell:1", at=0)
+        script.alloc(50, at=1)
+        script.mark(MarkKind.LINE, again, at=10)
+        script.alloc(50, at=11)
+        assert table(script)["cell:1"].peak_bytes == peak
+
+
+def test_a_caller_has_what_it_called_in_its_total_and_peak_alone():
+    script = Script()
+    script.mark(MarkKind.LINE, "cell:2", at=0)
+    script.mark(MarkKind.LINE, "f.py:7\ncell:2", at=10)
+    big = script.alloc(900, at=11)
+    script.mark(MarkKind.LINE, "cell:2\n...", at=20)
+    script.free(big, at=21)
+    script.alloc(10, at=22)
+    found = table(script, {"cell": {"2": 1}, "f.py": {"7": 1}})
+    caller, called = found["cell:2"], found["f.py:7"]
+    assert (caller.held_bytes, caller.total_bytes, caller.peak_bytes) == (-890, 10, 900)
+    assert (called.held_bytes, called.total_bytes, called.peak_bytes) == (900, 900, 900)
+    assert caller.freed_bytes == 0, "it came within the same execution"
+    assert charged(found) == found.change_bytes
+
+
+def test_backward_is_charged_to_forward_lines_and_shown_on_the_line_that_waits():
+    script = Script()
+    script.mark(MarkKind.LINE, "cell:1", at=0)
+    saved = script.alloc(400, at=1)
+    script.mark(MarkKind.LINE, "cell:2", at=10)
+    script.mark(MarkKind.LINE, "(backward)\ncell:2", at=11)
+    script.alloc(30, at=12)
+    script.mark(MarkKind.LINE, "cell:1\n(backward)\ncell:2", at=13)
+    script.alloc(100, at=14)
+    script.free(saved, at=15)
+    script.mark(MarkKind.LINE, "cell:2\n...", at=20)
+    script.alloc(1, at=21)
+    found = table(script, {"cell": {"1": 1, "2": 1}})
+    forward, waits, unknown = found["cell:1"], found["cell:2"], found[BACKWARD]
+    assert (forward.held_bytes, forward.backward_bytes, forward.total_bytes) == (400, -300, 400)
+    assert (waits.held_bytes, waits.total_bytes, waits.peak_bytes, waits.freed_bytes) == (1, -269, 130, 400)
+    assert unknown.backward_bytes == 30
+    assert charged(found) == found.change_bytes
+    assert found.rows[-1] is unknown
+
+
+def test_several_devices_are_kept_apart():
+    script = Script(Script().devices[0], HOST)
+    script.mark(MarkKind.LINE, "cell:1", at=0)
+    script.alloc(10, at=1)
+    script.alloc(77, at=2, device=-1)
+    trace = noted(script, {"cell": {"1": 1}})
+    assert [lines(trace, device)["cell:1"].held_bytes for device in (0, -1)] == [10, 77]
+    assert lines(trace, -1).device == "cpu"
+
+
+def test_executed_lines_without_memory_are_there_and_outer_lines_are_not():
+    script = Script()
+    script.mark(MarkKind.LINE, "cell:1\nouter.py:5", at=0)
+    script.alloc(10, at=1)
+    found = table(script, {"cell": {"1": 1, "2": 4}})
+    assert [(row.text, row.executions) for row in found] == [("cell:1", 1), ("cell:2", 4)]
+    assert found["cell:2"].is_quiet
+    assert not found["cell:1"].is_quiet
+    assert found.sources == {"cell": {1: "a = 1", 2: "b = 2"}}
+
+
+def test_what_could_not_be_seen_is_named():
+    found = table(Script(), gaps=(Gap("lines", "another one took over"), Gap("other", "x")))
+    assert found.gaps == ("another one took over",)
+    assert (len(found), found.change_bytes) == (0, 0)
+
+
+def test_wrong_questions_are_answered_with_what_to_do():
+    script = Script()
+    script.alloc(1)
+    with pytest.raises(MemlabError, match="measure with %%memtrack --lines"):
+        lines(script.trace(), 0)
+    with pytest.raises(MemlabError, match="no line 'cell:9'"):
+        table(script)["cell:9"]
+
+
+def test_as_a_frame():
+    script = Script()
+    script.mark(MarkKind.LINE, "cell:1", at=0)
+    script.alloc(10, at=1)
+    frame = table(script, {"cell": {"1": 1}}).to_pandas()
+    assert frame.loc[0, ["text", "line", "executions", "held_bytes"]].tolist() == ["cell:1", 1, 1, 10]
+    assert "came" not in frame
+
+
+# --- against a slow count ----------------------------------------------------------------------------------------------
+
+
+def random_script(seed: int) -> tuple[Script, list[tuple[Any, ...]]]:
+    """A script, and what happened in it in order: ("mark", text) or ("event", change of the level)."""
+    chance = random.Random(seed)
+    script, story, alive = Script(), [], []
+    texts = ["", "a:1", "a:2", "a:1\n...", "b:1\na:2", "b:2\na:2", "a:2\n...", "b:1\n(backward)\na:2", "(backward)\na:2"]
+    for at in range(0, chance.randrange(400), 10):
+        kind = chance.random()
+        if kind < 0.5:
+            text = chance.choice(texts)
+            script.mark(MarkKind.LINE, text, at=at)
+            story.append(("mark", text))
+        elif alive and kind < 0.75:
+            block, size = alive.pop(chance.randrange(len(alive)))
+            script.free(block, at=at)
+            story.append(("event", -size))
+        else:
+            size = chance.randrange(1, 100)
+            alive.append((script.alloc(size, at=at), size))
+            story.append(("event", size))
+    return script, story
+
+
+def slow(story: list[tuple[Any, ...]]) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Line -> held, total and peak, one step at a time."""
+    held: dict[str, int] = {}
+    total: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    level, start, on, charged = 0, {}, [], ""
+    for what, value in [*story, ("mark", "")]:
+        if what == "event":
+            level += value
+            held[charged] = held.get(charged, 0) + value
+            for line in on:
+                peak[line] = max(peak.get(line, 0), level - start[line])
+            continue
+        parts = value.split("\n") if value else []
+        begins = bool(parts) and parts[-1] != "..." and "(backward)" not in parts
+        parts = [part for part in parts if part != "..."]
+        charged = parts[0] if parts else ""
+        now = parts[parts.index("(backward)") + 1 :] if "(backward)" in parts else parts
+        for line in on:
+            if line not in now or (begins and now[0] == line):
+                total[line] = total.get(line, 0) + level - start.pop(line)
+        start |= {line: level for line in now if line not in start}
+        on = now
+    return held, total, peak
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_random_traces_against_a_slow_count(first):
+    for seed in range(first, first + 100):
+        script, story = random_script(seed)
+        names = {"a": {"1": 1, "2": 1}, "b": {"1": 1, "2": 1}}
+        found = table(script, names)
+        held, total, peak = slow(story)
+        assert charged(found) == found.change_bytes
+        assert found.outside_bytes == held.get("", 0), seed
+        for row in found:
+            name = row.text if row.text != BACKWARD else "(backward)"
+            assert row.held_bytes + row.backward_bytes == held.get(name, 0), (seed, name)
+            assert row.total_bytes == total.get(name, 0), (seed, name)
+            assert row.peak_bytes == peak.get(name, 0), (seed, name)
