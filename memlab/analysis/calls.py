@@ -16,11 +16,10 @@ import numpy as np
 
 from memlab.analysis.areas import lives
 from memlab.analysis.timeline import timeline
-from memlab.trace.columns import Array, Kind, MarkKind, Marks
+from memlab.trace.columns import WORKSPACE_OF, Array, Kind, MarkKind, Marks
 from memlab.trace.spans import BACKWARD
 from memlab.trace.trace import Trace
 
-_WORKSPACE = "workspace of "  # how the names of such blocks begin
 NEVER = np.iinfo(np.int64).max
 _BEGINS = (int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_BEGIN_NO_GRAD))
 _END = int(MarkKind.MODULE_END)
@@ -155,7 +154,7 @@ def kept_by(trace: Trace, device: int, made: Calls) -> Array:
 
     The workspaces of math libraries stay for good wherever they were made; they are left, and nobody keeps them.
     """
-    name = np.array([text.startswith(_WORKSPACE) for text in trace.texts["name"]] + [False])
+    name = np.array([text.startswith(WORKSPACE_OF) for text in trace.texts["name"]] + [False])
     return left_by(trace, device, made, made.backward_row, ~name[trace.blocks.name])
 
 

@@ -18,11 +18,13 @@ MOST = 3
 """No more advice than can be tried."""
 TRACEBACK = "traceback"
 """How the paths of storages begin that only a failed cell's frames keep."""
+LEAST_OUTPUT_BYTES = 1 << 16
+"""What an output has to keep alone to be removed by a release."""
 OUTPUTS = "outputs"
 """What stands for `Out[7]`, `_7`, `_` and their kin."""
 
 _ROOT = re.compile(r"[^\W\d]\w*")
-_OUTPUT = re.compile(r"(?:Out\[|_oh\[|_{1,3}(?!\w)|_\d+(?!\w))")
+_OUTPUT = re.compile(r"(?:Out|_oh)\[(\d+)\]|_(\d+)(?!\w)|(_{1,3})(?!\w)")
 _NEEDED = ("parameter", "buffer", "optimizer", "gradient")
 
 
@@ -74,11 +76,14 @@ def _rank(action: Action) -> tuple[bool, bool, int]:
 
 
 def _release(failure: Failure) -> Iterator[Action]:
-    held = {TRACEBACK: 0, OUTPUTS: 0}
+    frames = sum(holder.nbytes for holder in failure.holders if root_of(holder.path) == TRACEBACK)
+    outputs: dict[str | None, int] = {}
     for holder in failure.holders:
-        root = root_of(holder.path)
-        if root in held:
-            held[root] += holder.nbytes
+        found = _OUTPUT.match(holder.path)
+        if found is not None:
+            name = found[1] or found[2] or found[3]
+            outputs[name] = outputs.get(name, 0) + holder.nbytes
+    held = {TRACEBACK: frames, OUTPUTS: sum(size for size in outputs.values() if size >= LEAST_OUTPUT_BYTES)}
     parts = [f"{words} {format_bytes(held[root])}" for root, words in _RELEASED.items() if held[root]]
     text = f"`%memoom release`: lets go of {' and '.join(parts)}, for the next cell"
     yield Action(text, exactly(sum(held.values())))

@@ -143,7 +143,12 @@ def _shares(trace: Trace, device: Device, at: Peak) -> tuple[Breakdown, ...]:
 
 def _known(trace: Trace) -> list[str]:
     """By what the blocks of this trace can be told apart."""
-    known = {"category": trace.blocks.category > 0, "phase": trace.blocks.phase > 0, "module": trace.blocks.module >= 0}
+    known = {
+        "category": trace.blocks.category > 0,
+        "phase": trace.blocks.phase > 0,
+        "module": trace.blocks.module >= 0,
+        "tensor": trace.blocks.name >= 0,
+    }
     return [by for by, column in known.items() if column.any()]
 
 

@@ -24,6 +24,8 @@ from memlab.names.census import Census, Storage, census, storages
 from memlab.names.labels import class_name
 from memlab.seams import traceback as kept
 
+LEAST_OUTPUT_BYTES = 1 << 16
+"""An output that keeps less alone is left: showing it again may be worth more than the memory."""
 CENSUS_S = 3.0
 """How long the search for who still holds what may take."""
 _OUTPUT = re.compile(r"(?:Out|_oh)\[(\d+)\]|(_{1,3}|_\d+)(?=$|[.\[ ])")
@@ -166,10 +168,11 @@ def _remove_outputs(shell: Any, found: Census) -> tuple[Holding, ...]:
             by_value.setdefault(id(values[name]), []).append(storage)
     removed = []
     for value in {id(value): value for value in values.values()}.values():
-        alone = by_value.get(id(value))
-        if alone:
+        alone = by_value.get(id(value), [])
+        size = sum(storage.nbytes for storage in alone)
+        if size >= LEAST_OUTPUT_BYTES:
             names = ", ".join(kept.forget_output(shell, value))
-            removed.append(Holding(names, alone[0].category, alone[0].device, sum(one.nbytes for one in alone)))
+            removed.append(Holding(names, alone[0].category, alone[0].device, size))
     return tuple(removed)
 
 

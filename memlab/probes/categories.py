@@ -15,12 +15,12 @@ import numpy as np
 
 from memlab.probes.claim_log import ClaimColumns
 from memlab.probes.marks import MarkColumns
-from memlab.trace.columns import Array, Category, Events, Kind, MarkKind, Phase, Recategorised
+from memlab.trace.columns import WORKSPACE_OF, Array, Category, Events, Kind, MarkKind, Phase, Recategorised
 from memlab.trace.spans import Steps
 from memlab.trace.trace import Trace
 
 NEVER = np.iinfo(np.int64).max
-WORKSPACE = "workspace of cuBLAS"
+WORKSPACE = f"{WORKSPACE_OF}cuBLAS"
 _ORDER = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER, Category.INPUT)
 _RANK = np.full(len(Category), len(_ORDER))
 _RANK[[*_ORDER]] = np.arange(len(_ORDER))

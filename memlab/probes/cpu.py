@@ -38,12 +38,14 @@ class CpuProbe:
             self._claims_from_ns = time.time_ns()
             claims.look_around()
             self.tally.start()
+            marker.clocks = (*marker.clocks, self.tally.mark)
         except BaseException:
             self._release()
             raise
         self.start_ns = time.time_ns()
 
     def _release(self) -> None:
+        marker.clocks = tuple(clock for clock in marker.clocks if clock != self.tally.mark)
         claims.release()
         marker.release()
 

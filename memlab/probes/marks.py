@@ -68,9 +68,9 @@ class MarkColumns:
         return dataclasses.replace(self, time_ns=self.time_ns - start_ns)
 
     def table(self, events: Events, first_row: int, start_ns: int) -> Marks:
-        """The marks as a table of a trace: between which events each one fell."""
+        """The marks as a table of a trace: between which events each one fell; what is dated by a mark came before it."""
         times = self.time_ns - start_ns
-        row = first_row + np.searchsorted(events.time_ns[first_row:], times, side="left")
+        row = first_row + np.searchsorted(events.time_ns[first_row:], times, side="right")
         return Marks(row, times, self.kind, self.name)
 
 
@@ -100,7 +100,8 @@ class Marker:
     """Sets marks while somebody uses it.
 
     Calls are made in the thread that works, if they are set: `quiet` after each optimizer step, `at_module` before each
-    forward of a module, `at_output` after it with the module's path and its output, and those of `watch`.
+    forward of a module, `at_output` after it with the module's path and its output, and those of `watch`. `clocks` are asked
+    for the time of each mark, the last one counts: a tally dates by it what has happened so far.
     """
 
     def __init__(self) -> None:
@@ -110,6 +111,7 @@ class Marker:
         self.at_module: Callable[[], None] | None = None
         self.at_output: Callable[[str, Any], None] | None = None
         self.watch: Watch | None = None
+        self.clocks: tuple[Callable[[], int], ...] = ()
         self.watch_failures: Counter[str] = Counter()
         self._new: deque[tuple[int, int, int]] = deque()
         self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
@@ -182,10 +184,16 @@ class Marker:
         if self.users:
             compiler.show_module_hooks(self._key, *self._hooks)
 
+    def _now(self) -> int:
+        now = time_ns()
+        for clock in self.clocks:
+            now = clock()
+        return now
+
     # --- the hooks: these run in the user's steps, a few hundred times each -------------------------------------------
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        add, codes, new_code, tell = self._new.append, self._module_codes, self._module_code, self.tell
+        add, codes, new_code, tell, now = self._new.append, self._module_codes, self._module_code, self.tell, self._now
         begin, end, no_grad = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), int(MarkKind.MODULE_BEGIN_NO_GRAD)
 
         # Where Dynamo traces the hooks all the same, the question is a constant to it, and nothing of them stays.
@@ -196,7 +204,7 @@ class Marker:
             if code is None:
                 code = new_code(module)
                 tell("met", module)
-            add((time_ns(), code + (begin if is_grad_enabled() else no_grad), get_ident()))
+            add((now(), code + (begin if is_grad_enabled() else no_grad), get_ident()))
             if self._callbacks is None and compiler.compiler_is_loaded():
                 self._watch_compiler()
             if self.at_module is not None:
@@ -208,7 +216,7 @@ class Marker:
                 return
             code = codes.get(module)
             code = new_code(module) if code is None else code
-            add((time_ns(), code + end, get_ident()))
+            add((now(), code + end, get_ident()))
             if code in self._roots:
                 tell("called", module, inputs, more[0] if len(more) == 2 else None)
             if self.at_output is not None:
@@ -217,7 +225,7 @@ class Marker:
         return before, after
 
     def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        add = self._new.append
+        add, now = self._new.append, self._now
         plain, with_closure = self._code(OPTIMIZER), self._code(OPTIMIZER_WITH_CLOSURE)
 
         def code_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -228,12 +236,12 @@ class Marker:
             if is_dynamo_compiling():
                 return
             self.tell("stepping", optimizer)
-            add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_BEGIN, get_ident()))
+            add((now(), code_of(args, kwargs) + MarkKind.PHASE_BEGIN, get_ident()))
 
         def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if is_dynamo_compiling():
                 return
-            add((time_ns(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
+            add((now(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
             self.tell("stepped", optimizer)
             if self.quiet is not None:
                 self.quiet()
@@ -241,17 +249,17 @@ class Marker:
         return before, after
 
     def _engine(self, users: Callable[..., Any]) -> Callable[..., Any]:
-        add, code = self._new.append, self._code(BACKWARD)
+        add, now, code = self._new.append, self._now, self._code(BACKWARD)
 
         @functools.wraps(users)
         def engine(*args: Any, **kwargs: Any) -> Any:
             if not self.users:
                 return users(*args, **kwargs)
-            add((time_ns(), code + MarkKind.PHASE_BEGIN, get_ident()))
+            add((now(), code + MarkKind.PHASE_BEGIN, get_ident()))
             try:
                 return users(*args, **kwargs)
             finally:
-                add((time_ns(), code + MarkKind.PHASE_END, get_ident()))
+                add((now(), code + MarkKind.PHASE_END, get_ident()))
                 self.tell("backward_ended")
 
         return engine
@@ -268,7 +276,7 @@ class Marker:
 
     def add(self, kind: MarkKind, text: str) -> None:
         """Set a mark now."""
-        self._new.append((time_ns(), self._code(text) + kind, get_ident()))
+        self._new.append((self._now(), self._code(text) + kind, get_ident()))
 
     # --- names ------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,9 @@ from memlab.errors import TraceError
 
 Array = np.ndarray
 
+WORKSPACE_OF = "workspace of "
+"""How the names of blocks begin that a library took for itself: they belong to no layer."""
+
 
 class Kind(enum.IntEnum):
     """What happened in one row of the events."""

@@ -66,7 +66,8 @@ class MarkStack:
     def step(self, kind: int, name: object) -> None:
         """Take the next mark; `name` of a phase mark is its text, of a module mark anything that identifies it."""
         if kind == _BEGIN or kind in _MODULE_BEGINS:
-            self._close_failed_optimizer()
+            if kind != _BEGIN or name not in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE):
+                self._close_failed_optimizer()  # the step of a derived class calls that of its base: no failure
             self._begin(kind != _BEGIN, name)
         elif kind in (_END, _MODULE_END):
             self._backward_of = self._backward_of if kind == _MODULE_END else None

@@ -273,7 +273,6 @@ def test_what_is_kept_is_what_the_counter_says_when_backward_begins():
     assert modules(trace, 0)["_Net"].kept_bytes == levels[1] - levels[0]
 
 
-@pytest.mark.xfail(reason="the tally dates a free by the next operator: the marks of modules are no moments to it yet")
 def test_on_the_cpu_gradients_that_went_before_a_forward_do_not_hide_its_rise():
     model, x, probe = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)), data("cpu"), CpuProbe()
     probe.start()

@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 
 from memlab.analysis.oom import amount_text, explain, grouped
-from memlab.analysis.oom_actions import MOST, actions, root_of
+from memlab.analysis.oom_actions import LEAST_OUTPUT_BYTES, MOST, actions, root_of
 from memlab.analysis.oom_facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
 from memlab.analysis.oom_moment import Moment
 from memlab.analysis.oom_text import Amount, Message, exactly, read_message
+from memlab.names import release
 from memlab.trace.columns import Phase
 
 MiB, GiB = 1 << 20, 1 << 30
@@ -201,6 +202,14 @@ def test_names_frames_and_outputs_give_what_they_hold():
         "`%memoom release`: lets go of what only the failed cell's frames hold, 300.0 MiB and outputs (`Out`, `_`) that "
         "alone keep tensors, 20.00 MiB, for the next cell"
     )
+
+
+def test_small_outputs_are_not_promised_as_release_leaves_them():
+    assert LEAST_OUTPUT_BYTES == release.LEAST_OUTPUT_BYTES
+    small = [(f"Out[{number}]", "other", LEAST_OUTPUT_BYTES - 1) for number in range(9)]
+    assert actions(failed(*small)) == ()
+    both = [("_oh[3][0]", "other", LEAST_OUTPUT_BYTES // 2), ("Out[3][1]", "other", LEAST_OUTPUT_BYTES // 2)]
+    assert [action.gives for action in actions(failed(*small, *both))] == [exactly(LEAST_OUTPUT_BYTES)]
 
 
 def test_a_name_with_a_parameter_in_it_and_a_small_one_are_left_alone():

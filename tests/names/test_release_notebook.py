@@ -174,6 +174,23 @@ def test_outputs_stay_when_asked_and_other_outputs_always(notebook):
     assert notebook.value(f"Out[{number}]") == "a text"
 
 
+def test_a_small_output_stays(notebook):
+    notebook.run("torch.ones(1000)")
+    number = notebook.value("max(Out)")
+    notebook.run("done = memlab.release().released")
+    assert notebook.value(f"(done.outputs, Out[{number}].nbytes)") == ((), 4000)
+
+
+def test_from_within_the_debugger_it_lets_go_as_soon_as_that_is_left(notebook):
+    notebook.run("from IPython.core.debugger import Pdb\n_cmdloop = Pdb.cmdloop")
+    notebook.run("Pdb.cmdloop = lambda self, intro=None: self.onecmd('!memlab.release()')")
+    fails(notebook)
+    assert notebook.run("%debug").status == "ok"
+    notebook.run("Pdb.cmdloop = _cmdloop")
+    assert notebook.value("seen()") is False
+    assert notebook.run("%debug").status == "ok"
+
+
 def test_an_underscore_of_the_user_is_left_alone(notebook):
     notebook.run("_ = torch.ones(MB, dtype=torch.uint8); ref = weakref.ref(_)")
     notebook.run("memlab.release()")

@@ -40,7 +40,8 @@ def phases(marks: str) -> str:
         ("B( B( B) B)", "BBB."),  # grad inside a custom Function's backward
         ("C( N( N) B( B) C)", "OFFBO."),  # LBFGS calls its closure
         ("O( N( N) B( B)", "OFFB."),  # a step that raised: the next forward ends it
-        ("O( O( O)", "OO."),
+        ("O( O( O) O)", "OOO."),  # a step that calls the step of its base
+        ("O( O( O) N(", "OOOF"),  # or one that raised, until the next forward
         ("N( L( N) B( B)", "FFFB."),  # a module whose end is missing
         ("N) B)", ".."),
     ],
