@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 
 from memlab.errors import BudgetExceeded, MemlabError
 from memlab.magics.track import parse
+from memlab.session.executions import depth_of, error_of
 from memlab.session.run import Run
 from memlab.session.track import Track
 
@@ -52,28 +53,12 @@ class CellTracker(threading.local):
 
     def after_cell(self, result: Any) -> list[Run]:
         """post_run_cell: end the runs of the cell, and those inside of it whose end was never told; give them back."""
-        depth = self._depth_of(result)
+        depth = depth_of([cell.info for cell in self._cells], result)
         ended, self._cells[depth:] = self._cells[depth:], []
         tracks = [track for cell in reversed(ended) for track in reversed(cell.tracks)]
         for track in tracks:
             self._end(track, result)
         return [track.run for track in tracks]
-
-    def _depth_of(self, result: Any) -> int:
-        """Where in the stack the cell lies that gave this result.
-
-        On some interrupts IPython makes a new info of the same text, and ipykernel has no result at all: then everything
-        has ended. A result of no cell in the stack ends nothing (empty cells begin without a word).
-        """
-        if result is None:
-            return 0
-        for depth in reversed(range(len(self._cells))):
-            if self._cells[depth].info is result.info:
-                return depth
-        for depth in reversed(range(len(self._cells))):
-            if not result.success and self._cells[depth].info.raw_cell == result.info.raw_cell:
-                return depth
-        return len(self._cells)
 
     def _end(self, track: Track, result: Any) -> None:
         """End a run; where its budget was exceeded, or what was asked of it failed, the cell fails."""
@@ -91,10 +76,3 @@ class CellTracker(threading.local):
     def close(self) -> None:
         """End what is still open, from the inside out."""
         self.after_cell(None)
-
-
-def error_of(result: Any) -> BaseException | None:
-    """The error with which a cell ended, if it did."""
-    if result is None:
-        return None
-    return result.error_in_exec or result.error_before_exec

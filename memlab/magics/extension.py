@@ -14,11 +14,12 @@ from IPython.core.magic import Magics
 from IPython.display import display
 
 from memlab import cells
-from memlab.magics.cell import CellTracker, error_of
+from memlab.magics.cell import CellTracker
 from memlab.magics.ledger import LedgerMagics
 from memlab.magics.oom import OomMagics
 from memlab.magics.track import TrackMagics
 from memlab.magics.who import WhoMagics
+from memlab.session.executions import error_of
 from memlab.session.ledger import the_ledger
 from memlab.session.oom import note_oom
 from memlab.session.run import Run

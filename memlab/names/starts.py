@@ -7,6 +7,7 @@ functions are no beginnings.
 from __future__ import annotations
 
 import contextvars
+import os
 import re
 import sys
 import threading
@@ -18,13 +19,14 @@ from typing import Any
 from memlab.names import kinds
 from memlab.names.walk import Root
 
-VARIABLES, OUTPUTS, ERRORS, FRAMES, SHELL, THREADS, MODULES = range(7)
+VARIABLES, OUTPUTS, UNDERSCORES, ERRORS, FRAMES, SHELL, THREADS, MODULES = range(8)
 """The tiers of roots: the first that leads to a tensor names it."""
 
-_OUTPUT = re.compile(r"Out|_{1,3}|_\d+|_oh")
+_UNDERSCORE = re.compile(r"_{1,3}|_\d+|_oh")
 _HIDDEN = re.compile(r"In|_dh|_ih|_i{1,3}|_i\d+|__\w+__|get_ipython|exit|quit")
+_IPYTHON = "/IPython/core/"
 _dict_of_module: Any = kinds.attributes_of_class(types.ModuleType)["__dict__"].__get__
-_OWN_FILES = str(Path(__file__).resolve().parent.parent) + "/"
+_OWN_FILES = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def namespaces() -> Iterator[Any]:
@@ -42,7 +44,8 @@ def notebook() -> Iterator[Root]:
     names = _notebook_names()
     for name, thing in names.items():
         if type(name) is str and not _HIDDEN.fullmatch(name):
-            yield Root(OUTPUTS if _OUTPUT.fullmatch(name) else VARIABLES, name, thing)
+            tier = OUTPUTS if name == "Out" else UNDERSCORES if _UNDERSCORE.fullmatch(name) else VARIABLES
+            yield Root(tier, name, thing)
     for name in ("last_traceback", "last_exc", "last_value"):
         if (error := vars(sys).get(name)) is not None:
             yield Root(ERRORS, f"sys.{name}", error)
@@ -86,13 +89,22 @@ def _running() -> Iterator[Root]:
     for thread, frame in sys._current_frames().items():
         place = "" if thread == here else f"thread {_name_of_thread(thread)}: "
         tier = FRAMES if thread == here else THREADS
-        above: types.FrameType | None = frame
+        above: types.FrameType | None = _below_us(frame) if thread == here else frame
         while above is not None:
             if not above.f_code.co_filename.startswith(_OWN_FILES):
                 yield Root(tier, f"{place}{above.f_code.co_name}()", above)
             above = above.f_back
     for variable, value in contextvars.copy_context().items():
         yield Root(FRAMES, f"context variable {variable.name!r}", value)
+
+
+def _below_us(frame: types.FrameType | None) -> types.FrameType | None:
+    """The first frame that did not come about by asking: not memlab's own, nor IPython's that call a magic of it."""
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_OWN_FILES) or _IPYTHON in frame.f_code.co_filename.replace("\\", "/")
+    ):
+        frame = frame.f_back
+    return frame
 
 
 def _name_of_thread(number: int) -> str:

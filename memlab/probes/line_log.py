@@ -99,19 +99,29 @@ def _unpaired(pairs: Array) -> list[tuple[int, int]]:
 class LineLog:
     """Takes what a tracer tells. `executions` counts how often each line began."""
 
-    def __init__(self, clock: Callable[[], int], event_times: Callable[[], Array], max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        event_times: Callable[[], Array],
+        moment: Callable[[], int] | None = None,
+    ) -> None:
         self.chains = Chains()
         self.executions: Counter[int] = Counter()
         self.dropped_until_ns = 0
         self.failure = ""
-        self._event_times, self._max_rows = event_times, max_rows
+        self._event_times, self._max_rows = event_times, MAX_ROWS
         self._parts: list[Rows] = []
         self._count = 0
         self._stack = [OUTSIDE]
-        self.tell, self._take, self.last_told = self._new_writer(clock)
+        self.tell, self._take, self.last_told = self._new_writer(clock, moment or clock)
 
-    def _new_writer(self, clock: Callable[[], int]) -> tuple[Tell, Callable[[], None], Callable[[], int | None]]:
-        """The function that is called for every line of the user's, and writes two numbers; and two that read them."""
+    def _new_writer(
+        self, clock: Callable[[], int], moment: Callable[[], int]
+    ) -> tuple[Tell, Callable[[], None], Callable[[], int | None]]:
+        """The function that is called for every line of the user's, and writes two numbers; and two that read them.
+
+        Nothing happens between the beginning of a frame and its first line: there the cheaper clock will do.
+        """
         told, times = (array("q", bytes(8 * _CHUNK)) for _ in range(2))
         count = 0
 
@@ -120,7 +130,7 @@ class LineLog:
             if count == _CHUNK:
                 take()
             told[count] = what
-            times[count] = clock()
+            times[count] = moment() if what & 3 == ENTER else clock()
             count += 1
 
         def take() -> None:

@@ -140,7 +140,7 @@ class Lines:
 
         `moment` is a cheaper clock, for marks within backward.
         """
-        self._log = LineLog(clock, event_times)
+        self._log = LineLog(clock, event_times, moment)
         self._backward = Backward(self._line_on, clock, moment)
         self._tracer = tracing.tracer(self.watched, self._log.tell)
         try:

@@ -125,19 +125,26 @@ class SettraceTracer:
     def _functions(self) -> tuple[Local, Callable[[int], Local], Callable[[], None]]:
         """The trace function, the maker of local ones, and what silences them all: generators may keep some."""
         tell, number_of = self._told, self._watched.number_of
-        plain: set[str] = set()
+        plain: set[str] = set()  # files without watched code, and without closed code
+        closed: dict[str, frozenset[str]] = {}  # files of closed code, and the functions in them that are not
 
         def begin(frame: FrameType, event: str, arg: Any) -> Any:
             try:
                 if self._previous is not None:
                     theirs = self._of_previous(frame, event, arg)
-                elif frame.f_code.co_filename in plain:
-                    return None
                 else:
-                    theirs = None
+                    theirs, file = None, frame.f_code.co_filename
+                    if file in plain:
+                        return None
+                    if (calls_on := closed.get(file)) is not None and frame.f_code.co_name not in calls_on:
+                        return self._pause()
                 number = number_of(frame.f_code)
                 if number < 0:
-                    return self._uninteresting(frame.f_code, plain) if theirs is None else self._local_of(-1, theirs)
+                    return (
+                        self._uninteresting(frame.f_code, plain, closed)
+                        if theirs is None
+                        else self._local_of(-1, theirs)
+                    )
                 tell((number << FILE_SHIFT | frame.f_lineno) << 2 | ENTER)
                 return self._local_of(number, theirs)
             except BaseException:
@@ -166,20 +173,24 @@ class SettraceTracer:
 
         return begin, new_local, hush
 
-    def _uninteresting(self, code: CodeType, plain: set[str]) -> Any:
-        """What the trace function returns for code that is not watched."""
-        if self._previous is not None or sys.gettrace() is not self._global:
-            return None  # another one is called, or calls us, and must not miss anything
-        if is_closed(code):
-            return self._pause()
-        if not self._watched.concerns(code.co_filename) and not may_be_closed(code.co_filename):
-            if len(plain) > 50_000:  # code that is made while it runs may have a new name each time
-                plain.clear()
-            plain.add(code.co_filename)
-        return None
+    def _uninteresting(self, code: CodeType, plain: set[str], closed: dict[str, frozenset[str]]) -> Any:
+        """What the trace function returns for code that is not watched; it takes note of the file."""
+        file = code.co_filename
+        if self._previous is not None or self._watched.concerns(file):
+            return None
+        if len(plain) > 50_000:  # code that is made while it runs may have a new name each time
+            plain.clear()
+        calls_on = open_in(file)
+        if calls_on is None:
+            plain.add(file)
+            return None
+        closed[file] = calls_on
+        return self._pause() if code.co_name not in calls_on else None
 
     def _pause(self) -> Any:
         """Take tracing off until the frame that has just begun has ended: then what stands in its `f_trace` goes."""
+        if sys.gettrace() is not self._global:
+            return None  # another one calls us, and must not miss anything
         off = _Off()
         self._off = weakref.ref(off, self._resume)
         sys.settrace(None)
@@ -232,28 +243,21 @@ class _Off:
         """Nothing: there is no interest in the frame."""
 
 
-def may_be_closed(file: str) -> bool:
-    """Whether functions of a file may be known to call nothing of the user's."""
-    return file.startswith(_OURS) or _ALGORITHM.search(file) is not None or _OPTIMIZER.search(file) is not None
-
-
-def is_closed(code: CodeType) -> bool:
-    """Whether nothing of the user's is called from a function: most of memlab's own, and the insides of optimizers."""
-    file = code.co_filename
+def open_in(file: str) -> frozenset[str] | None:
+    """Of a file whose functions call nothing of the user's, those that may all the same; None for other files."""
     if file.startswith(_OURS):
-        return code.co_name not in _CALL_ON
+        return _CALL_ON
     if _ALGORITHM.search(file):
-        return code.co_name != "step"
-    return code.co_name in _INNER and _OPTIMIZER.search(file) is not None
+        return _STEP
+    return None
 
 
 _OURS = tuple(str(Path(__file__).parent.parent / room) + os.sep for room in ("probes", "names", "seams"))
 _CALL_ON = frozenset(("engine", "__torch_dispatch__", "_higher_order", "start", "stop", "_stop_watching"))
+_STEP = frozenset(("step",))
 _ALGORITHM = re.compile(
     r"[\\/]torch[\\/]optim[\\/](?:adadelta|_adafactor|adagrad|adam|adamax|adamw|asgd|nadam|radam|rmsprop|rprop|sgd)\.py$"
 )
-_OPTIMIZER = re.compile(r"[\\/]torch[\\/]optim[\\/]optimizer\.py$")
-_INNER = frozenset(("zero_grad", "_get_value", "_default_to_fused_or_foreach", "_group_tensors_by_device_and_dtype"))
 
 
 class MonitoringTracer:

@@ -208,7 +208,7 @@ def test_small_outputs_are_not_promised_as_release_leaves_them():
     assert LEAST_OUTPUT_BYTES == release.LEAST_OUTPUT_BYTES
     small = [(f"Out[{number}]", "other", LEAST_OUTPUT_BYTES - 1) for number in range(9)]
     assert actions(failed(*small)) == ()
-    both = [("_oh[3][0]", "other", LEAST_OUTPUT_BYTES // 2), ("Out[3][1]", "other", LEAST_OUTPUT_BYTES // 2)]
+    both = [("_oh[33][0]", "other", LEAST_OUTPUT_BYTES // 2), ("Out[33][1]", "other", LEAST_OUTPUT_BYTES // 2)]
     assert [action.gives for action in actions(failed(*small, *both))] == [exactly(LEAST_OUTPUT_BYTES)]
 
 

@@ -222,7 +222,7 @@ def test_a_dict_that_another_thread_changes(notebook):
     thread = threading.Thread(target=change)
     thread.start()
     try:
-        for _ in range(6):
+        for _ in range(3):
             assert len([one for one in census().storages if one.nbytes == 4 and one.path]) >= 499
     finally:
         stop.set()
@@ -244,7 +244,7 @@ def test_threads_that_come_and_go_with_their_frames():
     for thread in threads:
         thread.start()
     try:
-        for _ in range(8):
+        for _ in range(4):
             census()
     finally:
         stop.set()

@@ -226,8 +226,8 @@ def closed(error: bool) -> None:
 
 @pytest.fixture
 def is_closed(monkeypatch):
-    monkeypatch.setattr(tracing, "is_closed", lambda code: code is closed.__code__)
-    monkeypatch.setattr(tracing, "may_be_closed", lambda file: True)
+    others = frozenset(("body", "<lambda>", "told_by", "stop"))
+    monkeypatch.setattr(tracing, "open_in", lambda file: others if file == closed.__code__.co_filename else None)
 
 
 @pytest.mark.skipif(not SETTRACE, reason="sys.monitoring is never off")
@@ -259,11 +259,16 @@ def test_what_is_closed():
     from memlab.probes.backward import Backward
     from memlab.probes.tally import Tally
 
-    assert tracing.is_closed(Backward.at_output.__code__)
-    assert tracing.is_closed(torch.optim.Adam._init_group.__code__)
+    def is_closed(function: Any) -> bool:
+        calls_on = tracing.open_in(function.__code__.co_filename)
+        return calls_on is not None and function.__code__.co_name not in calls_on
+
+    assert is_closed(Backward.at_output)
+    assert is_closed(torch.optim.Adam._init_group)
     for function in (Tally.__torch_dispatch__, torch.optim.LBFGS._directional_evaluate, torch.nn.Module._call_impl):
-        assert not tracing.is_closed(function.__code__), function
-    assert not tracing.is_closed(torch.optim.lr_scheduler.LambdaLR.get_lr.__code__)
+        assert not is_closed(function), function
+    assert not is_closed(torch.optim.lr_scheduler.LambdaLR.get_lr)
+    assert not is_closed(torch.optim.SGD.step)
 
 
 # --- harmless ------------------------------------------------------------------------------------------------------------

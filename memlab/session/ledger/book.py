@@ -19,6 +19,7 @@ from memlab.analysis.growth import MIN_GROWTH_BYTES, Accounts, Entry, Left, Leve
 from memlab.analysis.peak import Peak
 from memlab.errors import MemlabError
 from memlab.names.census import census
+from memlab.session.executions import depth_of, error_of
 from memlab.session.ledger.gauge import Polls, Reading, Readings, have_moved, peak_between, readings
 from memlab.session.ledger.stock import Known, Stock
 from memlab.session.run import Run
@@ -124,7 +125,7 @@ class Ledger:
         """A cell has ended: IPython's `result` of it (or None), and the runs that measured all of it."""
         if not self._infos or self._thread != threading.get_ident():
             return
-        del self._infos[_depth_of(self._infos, result) :]
+        del self._infos[depth_of(self._infos, result) :]
         if self._infos or self._open is None:
             return
         opened, self._open = self._open, None
@@ -150,7 +151,7 @@ class Ledger:
         self._open.polls.start()
 
     def _end(self, opened: _Open, duration_s: float, result: Any, runs: Sequence[Run]) -> None:
-        polled, after, error = opened.polls.stop(), readings(), _error_of(result)
+        polled, after, error = opened.polls.stop(), readings(), error_of(result)
         new, notes = self._what_came(opened, after, duration_s)
         if self._stock is None:  # switched off meanwhile
             return
@@ -268,22 +269,6 @@ class Ledger:
 def _entry(record: _Record) -> Entry:
     left = (Left(one.path, one.device, one.nbytes, one.category, one.died) for one in record.left)
     return Entry(**record.entry, left=tuple(left))
-
-
-def _depth_of(infos: list[Any], result: Any) -> int:
-    """Where in the stack of cells the one lies that has ended; without a result all have."""
-    if result is None:
-        return 0
-    for depth in reversed(range(len(infos))):
-        if infos[depth] is result.info:
-            return depth
-    # On some interrupts IPython makes a new info of the same text.
-    same = (d for d in reversed(range(len(infos))) if not result.success and infos[d].raw_cell == result.info.raw_cell)
-    return next(same, len(infos))
-
-
-def _error_of(result: Any) -> BaseException | None:
-    return None if result is None else result.error_in_exec or result.error_before_exec
 
 
 def _status(result: Any, error: BaseException | None) -> str:

@@ -1,0 +1,128 @@
+"""`%memwho` in a real kernel: the paths of a notebook, expressions, refusals."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from kernel import kernel
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the kernel of tests is POSIX")
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    with kernel(tmp_path_factory.mktemp("who"), "import torch, memlab", "%load_ext memlab") as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def clean(notebook):
+    """No test finds the variables and outputs of another."""
+    yield
+    reply = notebook.run(
+        "import gc, sys\n"
+        "for name in [n for n in globals() if not n.startswith('_') and n not in ('In', 'Out', 'get_ipython', 'exit', 'quit',"
+        " 'open', 'torch', 'memlab', 'gc', 'sys', 'name')]: del globals()[name]\n"
+        "Out.clear(); get_ipython().last_execution_result = None\n"
+        "for name in [n for n in globals() if n[0] == '_' and n[1:].isdigit()]: del globals()[name]\n"
+        "for name in ('_', '__', '___'): globals()[name] = ''; setattr(get_ipython().displayhook, name, '')\n"
+        "for name in ('last_value', 'last_traceback', 'last_exc', 'last_type'): vars(sys).pop(name, None)\n"
+        "get_ipython().InteractiveTB.tb = None; name = None\n"
+        "gc.collect()"
+    )
+    assert reply.status == "ok", reply.traceback
+
+
+def paths(notebook, expression: str) -> list[str]:
+    """Every path that `%memwho` finds."""
+    reply = notebook.run(f"found = %memwho {expression}\nprint(repr(found.paths))\ndel found")
+    assert reply.status == "ok", reply.traceback
+    return list(eval(reply.stdout))
+
+
+def test_all_that_is_alive_by_name(notebook):
+    notebook.run("model = torch.nn.Linear(30, 40)\nlosses = [torch.ones(50, 50)]")
+    reply = notebook.run("%memwho")
+    assert "model.weight" in reply.out
+    assert "losses[0]" in reply.out
+    assert "By category: other 9.77 KiB (67 %), parameter 4.84 KiB (33 %)." in reply.out
+
+
+def test_a_variable_and_nothing_else(notebook):
+    notebook.run("x = torch.ones(3)")
+    assert paths(notebook, "x") == ["x"]
+
+
+def test_outputs_and_underscores(notebook):
+    number = int(notebook.run("len(In)").out)
+    notebook.run("torch.ones(3)")
+    found = paths(notebook, "_")
+    assert found[0] == f"Out[{number}]"
+    assert {f"Out[{number}]", "_", f"_{number}"} <= set(found)
+    assert all(not path.startswith("get_ipython().user_ns") for path in found)
+    notebook.run("1")
+    notebook.run("2")
+    assert "___" in paths(notebook, f"Out[{number}]")
+
+
+def test_the_tensor_of_a_failed_cell(notebook):
+    reply = notebook.run("def f():\n    big = torch.ones(77)\n    raise ValueError('no')\nf()")
+    assert reply.status == "error"
+    number = int(notebook.run("len(In)").out) - 2
+    reply = notebook.run("print(next(s.path for s in memlab.session.who.who().storages if s.shape == (77,)))")
+    assert reply.stdout.strip() == f"traceback of cell {number} -> f() -> big"
+
+
+def test_in_a_function_the_names_are_its_own(notebook):
+    reply = notebook.run(
+        "def g(inner):\n    return get_ipython().run_line_magic('memwho', '[inner][0]').paths\nprint(g(torch.ones(3)))"
+    )
+    assert eval(reply.stdout) == ("g() -> inner",)
+
+
+def test_a_list_and_a_model(notebook):
+    notebook.run("model = torch.nn.Linear(2, 3)\nboth = [model, {'x': torch.ones(5)}]")
+    reply = notebook.run("%memwho both")
+    assert "what both keeps alive · 3 storages · 56 B" in reply.out
+    assert "both[1]['x']" in reply.out
+    assert "model.weight" in reply.out
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("nothing", "'nothing' failed: NameError: name 'nothing' is not defined"),
+        ("1 +", "'1 +' failed: SyntaxError: invalid syntax"),
+        ("[1, 2]", "[1, 2] is a list and no tensor with memory is in it."),
+        ("None", "None is None."),
+        ("-d nowhere", "not a device: 'nowhere'. Name one such as cpu, cuda or cuda:1."),
+        ("-d", "-d needs a device, for example -d cuda:0."),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_line(notebook, line, says):
+    reply = notebook.run(f"%memwho {line}")
+    assert (reply.status, reply.error) == ("error", "UsageError")
+    assert f"UsageError: %memwho: {says}" in reply.traceback + reply.stderr
+
+
+def test_an_answer_keeps_nothing_alive(notebook):
+    notebook.run("import weakref\nx = torch.ones(3)\ngone = weakref.ref(x)")
+    notebook.run("%memwho x")
+    notebook.run("%memwho")
+    notebook.run("%memwho [x] + undefined")
+    notebook.run("%memwho x.undefined")
+    assert notebook.run("del x\nprint(gone())").stdout == "None\n"
+
+
+def test_one_device(notebook):
+    notebook.run("x = torch.ones(3)")
+    assert "x" in notebook.run("%memwho -d cpu").out
+    assert notebook.run("%memwho -d cuda").out.startswith("memlab who · 0 storages · 0 B")
+    assert "· x ·" in notebook.run("%memwho -d cpu x").out
+
+
+def test_cuda_stays_as_it_was(notebook):
+    before = notebook.value("torch.cuda.is_initialized()")
+    notebook.run("%memwho")
+    assert notebook.value("torch.cuda.is_initialized()") == before

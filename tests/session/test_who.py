@@ -1,0 +1,145 @@
+"""`memlab.who`: what it says in text, HTML and frames."""
+
+from __future__ import annotations
+
+import html.parser
+
+import pytest
+import torch
+from notebook import notebook  # noqa: F401
+
+from memlab.errors import MemlabError
+from memlab.session.who import Who, who
+from memlab.views.who import Listing
+
+
+@pytest.fixture
+def training(notebook):
+    notebook.run("""
+        model = torch.nn.Linear(30, 40)
+        x = torch.ones(6, 30)
+        loss = (model(x) ** 2).mean()
+        loss.backward()
+    """)
+    return notebook
+
+
+def test_the_text_tells_of_every_storage(training):
+    found = who()
+    text = str(found)
+    assert text.startswith(f"memlab who · {len(found.storages)} storages · ")
+    assert text == repr(found)
+    rows = [line for line in text.splitlines() if line.endswith("model.weight (+1 more)")]
+    assert rows == [f"{'4.69 KiB':>10}  (40, 30)  float32  parameter   cpu     model.weight (+1 more)"]
+
+
+def test_frames_behind_all_of_it(training):
+    found = who()
+    frame = found.to_pandas()
+    assert list(frame.columns) == [
+        "storage_bytes", "shape", "dtype", "category", "device", "path", "others", "address",
+    ]  # fmt: skip
+    assert frame.storage_bytes.sum() == found.total_bytes
+    assert set(frame.path) >= {"model.weight", "model.weight.grad", "x"}
+    for by in ("shape", "dtype", "category", "device"):
+        grouped = found.by(by)
+        assert grouped.to_pandas().storage_bytes.sum() == found.total_bytes
+        assert grouped.to_pandas()["count"].sum() == len(found.storages)
+        assert list(grouped.to_pandas().index) == list(grouped)
+        assert f"memlab who · by {by}" in str(grouped)
+        assert grouped._repr_html_()
+    assert found.by("category")["gradient"].nbytes == 4960
+    with pytest.raises(MemlabError, match="cannot group by 'size'"):
+        found.by("size")
+
+
+def test_one_tensor(training):
+    found = who(training.value("x"), name="x")
+    assert found.paths[0] == "x"
+    assert str(found).startswith("memlab who · x · 720 B, (6, 30) float32 on cpu, other · kept alive by ")
+    assert list(found.to_pandas().path) == list(found.paths)
+    assert "1  x" in str(found)
+
+
+def test_a_tensor_without_memory_and_one_without_a_name(notebook):
+    assert "It holds no memory of its own." in str(who(torch.ones(3, device="meta")))
+    notebook.run("from torch.testing._internal.two_tensor import TwoTensor\nt = TwoTensor(torch.ones(3), torch.ones(3))")
+    assert "kept alive by" in str(who(notebook.value("t")))
+
+
+def test_something_that_holds_tensors(training):
+    found = who(training.value("[model]"), name="it")
+    assert "what it keeps alive · 4 storages" in str(found)
+    with pytest.raises(MemlabError, match="this is a dict and no tensor with memory is in it"):
+        who({})
+
+
+def test_a_device_is_refused_that_is_none():
+    for device in ("nowhere", object(), "cuda:x"):
+        with pytest.raises(MemlabError, match="not a device"):
+            who(device=device)
+
+
+def test_no_name_of_the_users_gets_into_html_or_steers_a_terminal(notebook):
+    evil = "<script>alert(1)</script>\x1b[2J\n&"
+    notebook.names["d"] = {evil: torch.ones(123)}
+    notebook.names[evil] = torch.ones(124)
+    found = who()
+    page = found._repr_html_()
+    assert "<script" not in page
+    assert {tag for tag, _ in tags(page)} <= {"div", "b", "table", "thead", "tbody", "tr", "th", "td"}
+    text = str(found)
+    assert "\x1b" not in text
+    assert all(len(line) < 400 for line in text.splitlines())
+    assert "\x1b" not in str(who(notebook.value("d"), name=evil))
+
+
+def tags(page: str) -> list[tuple[str, list]]:
+    found: list[tuple[str, list]] = []
+    parser = html.parser.HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: found.append((tag, attributes))  # type: ignore[method-assign]
+    parser.feed(page)
+    return found
+
+
+def test_long_tables_are_cut_and_say_so(notebook):
+    notebook.run("many = [torch.ones(7) for _ in range(100)]")
+    text = str(who())
+    assert "more with" in text
+    assert len(text.splitlines()) < 60
+    assert len(who().to_pandas()) >= 100
+    assert len(who()._repr_html_()) < 30_000
+
+
+def test_what_no_name_leads_to_is_said(notebook):
+    import gc
+
+    gc.disable()
+    try:
+        notebook.run("ring = [torch.ones(500)]\nring.append(ring)\ndel ring")
+        text = str(who())
+    finally:
+        gc.enable()
+    assert "(no name leads here)" in text
+    assert "cycles that wait for gc.collect()" in text
+    assert "1.95 KiB by a list" in text
+
+
+def test_a_listing_shows_the_same_in_text_and_html():
+    listing = Listing("title", ("size", "path"), (("1 B", "a" * 500), ("20 B", "b")), ("a note",))
+    assert "…" in listing.text()
+    for cell in ("title", "size", "20 B", "a note"):
+        assert cell in listing.text()
+        assert cell in listing.html()
+
+
+def test_the_answer_is_made_of_texts_and_numbers(training):
+    def plain(thing: object) -> bool:
+        if isinstance(thing, tuple):
+            return all(map(plain, thing))
+        return isinstance(thing, str | int | float | bool | type(None))
+
+    found: Who = who(training.value("x"))
+    assert plain(found.paths)
+    for one in found.storages:
+        assert all(plain(getattr(one, name)) for name in one.__slots__)
