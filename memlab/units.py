@@ -65,3 +65,14 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d} min"
+
+
+def plain(text: str) -> str:
+    """Text that cannot break a line or steer a terminal: whatever cannot be printed becomes a space."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """The same, and no longer than `limit` characters."""
+    clean = plain(text[: 2 * limit])
+    return clean if len(text) <= limit else clean[: limit - 1] + "…"

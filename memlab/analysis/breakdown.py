@@ -13,7 +13,7 @@ from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Array, Category, Kind, Phase, Samples
 from memlab.trace.trace import CPU, Trace
-from memlab.units import format_bytes
+from memlab.units import format_bytes, plain
 
 BEFORE = "before the cell"
 ROUNDING = "rounding"
@@ -44,7 +44,7 @@ class Breakdown(Mapping[str, int]):
     def __str__(self) -> str:
         width = max((len(name) for name in self), default=0)
         rows = [
-            f"{_plain(name):<{width}}  {format_bytes(count):>10}  {self.percent(name):>4}"
+            f"{plain(name):<{width}}  {format_bytes(count):>10}  {self.percent(name):>4}"
             for name, count in self.items()
         ]
         return "\n".join([*rows, f"{'peak of ' + self.of:<{width}}  {format_bytes(self.total_bytes):>10}"])
@@ -63,11 +63,6 @@ class Breakdown(Mapping[str, int]):
         import pandas
 
         return pandas.Series(dict(self.shares), name=f"{self.of}_bytes", dtype="int64").rename_axis(self.by)
-
-
-def _plain(name: str) -> str:
-    """A name that cannot steer a terminal; it may come from a file."""
-    return "".join(c if c.isprintable() else " " for c in name)
 
 
 def breakdown(

@@ -17,7 +17,7 @@ from memlab.analysis.iterations import MIN_REPEATS, MIN_STEPS, Births, Iteration
 from memlab.analysis.timeline import timeline
 from memlab.trace.columns import Array
 from memlab.trace.trace import Trace
-from memlab.units import KiB, format_bytes
+from memlab.units import KiB, format_bytes, one_line
 
 MIN_SHARE, IN_ITERATIONS = 0.1, 1000
 """What so many iterations (or those there were, if more) add at least, of the highest level. Less is bookkeeping."""
@@ -45,8 +45,8 @@ class Place:
     def text(self) -> str:
         """The place in words, as far as it is known."""
         parts = [f"at {_short(self.line)}"] if self.line else []
-        parts += [f"in {_one_line(self.module)}"] if self.module else []
-        parts += [f"by {_one_line(self.op)}"] if self.op and not self.line else []
+        parts += [f"in {one_line(self.module)}"] if self.module else []
+        parts += [f"by {one_line(self.op)}"] if self.op and not self.line else []
         return " ".join(parts) or "at a place that is not known"
 
 
@@ -79,7 +79,7 @@ class Leak:
         rest = self.places[_PLACES_SHOWN:]
         others = f", {len(rest)} more {format_bytes(sum(p.bytes_per_iteration for p in rest))}" if rest else ""
         return (
-            f"Grows by {format_bytes(self.bytes_per_iteration)} with each {_one_line(self.of)}, since number {self.since} "
+            f"Grows by {format_bytes(self.bytes_per_iteration)} with each {one_line(self.of)}, since number {self.since} "
             f"of {self.iterations}, {format_bytes(self.total_bytes)} in all. {what} is allocated {where}{others}."
         )
 
@@ -292,13 +292,7 @@ def _common(paths: list[str]) -> str:
 
 def _short(line: str) -> str:
     """The end of a path and the line number; a cell's temporary file is the cell."""
-    path, _, number = _one_line(line, 1000).rpartition(":")
+    path, _, number = one_line(line, 1000).rpartition(":")
     if "ipykernel_" in path or path.startswith("<ipython-input") or path == "cell":
         return f"line {number} of a cell"
     return f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{number}"
-
-
-def _one_line(text: str, limit: int = 120) -> str:
-    """Text that cannot break a line, steer a terminal or run away."""
-    clean = "".join(c if c.isprintable() else " " for c in text)
-    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

@@ -126,18 +126,30 @@ def lines(trace: Trace, device: int) -> LineTable:
 
 def sources_of(trace: Trace) -> dict[str, dict[int, str]]:
     """The text of the lines, by label and number, as far as it was kept."""
-    noted = trace.notes.get("lines", {})
     return {
-        str(label): {int(number): str(text) for number, text in texts.items() if str(number).isdecimal()}
-        for label, texts in noted.items()
-        if isinstance(texts, Mapping)
+        label: {_number(number): str(text) for number, text in texts.items() if _number(number)}
+        for label, texts in _noted(trace, "lines")
     }
 
 
 def executions_of(trace: Trace) -> dict[str, int]:
     """How often each line began, by its name."""
-    noted = trace.notes["executions"]
-    return {f"{label}:{line}": int(count) for label, counts in noted.items() for line, count in counts.items()}
+    counts = [
+        (f"{label}:{line}", count) for label, by_line in _noted(trace, "executions") for line, count in by_line.items()
+    ]
+    return {name: count for name, count in counts if type(count) is int}
+
+
+def _noted(trace: Trace, name: str) -> list[tuple[str, Mapping[Any, Any]]]:
+    """A note that is a mapping of mappings; it may come from a file, so what is none is left out."""
+    noted = trace.notes.get(name)
+    items = noted.items() if isinstance(noted, Mapping) else ()
+    return [(str(label), inner) for label, inner in items if isinstance(inner, Mapping)]
+
+
+def _number(text: Any) -> int:
+    """A line's number, 0 for what is none."""
+    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 10 else 0
 
 
 def _names(trace: Trace, found: _Tally) -> list[str]:
@@ -153,8 +165,7 @@ def _order(row: LineRow, sources: list[str]) -> tuple[int, str, int]:
 
 def _row(text: str, found: _Tally) -> LineRow:
     source, _, number = text.rpartition(":")
-    line = int(number) if number.isdecimal() else 0
-    return LineRow(text, source, line, **found.figures(text))
+    return LineRow(text, source, _number(number), **found.figures(text))
 
 
 class _Tally:

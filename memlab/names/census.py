@@ -196,6 +196,7 @@ def _walk(books: Books, every_way: bool = False) -> Walk:
     """A walk that is about to begin at the notebook's names."""
     walk = Walk(books, Nodes(books), every_way)
     walk.avoid(starts.namespaces())
+    walk.reserve(starts.shell())
     walk.start(starts.notebook(), _TIER_COST)
     return walk
 

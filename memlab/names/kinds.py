@@ -68,7 +68,12 @@ def _far(steps: int) -> Callable[[Any], Held]:
 
 
 def _frame(frame: Any) -> Held:
-    """A frame's local variables; what a running one has on its stack besides is not seen."""
+    """A frame's local variables; what a running one has on its stack besides is not seen.
+
+    Those of IPython's shell lead to itself alone, which has a name of its own.
+    """
+    if frames.is_shells(frame.f_code):
+        return ()
     return ((1, gc.get_referents(frame)), (1, [value for _, value in frames.locals_of(frame)]))
 
 
@@ -188,6 +193,14 @@ _EXACT: dict[type, Kind] = {
 }
 _CONTAINER = Kind("container", one_step)
 _INSTANCE = Kind("instance", one_step, is_instance=True)
+
+
+def _namespace(module: Any) -> Held:
+    """A module's names; not what its C code shows: `_asyncio` of 3.12.1 gives freed objects, and the collector hangs."""
+    return ((1, [_names_of_module(module)]),)
+
+
+_names_of_module: Any = attributes_of_class(types.ModuleType)["__dict__"].__get__
 _CLASS = Kind("class", _class, entry=_DETOUR_CLASS)
 _STORAGE = Kind("storage", nothing, is_noted=True)
 _MODULE = Kind("module", module_holds, is_noted=True)
@@ -223,6 +236,7 @@ def _other_kind(kind: type, derived: tuple[type, ...]) -> Kind:
 
 
 _BASES = (
+    (types.ModuleType, Kind("namespace", _namespace)),
     (torch.UntypedStorage, _STORAGE),
     (torch.nn.Module, _MODULE),
     (torch.optim.Optimizer, _OPTIMIZER),

@@ -68,8 +68,8 @@ def _attributes(own: Any, role: str) -> Iterator[tuple[Any, str, str]]:
 
 
 def _private_dict(name: str) -> Label:
-    """The members of a module, and its hooks: `_forward_hooks` holds each forward hook."""
-    if name in kinds.MEMBERS:
+    """The members of a module, and its hooks: `_forward_hooks` holds each forward hook; the traits of traitlets."""
+    if name in kinds.MEMBERS or name == "_trait_values":
         return "", MEMBERS
     if name.endswith("_hooks"):
         return f" -> {name.strip('_').replace('_', ' ').removesuffix('s')}", HOOKS
@@ -218,8 +218,8 @@ def _frame(holder: Any) -> Iterator[tuple[Any, str, str]]:
     for thing in gc.get_referents(holder):
         if type(thing) is types.CellType:
             yield thing, " -> closure", ""
-        elif type(thing) is not dict:
-            yield thing, " -> a value in use", ""
+        else:  # up to 3.12 a look at `f_locals` leaves a dict with the frame
+            yield thing, " -> f_locals" if type(thing) is dict else " -> a value in use", ""
 
 
 def _generator(holder: Any) -> Iterator[tuple[Any, str, str]]:

@@ -18,13 +18,15 @@ from typing import Any
 
 from memlab.names import kinds
 from memlab.names.walk import Root
+from memlab.seams import frames
 
-VARIABLES, OUTPUTS, UNDERSCORES, ERRORS, FRAMES, SHELL, THREADS, MODULES = range(8)
-"""The tiers of roots: the first that leads to a tensor names it."""
+VARIABLES, OUTPUTS, UNDERSCORES, ERRORS, FRAMES, THREADS, SHELL, MACHINERY, MODULES = range(9)
+"""The tiers of roots: the first that leads to a tensor names it. From SHELL on they are not the user's."""
 
 _UNDERSCORE = re.compile(r"_{1,3}|_\d+|_oh")
 _HIDDEN = re.compile(r"In|_dh|_ih|_i{1,3}|_i\d+|__\w+__|get_ipython|exit|quit")
-_IPYTHON = "/IPython/core/"
+_LIBRARIES = ("<frozen ", str(Path(os.__file__).resolve().parent) + os.sep, str(Path(os.__file__).parent) + os.sep)
+_INSTALLED = "-packages" + os.sep  # site-packages, dist-packages
 _dict_of_module: Any = kinds.attributes_of_class(types.ModuleType)["__dict__"].__get__
 _OWN_FILES = str(Path(__file__).resolve().parent.parent) + os.sep
 
@@ -40,8 +42,10 @@ def namespaces() -> Iterator[Any]:
 
 
 def notebook() -> Iterator[Root]:
-    """The user's variables, then outputs, the last error, running functions of this thread, the shell and other threads."""
+    """The user's variables, then outputs, the last error, running functions of this thread and of others, the shell."""
     names = _notebook_names()
+    if names.get("_oh") is names.get("Out"):
+        names.pop("_oh", None)
     for name, thing in names.items():
         if type(name) is str and not _HIDDEN.fullmatch(name):
             tier = OUTPUTS if name == "Out" else UNDERSCORES if _UNDERSCORE.fullmatch(name) else VARIABLES
@@ -50,9 +54,13 @@ def notebook() -> Iterator[Root]:
         if (error := vars(sys).get(name)) is not None:
             yield Root(ERRORS, f"sys.{name}", error)
     yield from _running()
-    shell = names.get("get_ipython")
-    if type(shell) is types.MethodType:
-        yield Root(SHELL, "get_ipython()", shell.__self__)
+    yield from (Root(SHELL, "get_ipython()", found) for found in shell())
+
+
+def shell() -> list[Any]:
+    """IPython's shell, by the name that it puts into the notebook; none where there is no such name."""
+    method = _notebook_names().get("get_ipython")
+    return [method.__self__] if type(method) is types.MethodType else []
 
 
 def modules() -> Iterator[Root]:
@@ -87,12 +95,13 @@ def _running() -> Iterator[Root]:
     """The functions that run now, in this thread and in others, and the values of this thread's context."""
     here = threading.get_ident()
     for thread, frame in sys._current_frames().items():
-        place = "" if thread == here else f"thread {_name_of_thread(thread)}: "
-        tier = FRAMES if thread == here else THREADS
         above: types.FrameType | None = _below_us(frame) if thread == here else frame
+        place, tier = ("", FRAMES) if thread == here else (f"thread {_name_of_thread(thread)}: ", THREADS)
         while above is not None:
-            if not above.f_code.co_filename.startswith(_OWN_FILES):
-                yield Root(tier, f"{place}{above.f_code.co_name}()", above)
+            code = above.f_code
+            if not code.co_filename.startswith(_OWN_FILES):
+                is_users = not code.co_filename.startswith(_LIBRARIES) and _INSTALLED not in code.co_filename
+                yield Root(tier if is_users else MACHINERY, f"{place}{code.co_name}()", above)
             above = above.f_back
     for variable, value in contextvars.copy_context().items():
         yield Root(FRAMES, f"context variable {variable.name!r}", value)
@@ -100,9 +109,7 @@ def _running() -> Iterator[Root]:
 
 def _below_us(frame: types.FrameType | None) -> types.FrameType | None:
     """The first frame that did not come about by asking: not memlab's own, nor IPython's that call a magic of it."""
-    while frame is not None and (
-        frame.f_code.co_filename.startswith(_OWN_FILES) or _IPYTHON in frame.f_code.co_filename.replace("\\", "/")
-    ):
+    while frame is not None and (frame.f_code.co_filename.startswith(_OWN_FILES) or frames.is_shells(frame.f_code)):
         frame = frame.f_back
     return frame
 

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from memlab.names import labels
+from memlab.names.starts import OUTPUTS, SHELL, VARIABLES
 from memlab.names.walk import Walk
 
 MAX_PATHS = 100
@@ -94,26 +95,39 @@ class Trails:
         room = MAX_STEPS
         while waiting and room > 0:
             _, _, head, rest = heapq.heappop(waiting)
-            chain, is_way = self._up(head, rest, targets)
+            chain, root = self._up(head, rest, targets)
             room -= len(chain) + len(rest)
-            if is_way:
+            if root < 0:
                 yield head, rest
-            for place, number in enumerate(chain):
-                for holder in self._walk.more.get(number, ()):
-                    after = (*reversed(chain[: place + 1]), *rest)
+            for place in self._forks(chain, rest, root):
+                after = (*reversed(chain[: place + 1]), *rest)
+                for holder in self._walk.more[chain[place]]:
                     if holder not in targets and not self._is_roundabout(holder, after):
                         room -= len(after)
                         cost = self._walk.cost.get(holder, 0) + len(after)
                         heapq.heappush(waiting, (cost, next(order), holder, after))
 
-    def _up(self, head: int, rest: tuple[int, ...], targets: set[int]) -> tuple[list[int], bool]:
-        """The nearest way upwards from an object, and whether it reaches a root: not through the rest, nor a target."""
+    def _up(self, head: int, rest: tuple[int, ...], targets: set[int]) -> tuple[list[int], int]:
+        """The nearest way upwards from an object, and its root (or where it ends: not through the rest, nor a target)."""
         chain: list[int] = []
         closed = targets.union(rest)
         while head > 0 and (head not in closed or not (chain or rest)):
             chain.append(head)
             head = self._walk.holder[head]
-        return chain, head < 0
+        return chain, head
+
+    def _forks(self, chain: list[int], rest: tuple[int, ...], root: int) -> Iterator[int]:
+        """Where on a way further holders are worth telling.
+
+        Only one way leads through what is always there, as the shell, its outputs and modules: they have hundreds.
+        """
+        tier = self._walk.roots[-root - 1].tier if root < 0 else VARIABLES
+        is_users = tier < SHELL
+        for place, number in enumerate(chain):
+            is_first = place == 0 and not rest
+            is_outputs = tier == OUTPUTS and place == len(chain) - 1
+            if number in self._walk.more and (is_first or (is_users and not is_outputs)):
+                yield place
 
     def _is_roundabout(self, holder: int, after: tuple[int, ...]) -> bool:
         """From a node to a tensor that it saved and on into that one's graph: the node leads there by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 from collections.abc import Collection
 from typing import Any
 
@@ -20,6 +21,8 @@ def holders(books: Books, keys: Collection[int], ours: Collection[Any]) -> dict[
     found: dict[int, set[str]] = {}
     for holder in gc.get_referrers(*targets.values()) if targets else ():
         if holder is targets or holder is books.kept or is_tensor(holder) or any(holder is one for one in ours):
+            continue
+        if issubclass(type(holder), types.ModuleType):  # what its C code shows may be freed: see `kinds`
             continue
         for thing in gc.get_referents(holder):
             for key in books.enter(thing) if id(thing) in targets else ():

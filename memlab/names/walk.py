@@ -58,6 +58,7 @@ class Walk:
         self._sent: set[int] = set()
         self._offered: set[int] = set()
         self._wanted: set[int] = set()
+        self._reserved: set[int] = set()
         self._budget_end = math.inf
 
     # --- what is where ------------------------------------------------------------------------------------------------
@@ -67,6 +68,11 @@ class Walk:
         for thing in things:
             self.objects[id(thing)] = thing
             self.holder[id(thing)] = NOT_FOLLOWED
+
+    def reserve(self, things: Iterable[Any]) -> None:
+        """Go into these from roots alone: many ways lead to them that nobody thinks of."""
+        self.avoid(things := list(things))
+        self._reserved.update(map(id, things))
 
     def kind(self, thing: Any) -> kinds.Kind:
         """The Kind of an object."""
@@ -107,9 +113,10 @@ class Walk:
         """Visit all that is as far as this; False where time or room is over."""
         near = self._near.setdefault(cost, [])
         for thing, holder in self._far.pop(cost, ()):
-            if id(thing) in self.holder:
+            if id(thing) in self.holder and not (holder < 0 and id(thing) in self._reserved):
                 self._again(thing, holder, self.kind(thing))
             else:
+                self._reserved.discard(id(thing))
                 self.objects[id(thing)], self.holder[id(thing)] = thing, holder
                 self._meet_at(cost, thing)
         for count, thing in enumerate(near):  # grows meanwhile

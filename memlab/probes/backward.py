@@ -51,6 +51,10 @@ class Backward:
         self._prune_at = 4096
         self._windows: list[tuple[int, int]] = []
         self._owner = 0
+        self._outer: Any = None
+        self._entry: Any = None
+        self._users_engine: Any = None
+        self._our_engine: Any = None
 
     def start(self) -> None:
         """Be told of outputs and of backward; others that were told before go on being told."""
@@ -64,9 +68,11 @@ class Backward:
     def stop(self) -> None:
         """Leave everything as it was, and take the hooks off whatever graph still lives."""
         self.is_on = False
-        if marker.at_output is self._entry:
+        if self._entry is not None and marker.at_output is self._entry:
             marker.at_output = self._outer
-        if seams.engine_entry() is self._our_engine:  # else ours stays inside of another one, and only passes calls on
+        if (
+            self._our_engine is not None and seams.engine_entry() is self._our_engine
+        ):  # else ours stays inside of another one, and only passes calls on
             seams.replace_engine_entry(self._users_engine)
         for handle in self._handles:
             handle.remove()

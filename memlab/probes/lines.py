@@ -160,11 +160,11 @@ class Lines:
     def stop(self) -> None:
         """End, and leave everything as it was."""
         self._end_ns = self._end_ns or time_ns()
-        if self._backward is not None:
-            self._backward.stop()
         if self._tracer is not None:
             self._lost = self._tracer.stop()
-        self._tracer = None
+            self._tracer = None
+        if self._backward is not None:
+            self._backward.stop()
 
     # --- into the trace -------------------------------------------------------------------------------------------------
 

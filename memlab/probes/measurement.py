@@ -138,10 +138,10 @@ class Measurement:
 
     def stop(self) -> Trace:
         """Stop everything, in the opposite order, and return the trace of the device that was used."""
-        self._stop_watching()
-        for probe in self._probes():
-            probe.end_ns = time.time_ns()  # what stopping takes is not part of the run
         try:
+            self._stop_watching()
+            for probe in self._probes():
+                probe.end_ns = time.time_ns()  # what stopping takes is not part of the run
             if self._reader is not None:
                 self._reader.complete_next()
             self._sampler.stop()
@@ -156,8 +156,12 @@ class Measurement:
         """End what watches the user's code: lines and shapes."""
         for one in (self._lines, self._shapes):
             if one is not None:
-                with contextlib.suppress(Exception):
+                try:
+                    with contextlib.suppress(Exception):
+                        one.stop()
+                except KeyboardInterrupt:
                     one.stop()
+                    raise
 
     def _stop_all(self, probes: Iterable[Any]) -> list[Trace]:
         """Stop every one of them, also where one fails; the first failure goes out."""
@@ -272,9 +276,12 @@ class Measurement:
         samples = samples.rows(keep)
         samples = samples.replace(time_ns=np.minimum(samples.time_ns, trace.made_by.duration_ns))
         trace = dataclasses.replace(trace, samples=samples).with_gaps(*gaps)
-        if self._shapes is not None and trace.made_by.engine == cuda.ENGINE:
-            trace = self._shapes.into(trace, self.start_ns)
-        return trace if self._lines is None else self._lines.into(trace, self.start_ns)
+        for one in (self._shapes if trace.made_by.engine == cuda.ENGINE else None, self._lines):
+            try:
+                trace = one.into(trace, self.start_ns) if one is not None else trace
+            except Exception as error:  # a run without them is better than none
+                trace = trace.with_gaps(Gap("lines", f"lines or shapes could not be made out ({error!r:.200})"))
+        return trace
 
 
 def _has_run(trace: Trace) -> bool:

@@ -58,7 +58,8 @@ class Shapes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note what it returns."""
-        out = func(*args, **kwargs or {})
+        op = getattr(func, "_op", func)  # saves a Python frame
+        out = op(*args, **kwargs) if kwargs else op(*args)
         with contextlib.suppress(Exception):  # what cannot be looked at stays without a shape
             self._look(out)
         return out

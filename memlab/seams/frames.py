@@ -60,6 +60,11 @@ def _is_ending(frame: FrameType, code: CodeType) -> bool:
     return 0 <= at < len(code.co_code) and code.co_code[at] in _RETURNS
 
 
+def is_shells(code: CodeType) -> bool:
+    """Whether code is that of IPython's shell, which runs cells and calls magics: IPython/core/, seen in 9.18."""
+    return "/IPython/core/" in code.co_filename.replace("\\", "/")
+
+
 def cell_number(file: str) -> int | None:
     """The number of the notebook's cell that was compiled under a file name, None for other code.
 

@@ -14,6 +14,7 @@ off for longer where such a function raised and its traceback is kept.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import sys
@@ -28,7 +29,7 @@ from memlab.errors import ProbeError
 
 _monitoring: Any = getattr(sys, "monitoring", None)  # Python 3.12 and later
 LINE, ENTER, LEAVE = 0, 1, 2
-TAKEN_OVER = "another trace function (a debugger?) took over"
+TAKEN_OVER = "another trace function (a debugger?) took over, or Ctrl-C fell into ours"
 KEPT_OFF = "an error in an optimizer, whose traceback is kept, kept line tracing off"
 FILE_SHIFT = 24
 Tell = Callable[[int], None]
@@ -124,19 +125,21 @@ class SettraceTracer:
 
     def _functions(self) -> tuple[Local, Callable[[int], Local], Callable[[], None]]:
         """The trace function, the maker of local ones, and what silences them all: generators may keep some."""
-        tell, number_of = self._told, self._watched.number_of
+        tell, number_of, is_on = self._told, self._watched.number_of, True
         plain: set[str] = set()  # files without watched code, and without closed code
         closed: dict[str, frozenset[str]] = {}  # files of closed code, and the functions in them that are not
 
         def begin(frame: FrameType, event: str, arg: Any) -> Any:
             try:
+                if not is_on:  # it was ended by another thread, which cannot take it off
+                    return self._go(frame, event, arg)
                 if self._previous is not None:
                     theirs = self._of_previous(frame, event, arg)
                 else:
                     theirs, file = None, frame.f_code.co_filename
                     if file in plain:
                         return None
-                    if (calls_on := closed.get(file)) is not None and frame.f_code.co_name not in calls_on:
+                    if (calls_on := closed.get(file)) is not None and is_closed(frame.f_code, calls_on):
                         return self._pause()
                 number = number_of(frame.f_code)
                 if number < 0:
@@ -168,8 +171,8 @@ class SettraceTracer:
             return local
 
         def hush() -> None:
-            nonlocal tell
-            tell = _nobody
+            nonlocal tell, is_on
+            tell, is_on = _nobody, False
 
         return begin, new_local, hush
 
@@ -185,7 +188,7 @@ class SettraceTracer:
             plain.add(file)
             return None
         closed[file] = calls_on
-        return self._pause() if code.co_name not in calls_on else None
+        return self._pause() if is_closed(code, calls_on) else None
 
     def _pause(self) -> Any:
         """Take tracing off until the frame that has just begun has ended: then what stands in its `f_trace` goes."""
@@ -202,6 +205,12 @@ class SettraceTracer:
         if sys.gettrace() is not self._global:
             self._put_back()
         return theirs
+
+    def _go(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Make room for who was there before."""
+        if sys.gettrace() is self._global:
+            sys.settrace(self._previous)
+        return self._previous(frame, event, arg) if self._previous is not None else None
 
     def _put_back(self) -> None:
         """Put ours back where the other one has put itself, or nothing, into its place."""
@@ -241,6 +250,14 @@ class _Off:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         """Nothing: there is no interest in the frame."""
+
+
+def is_closed(code: CodeType, calls_on: frozenset[str]) -> bool:
+    """Whether nothing of the user's is called from here until its frame ends; that of a generator does not soon."""
+    return code.co_name not in calls_on and not code.co_flags & _GENERATORS
+
+
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def open_in(file: str) -> frozenset[str] | None:

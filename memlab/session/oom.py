@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from memlab.analysis.oom import NAMED, Explanation, explain, grouped
-from memlab.analysis.oom_facts import Failure, Holder
-from memlab.analysis.oom_text import read_message
+from memlab.analysis.oom.explain import NAMED, Explanation, explain, grouped
+from memlab.analysis.oom.facts import Failure, Holder
+from memlab.analysis.oom.text import read_message
 from memlab.errors import MemlabError
 from memlab.names.census import Census
 from memlab.names.release import Holding, Released, first_argument

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 
 from memlab import seams
-from memlab.analysis.oom_facts import Failure, Holder
-from memlab.analysis.oom_moment import Moment, last_moment
-from memlab.analysis.oom_text import Message, exactly, is_out_of_memory, read_message
+from memlab.analysis.oom.facts import Failure, Holder
+from memlab.analysis.oom.moment import Moment, last_moment
+from memlab.analysis.oom.text import Message, exactly, is_out_of_memory, read_message
 from memlab.names.census import Census, census
 from memlab.names.release import all_errors, first_argument, traceback_of
 from memlab.probes.host import HostMemory

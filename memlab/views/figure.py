@@ -9,7 +9,7 @@ import numpy as np
 
 from memlab.analysis.curves import Curve, Curves
 from memlab.trace.columns import Array, Phase
-from memlab.units import KiB, MiB, format_bytes
+from memlab.units import KiB, MiB, format_bytes, plain
 from memlab.views import theme
 from memlab.views.svg import Frame, short_bytes
 
@@ -173,5 +173,5 @@ def _layout(curves: Curves, frame: Frame, unit: Unit, title: str) -> dict[str, A
 
 def escaped(text: str) -> str:
     """Plotly reads a few HTML tags in its texts; a user's name must stay text."""
-    clean = "".join(c if c.isprintable() else " " for c in text)
+    clean = plain(text)
     return clean.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

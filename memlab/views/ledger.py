@@ -11,7 +11,7 @@ from html import escape
 
 from memlab.analysis.growth import Accounts, Entry, Growth, Left, Level
 from memlab.analysis.peak import Peak
-from memlab.units import format_bytes
+from memlab.units import format_bytes, one_line
 from memlab.views import theme
 from memlab.views.table import peak_text
 
@@ -68,8 +68,8 @@ def ledger_table(accounts: Accounts) -> LedgerTable:
         else []
     )
     notes += [f"{quiet} cell(s) left nothing and took nothing that was seen."] if quiet else []
-    notes += [f"Cell {_number(entry.number)}: {_one_line(note, 200)}." for entry, _ in shown for note in entry.notes]
-    notes += [f"{_one_line(note, 200)}." for note in accounts.notes]
+    notes += [f"Cell {_number(entry.number)}: {one_line(note, 200)}." for entry, _ in shown for note in entry.notes]
+    notes += [f"{one_line(note, 200)}." for note in accounts.notes]
     notes += [] if accounts.entries else [_NOTHING]
     count = f"{len(accounts.entries)} cell{'s' if len(accounts.entries) != 1 else ''}"
     state = "" if accounts.is_on else " · off (%memledger on)"
@@ -87,10 +87,10 @@ def _row(entry: Entry, level: Level) -> tuple[str, ...]:
     mine = [one for one in entry.left if one.device == level.device]
     still = sum(one.nbytes for one in mine if one.died is None)
     again = f" (run {entry.again + 1})" if entry.again else ""
-    status = "" if entry.status == "ok" else f" ({_one_line(entry.status, 40)})"
+    status = "" if entry.status == "ok" else f" ({one_line(entry.status, 40)})"
     return (
         _number(entry.number),
-        _one_line(entry.text, 40) + again + status,
+        one_line(entry.text, 40) + again + status,
         level.device,
         format_bytes(level.before_bytes),
         _peak(level.peak),
@@ -134,21 +134,15 @@ def _group(group: list[Left]) -> str:
     name = group[0].path if len(group) == 1 else group[0].root
     count = f" ({len(group)} tensors)" if len(group) > 1 else ""
     gone = ", gone" if all(one.died is not None for one in group) else ""
-    return f"{_one_line(name, 60) or 'no name found'}{count} {format_bytes(sum(one.nbytes for one in group))}{gone}"
+    return f"{one_line(name, 60) or 'no name found'}{count} {format_bytes(sum(one.nbytes for one in group))}{gone}"
 
 
 def _growth(growth: Growth) -> str:
-    each, name = format_bytes(growth.bytes_per_run), _one_line(growth.name, 60) or "something without a name"
+    each, name = format_bytes(growth.bytes_per_run), one_line(growth.name, 60) or "something without a name"
     return (
         f"Cell {_number(growth.number)} grows when run again: {name} by {each} in each of the last {growth.runs} runs"
-        f" ({growth.device}; {_one_line(growth.text, 40)}); {format_bytes(growth.still_bytes)} of it is still there."
+        f" ({growth.device}; {one_line(growth.text, 40)}); {format_bytes(growth.still_bytes)} of it is still there."
     )
-
-
-def _one_line(text: str, limit: int) -> str:
-    """Text that cannot break a line, steer a terminal, or run away."""
-    clean = "".join(c if c.isprintable() else " " for c in text[: 2 * limit])
-    return clean if len(text) <= limit else clean[: limit - 1] + "…"
 
 
 def _aligned(rows: tuple[tuple[str, ...], ...]) -> Iterator[str]:

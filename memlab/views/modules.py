@@ -15,7 +15,7 @@ from typing import Any
 from memlab.analysis.calls import components
 from memlab.analysis.modules import Module, ModuleTree
 from memlab.errors import MemlabError
-from memlab.units import format_bytes
+from memlab.units import format_bytes, plain
 from memlab.views import theme
 from memlab.views.figure import escaped
 from memlab.views.table import peak_text
@@ -101,7 +101,7 @@ def _summed_up(modules: Sequence[Module], depth: int) -> Row:
 def _name(module: Module, depth: int) -> str:
     """Below its parent a module needs only the last part of its path."""
     name = components(module.path)[-1] if depth else module.path
-    clean = "".join(c if c.isprintable() else " " for c in name)
+    clean = plain(name)
     return clean if len(clean) <= _NAME else clean[: _NAME - 1] + "…"
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from html import escape
 
 from memlab.analysis.breakdown import Breakdown
-from memlab.analysis.oom import Explanation, Named, amount_text
-from memlab.analysis.oom_actions import Action
-from memlab.units import format_bytes
+from memlab.analysis.oom.actions import Action
+from memlab.analysis.oom.explain import Explanation, Named, amount_text
+from memlab.units import format_bytes, one_line
 from memlab.views import theme
 
 _SHARES_SHOWN = 5
@@ -57,12 +57,6 @@ class Page:
 
     def _filled(self) -> list[Part]:
         return [part for part in self.parts if part.sentences or part.rows]
-
-
-def one_line(text: str, limit: int = 300) -> str:
-    """Text that cannot break a line, steer a terminal, or run away."""
-    clean = "".join(c if c.isprintable() else " " for c in text[: 2 * limit])
-    return clean if len(text) <= limit else clean[: limit - 1] + "…"
 
 
 def _safe(text: str) -> str:

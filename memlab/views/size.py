@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from memlab.units import format_bytes
+from memlab.units import format_bytes, one_line
 from memlab.views import theme
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def table(sizes: Sizes) -> SizeTable:
     more = len(sizes.inputs) - _INPUTS_SHOWN
     given = ", ".join(sizes.inputs[:_INPUTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
     return SizeTable(
-        title=_one_line(f"memlab · size of {sizes.model} · input {given or 'none'} · {mode} mode · {sizes.device}"),
+        title=one_line(f"memlab · size of {sizes.model} · input {given or 'none'} · {mode} mode · {sizes.device}"),
         shares=tuple((name, nbytes) for name, nbytes in sizes.parts.items() if nbytes),
         parts=tuple(_parts(sizes)),
         layers=_layers(sizes),
         classic=tuple(_classic(sizes)),
-        terms=tuple((_signed(term.nbytes), _one_line(term.text)) for term in sizes.classic.terms),
-        notes=(*map(_one_line, sizes.notes), _NOT_COUNTED),
+        terms=tuple((_signed(term.nbytes), one_line(term.text)) for term in sizes.classic.terms),
+        notes=(*map(one_line, sizes.notes), _NOT_COUNTED),
     )
 
 
@@ -107,7 +107,7 @@ def _about(sizes: Sizes) -> dict[str, str]:
         "parameters": f"{sizes.parameter_count:,}" + (f", {frozen:,} of them frozen" if frozen else ""),
         "activations": f"{saved:,} storage{'s' if saved != 1 else ''} that autograd keeps for backward",
         "outputs": "as far as autograd does not keep them",
-        "optimizer state": _one_line(sizes.optimizer, 60),
+        "optimizer state": one_line(sizes.optimizer, 60),
         "held otherwise": "by attributes, caches or custom functions",
     }
 
@@ -124,7 +124,7 @@ def _layer_row(layer: Layer) -> tuple[str, ...]:
     own = layer.parameter_bytes + layer.buffer_bytes
     sizes = (own, layer.gradient_bytes, layer.optimizer_bytes, layer.activation_bytes, layer.classic_bytes)
     cells = [format_bytes(size) if size else "" for size in sizes]
-    return _one_line(layer.path, 48) or "(itself)", _one_line(layer.type, 24), shape, *cells
+    return one_line(layer.path, 48) or "(itself)", one_line(layer.type, 24), shape, *cells
 
 
 def _classic(sizes: Sizes) -> Iterator[str]:
@@ -153,11 +153,6 @@ def _decimal(count: int, digits: int = 4) -> str:
 
 def _signed(count: int) -> str:
     return ("+" if count > 0 else "−") + _decimal(abs(count))
-
-
-def _one_line(words: str, limit: int = 300) -> str:
-    clean = "".join(c if c.isprintable() else " " for c in words)
-    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
 # --- many layers to few ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 
 from memlab.analysis.curves import Curve, Curves
 from memlab.trace.columns import Phase
-from memlab.units import GiB, KiB, MiB, format_bytes, format_seconds
+from memlab.units import GiB, KiB, MiB, format_bytes, format_seconds, plain
 from memlab.views import theme
 
 WIDTH, HEIGHT = 880, 260
@@ -258,4 +258,4 @@ def _key(x: int, y: int, name: str, colour: str) -> str:
 
 def _text(text: str) -> str:
     """Escaped, and without the characters that XML forbids even when escaped."""
-    return escape("".join(c if c.isprintable() else " " for c in text))
+    return escape(plain(text))

@@ -9,7 +9,7 @@ from html import escape
 from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.peak import UNKNOWN_BYTES, Peak
 from memlab.analysis.summary import DeviceSummary, Level, Summary
-from memlab.units import format_bytes, format_seconds
+from memlab.units import format_bytes, format_seconds, one_line
 from memlab.views import theme
 
 _SHARES_SHOWN = 5
@@ -76,12 +76,12 @@ _BOX = "font-size:13px;line-height:1.5;font-variant-numeric:tabular-nums"
 
 def report(summary: Summary) -> Report:
     """Put a summary into words."""
-    name = f" · {_one_line(summary.name)}" if summary.name else ""
-    title = f"memlab{name} · {format_seconds(summary.duration_s)} · {_one_line(summary.engine)}"
+    name = f" · {one_line(summary.name)}" if summary.name else ""
+    title = f"memlab{name} · {format_seconds(summary.duration_s)} · {one_line(summary.engine)}"
     shown = [device for device in summary.devices if _is_worth_showing(device)] or list(summary.devices[:1])
     devices = tuple(_device(device) for device in shown)
-    notes = (*map(_one_line, summary.notes), *(() if devices else (_NOTHING,)))
-    return Report(title, devices, notes, tuple(_one_line(f"{gap.name}: {gap.text}") for gap in summary.gaps))
+    notes = (*map(one_line, summary.notes), *(() if devices else (_NOTHING,)))
+    return Report(title, devices, notes, tuple(one_line(f"{gap.name}: {gap.text}") for gap in summary.gaps))
 
 
 def _is_worth_showing(device: DeviceSummary) -> bool:
@@ -93,7 +93,7 @@ def _device(one: DeviceSummary) -> DeviceReport:
     capacity = f", {format_bytes(device.capacity_bytes)}" if device.capacity_bytes > 0 else ""
     rows = (_HEAD, *(_row(level) for level in one.levels))
     tables = tuple(_share_table(share) for share in one.shares if share.by in _ROWS_SHOWN)
-    return DeviceReport(f"{device.label} ({_one_line(device.name)}{capacity})", rows, tuple(_lines(one)), tables)
+    return DeviceReport(f"{device.label} ({one_line(device.name)}{capacity})", rows, tuple(_lines(one)), tables)
 
 
 def _row(level: Level) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def _lines(one: DeviceSummary) -> Iterator[str]:
     yield f"Peak allocated {_exactly(allocated)}; known from {allocated.source}."
     if one.at:
         phase = [f"in phase {one.at['phase']}"] if "phase" in one.at else []
-        module = [f"in {_one_line(one.at['module'], 80)}"] if "module" in one.at else []
+        module = [f"in {one_line(one.at['module'], 80)}"] if "module" in one.at else []
         line = [f"at {_short_line(one.at['line'])}"] if "line" in one.at else []
         yield f"It was reached {', '.join(phase + module + line)}."
     has_categories = any(share.by == "category" for share in one.shares)
@@ -146,7 +146,7 @@ def _exactly(peak: Peak) -> str:
 
 def _share_text(share: Breakdown) -> str:
     shown = list(share.items())[:_SHARES_SHOWN]
-    text = ", ".join(f"{_one_line(name, 48)} {format_bytes(count)} ({share.percent(name)})" for name, count in shown)
+    text = ", ".join(f"{one_line(name, 48)} {format_bytes(count)} ({share.percent(name)})" for name, count in shown)
     rest = len(share) - len(shown)
     others = share.total_bytes - sum(count for _, count in shown)
     return text + (f", {rest} more {format_bytes(others)}" if rest else "")
@@ -157,7 +157,7 @@ def _share_table(share: Breakdown) -> ShareTable:
     limit = _ROWS_SHOWN[share.by]
     large = [name for name in share if share[name] * 200 >= share.total_bytes]  # "0 %" is not worth a row
     shown = (large or list(share))[:limit]
-    rows = [(_one_line(name, 48), format_bytes(share[name]), share.percent(name)) for name in shown]
+    rows = [(one_line(name, 48), format_bytes(share[name]), share.percent(name)) for name in shown]
     others, rest = len(share) - len(shown), share.total_bytes - sum(share[name] for name in shown)
     if others:
         rows.append((f"{others} more", format_bytes(rest), f"{100 * rest / max(share.total_bytes, 1):.0f} %"))
@@ -168,16 +168,10 @@ def _share_table(share: Breakdown) -> ShareTable:
 
 def _short_line(line: str) -> str:
     """The end of a path and the line number; a cell's temporary file is the cell."""
-    path, _, number = _one_line(line).rpartition(":")
+    path, _, number = one_line(line).rpartition(":")
     if "ipykernel_" in path or path.startswith("<ipython-input"):
         return f"line {number} of a cell"
     return f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{number}"
-
-
-def _one_line(text: str, limit: int = 300) -> str:
-    """Text that cannot break a line or run away."""
-    clean = "".join(c if c.isprintable() else " " for c in text)
-    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
 def _aligned(rows: tuple[tuple[str, ...], ...]) -> Iterator[str]:

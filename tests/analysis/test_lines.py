@@ -146,6 +146,17 @@ def test_wrong_questions_are_answered_with_what_to_do():
         table(script)["cell:9"]
 
 
+@pytest.mark.parametrize(
+    "wrong", [3, "x", {"cell": 5}, {"cell": {"1": "often", "z" * 5000: 1, 7: 1}}, {3: {"9" * 5000: 2}}]
+)
+def test_notes_of_a_file_that_make_no_sense_do_no_harm(wrong):
+    script = Script()
+    script.mark(MarkKind.LINE, "cell:1", at=0)
+    script.alloc(10, at=1)
+    found = lines(script.trace(notes={"executions": wrong, "lines": wrong}), 0)
+    assert found["cell:1"].held_bytes == 10
+
+
 def test_as_a_frame():
     script = Script()
     script.mark(MarkKind.LINE, "cell:1", at=0)
@@ -162,7 +173,17 @@ def random_script(seed: int) -> tuple[Script, list[tuple[Any, ...]]]:
     """A script, and what happened in it in order: ("mark", text) or ("event", change of the level)."""
     chance = random.Random(seed)
     script, story, alive = Script(), [], []
-    texts = ["", "a:1", "a:2", "a:1\n...", "b:1\na:2", "b:2\na:2", "a:2\n...", "b:1\n(backward)\na:2", "(backward)\na:2"]
+    texts = [
+        "",
+        "a:1",
+        "a:2",
+        "a:1\n...",
+        "b:1\na:2",
+        "b:2\na:2",
+        "a:2\n...",
+        "b:1\n(backward)\na:2",
+        "(backward)\na:2",
+    ]
     for at in range(0, chance.randrange(400), 10):
         kind = chance.random()
         if kind < 0.5:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from handmade import HOST, Script
 
-from memlab.analysis.oom_moment import Moment, last_moment
+from memlab.analysis.oom.moment import Moment, last_moment
 from memlab.trace import Category, Kind, MarkKind, Phase
 
 

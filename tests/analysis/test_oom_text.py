@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlab.analysis.oom_text import Amount, Message, amount, exactly, is_out_of_memory, read_message
+from memlab.analysis.oom.text import Amount, Message, amount, exactly, is_out_of_memory, read_message
 from memlab.errors import MemlabError
 
 KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40

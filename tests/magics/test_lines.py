@@ -43,14 +43,19 @@ def listed(notebook: Kernel, cell: str, status: str = "ok") -> dict[str, tuple[i
 
 
 def test_the_lines_of_the_cell_by_number(notebook):
-    found = listed(notebook, "%%memtrack --lines\nx = torch.ones(1000)\n\nfor i in range(3):\n    y = torch.ones(500)\ndel x\n")
+    found = listed(
+        notebook, "%%memtrack --lines\nx = torch.ones(1000)\n\nfor i in range(3):\n    y = torch.ones(500)\ndel x\n"
+    )
     assert found == {
         "cell:2": (1, 4000, 4000),
         "cell:4": (4, 0, 0),
         "cell:5": (3, 2000, 2000),
         "cell:6": (1, -4000, -4000),
     }
-    assert notebook.run("print(lines(memlab.last_run()))").stdout.splitlines()[3].split()[-2:] == ["%%memtrack", "--lines"]
+    assert notebook.run("print(lines(memlab.last_run()))").stdout.splitlines()[3].split()[-2:] == [
+        "%%memtrack",
+        "--lines",
+    ]
     notebook.run("del y")
 
 
@@ -93,7 +98,10 @@ def test_what_cells_can_do_is_followed(notebook):
         ("import asyncio\nawait asyncio.sleep(0)\nk = torch.ones(1000)", 4),
         ("async def f():\n    await asyncio.sleep(0)\n    return torch.ones(1000)\nk = await f()", 4),
         ("%time k = torch.ones(1000)", 2),
-        ("class Net(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\nk = Net()(torch.ones(1000))", 4),
+        (
+            "class Net(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\nk = Net()(torch.ones(1000))",
+            4,
+        ),
         ("exec('k = torch.ones(1000)')", 2),
         ("k = torch.ones(1000); k", 2),
     ):

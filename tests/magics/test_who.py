@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the kernel of t
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    with kernel(tmp_path_factory.mktemp("who"), "import torch, memlab", "%load_ext memlab") as found:
+    with kernel(tmp_path_factory.mktemp("who"), "import torch, memlab, gc", "%load_ext memlab") as found:
         yield found
 
 
@@ -58,9 +58,8 @@ def test_outputs_and_underscores(notebook):
     number = int(notebook.run("len(In)").out)
     notebook.run("torch.ones(3)")
     found = paths(notebook, "_")
-    assert found[0] == f"Out[{number}]"
-    assert {f"Out[{number}]", "_", f"_{number}"} <= set(found)
-    assert all(not path.startswith("get_ipython().user_ns") for path in found)
+    assert found[:3] == [f"Out[{number}]", "_", f"_{number}"]
+    assert all(path.startswith("get_ipython().") for path in found[3:])
     notebook.run("1")
     notebook.run("2")
     assert "___" in paths(notebook, f"Out[{number}]")
@@ -72,6 +71,18 @@ def test_the_tensor_of_a_failed_cell(notebook):
     number = int(notebook.run("len(In)").out) - 2
     reply = notebook.run("print(next(s.path for s in memlab.session.who.who().storages if s.shape == (77,)))")
     assert reply.stdout.strip() == f"traceback of cell {number} -> f() -> big"
+
+
+def test_every_path_of_a_failed_cells_tensor(notebook):
+    notebook.run("def f():\n    big = torch.ones(78)\n    raise ValueError('no')\nf()")
+    number = int(notebook.run("len(In)").out) - 2
+    found = paths(notebook, "next(t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == (78,))")
+    assert {path.replace("f_locals['big']", "big") for path in found} == {
+        f"traceback of cell {number} -> f() -> big",
+        f"sys.last_value -> traceback of cell {number} -> f() -> big",
+        f"get_ipython().InteractiveTB -> traceback of cell {number} -> f() -> big",
+        *([f"sys.last_exc -> traceback of cell {number} -> f() -> big"] if sys.version_info >= (3, 12) else []),
+    }
 
 
 def test_in_a_function_the_names_are_its_own(notebook):

@@ -130,6 +130,14 @@ def test_cells_are_known_by_their_numbers(monkeypatch):
     assert frames.cell_number("/tmp/cell") is None
 
 
+def test_the_shells_own_code_is_known():
+    from IPython.core.interactiveshell import InteractiveShell
+
+    assert frames.is_shells(InteractiveShell.run_code.__code__)
+    assert frames.is_shells(InteractiveShell.run_line_magic.__code__)
+    assert not frames.is_shells(read.__code__)
+
+
 def test_ipython_numbers_its_cells_this_way():
     from IPython.core.compilerop import CachingCompiler
 

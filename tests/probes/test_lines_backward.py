@@ -105,7 +105,9 @@ def test_backward_of_what_was_made_before_the_track_has_no_line():
 
     report, _ = tracked(step)
     assert exact(report)
-    assert report["backward"].held_bytes + report["backward"].backward_bytes == row(report, "loss.backward()").total_bytes
+    assert (
+        report["backward"].held_bytes + report["backward"].backward_bytes == row(report, "loss.backward()").total_bytes
+    )
     assert row(report, "loss.backward()").total_bytes >= bytes_of(layer) - 3 * 40 * 4
 
 

@@ -141,6 +141,16 @@ def test_a_generator_that_outlives_the_tracer_tells_nobody(space):
     assert told == before
 
 
+def test_one_that_another_thread_ends_leaves_with_the_next_call(space):
+    tracer = tracing.tracer(Watched(), lambda told: None)
+    tracer.start(sys._getframe())
+    thread = threading.Thread(target=tracer.stop)
+    thread.start()
+    thread.join()
+    space["plain"](1)
+    assert sys.gettrace() is None
+
+
 # --- with other trace functions ------------------------------------------------------------------------------------------
 
 
@@ -256,17 +266,18 @@ def test_an_error_that_is_kept_keeps_it_off_and_that_is_said(is_closed):
 
 
 def test_what_is_closed():
-    from memlab.probes.backward import Backward
+    from memlab.probes.backward import Backward, tensors_in
     from memlab.probes.tally import Tally
 
     def is_closed(function: Any) -> bool:
         calls_on = tracing.open_in(function.__code__.co_filename)
-        return calls_on is not None and function.__code__.co_name not in calls_on
+        return calls_on is not None and tracing.is_closed(function.__code__, calls_on)
 
     assert is_closed(Backward.at_output)
     assert is_closed(torch.optim.Adam._init_group)
     for function in (Tally.__torch_dispatch__, torch.optim.LBFGS._directional_evaluate, torch.nn.Module._call_impl):
         assert not is_closed(function), function
+    assert not is_closed(tensors_in), "a generator's frame may wait for long"
     assert not is_closed(torch.optim.lr_scheduler.LambdaLR.get_lr)
     assert not is_closed(torch.optim.SGD.step)
 

@@ -83,7 +83,14 @@ class Tags(html.parser.HTMLParser):
 def test_the_listing_as_html_says_the_same():
     found = Tags(listing_html(USUAL, "first"))
     said = " ".join(found.words)
-    for word in ("Lines of first · cuda:0", "+4.00 MiB", "2.00 MiB", "×1", "y = x * 2  # <b>&", "Over the run: +5.00 MiB."):
+    for word in (
+        "Lines of first · cuda:0",
+        "+4.00 MiB",
+        "2.00 MiB",
+        "×1",
+        "y = x * 2  # <b>&",
+        "Over the run: +5.00 MiB.",
+    ):
         assert word in said
     assert set(found.seen) <= {"details", "summary", "table", "tr", "th", "td", "div"}
     assert "linear-gradient(90deg,rgba(46, 117, 232, 0.35) 50%,transparent 50%)" in listing_html(USUAL)
@@ -95,7 +102,14 @@ HOSTILE = "</td><script>alert(1)</script>'\"\x1b[2J\r\n\u202e\x00"
 @pytest.mark.parametrize("render", [listing_text, listing_html, lambda table, name: plain_text(table)])
 def test_nothing_in_a_trace_can_break_out(render):
     row = LineRow(
-        f"{HOSTILE}:1", HOSTILE, 1, 1, 5, peak_bytes=5, came=(Group(1, HOSTILE, HOSTILE, 5),), went=(Group(1, "", "", 1),)
+        f"{HOSTILE}:1",
+        HOSTILE,
+        1,
+        1,
+        5,
+        peak_bytes=5,
+        came=(Group(1, HOSTILE, HOSTILE, 5),),
+        went=(Group(1, "", "", 1),),
     )
     text = render(table(row, sources={HOSTILE: {1: HOSTILE, 2: "\tx"}}, gaps=(HOSTILE,)), HOSTILE)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e]", text)
@@ -106,7 +120,9 @@ def test_nothing_in_a_trace_can_break_out(render):
 
 def long(lines: int) -> LineTable:
     rows = [cell(n, held_bytes=n, total_bytes=n, peak_bytes=n) for n in range(1, lines, 7)]
-    return table(*rows, sources={"cell": {n: f"value_{n} = compute_something({n}, 'and more of it')" for n in range(1, lines)}})
+    return table(
+        *rows, sources={"cell": {n: f"value_{n} = compute_something({n}, 'and more of it')" for n in range(1, lines)}}
+    )
 
 
 @pytest.mark.parametrize("lines", [10, 100, 1000, 20_000])

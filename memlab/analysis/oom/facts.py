@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from memlab.analysis.oom_moment import Moment
-from memlab.analysis.oom_text import Amount, Message, exactly
+from memlab.analysis.oom.moment import Moment
+from memlab.analysis.oom.text import Amount, Message, exactly
 from memlab.trace.columns import Phase
 
 TOO_MUCH, LIMIT, FRAGMENTATION, OTHERS, FULL, UNKNOWN = "too much", "limit", "fragmentation", "others", "full", ""

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memlab.analysis.breakdown import Breakdown
-from memlab.analysis.oom_actions import OUTPUTS, TRACEBACK, Action, actions, root_of
-from memlab.analysis.oom_facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
-from memlab.analysis.oom_text import Amount, exactly
+from memlab.analysis.oom.actions import OUTPUTS, TRACEBACK, Action, actions, root_of
+from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
+from memlab.analysis.oom.text import Amount, exactly
 from memlab.units import format_bytes
 
 NAMED = 8

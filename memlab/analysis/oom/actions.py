@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from memlab.analysis.oom_facts import FRAGMENTATION, LIMIT, TOO_MUCH, Failure, Holder
-from memlab.analysis.oom_text import Amount, exactly
+from memlab.analysis.oom.facts import FRAGMENTATION, LIMIT, TOO_MUCH, Failure, Holder
+from memlab.analysis.oom.text import Amount, exactly
 from memlab.trace.columns import Phase
 from memlab.units import GiB, MiB, format_bytes
 
