@@ -17,6 +17,10 @@ from memlab.trace.columns import Phase
 from memlab.trace.trace import CPU, Device, Gap, Trace
 
 
+NAMELESS = "without a name"
+"""What no object has: activations and temporaries, and what the allocator rounded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """One quantity over a run: at the start, its peak, at the end; -1 where it was not read."""
@@ -136,9 +140,19 @@ def _resident(trace: Trace) -> list[Level]:
 
 def _shares(trace: Trace, device: Device, at: Peak) -> tuple[Breakdown, ...]:
     try:
-        return tuple(breakdown(trace, device.index, each, at=at) for each in _known(trace))
+        shares = (breakdown(trace, device.index, each, at=at) for each in _known(trace))
+        return tuple(one if one.by != "tensor" else _named(trace, one) for one in shares)
     except MemlabError:
         return ()  # the peak is known and its events are not: then nobody can say who held it
+
+
+def _named(trace: Trace, shares: Breakdown) -> Breakdown:
+    """The shares of what has a name, and the rest as one."""
+    names = set(trace.texts["name"])
+    named = {name: count for name, count in shares.items() if name in names}
+    rest = {NAMELESS: shares.total_bytes - sum(named.values())}
+    ordered = sorted((named | rest).items(), key=lambda item: -item[1])
+    return Breakdown(shares.by, shares.of, {name: count for name, count in ordered if count})
 
 
 def _known(trace: Trace) -> list[str]:

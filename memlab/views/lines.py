@@ -183,13 +183,13 @@ def listing_html(table: LineTable, name: str = "", limit: int = 0) -> str:
         notes = "".join(f"<div>{escape(line)}</div>" for line in closing(table))
         return (
             f"<details open><summary>{escape(_title(table, name))}</summary>"
-            f"<table style='{_TABLE}' title='{escape(LEGEND)}'>{body}</table>{notes}</details>"
+            f"<table cellpadding='3' style='{_TABLE}' title='{escape(LEGEND)}'>{body}</table>{notes}</details>"
         )
 
     return _shortened(sections(table), limit, render)
 
 
-_TABLE = "border-collapse:collapse;margin:2px 0;font-family:monospace;font-size:12px;white-space:pre"
+_TABLE = "border-collapse:collapse;margin:2px 0;color:inherit;font-family:monospace;font-size:12px;white-space:pre"
 _LEFT = "style='text-align:left;padding-left:16px'"
 
 

@@ -26,7 +26,8 @@ def clean(notebook):
         " 'open', 'torch', 'memlab', 'gc', 'sys', 'name')]: del globals()[name]\n"
         "Out.clear(); get_ipython().last_execution_result = None\n"
         "for name in [n for n in globals() if n[0] == '_' and n[1:].isdigit()]: del globals()[name]\n"
-        "for name in ('_', '__', '___'): globals()[name] = ''; setattr(get_ipython().displayhook, name, '')\n"
+        "for name in ('_', '__', '___'):\n"
+        "    get_ipython().push({name: ''}, interactive=False); setattr(get_ipython().displayhook, name, '')\n"
         "for name in ('last_value', 'last_traceback', 'last_exc', 'last_type'): vars(sys).pop(name, None)\n"
         "get_ipython().InteractiveTB.tb = None; name = None\n"
         "gc.collect()"
@@ -37,7 +38,7 @@ def clean(notebook):
 def paths(notebook, expression: str) -> list[str]:
     """Every path that `%memwho` finds."""
     reply = notebook.run(f"found = %memwho {expression}\nprint(repr(found.paths))\ndel found")
-    assert reply.status == "ok", reply.traceback
+    assert reply.status == "ok", reply.traceback + reply.stderr
     return list(eval(reply.stdout))
 
 
