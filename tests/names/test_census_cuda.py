@@ -22,8 +22,9 @@ def left() -> int:
 
 @pytest.fixture(autouse=True)
 def warm():
-    """cuBLAS takes a workspace at its first product, which no tensor holds."""
-    torch.ones(512, 512, device="cuda") @ torch.ones(512, 512, device="cuda")
+    """cuBLAS takes a workspace at the first product of each thread, which no tensor holds."""
+    ones = torch.ones(512, 512, device="cuda", requires_grad=True)
+    torch.nn.functional.linear(ones @ ones, ones, ones[0]).sum().backward()
     torch.cuda.synchronize()
 
 
