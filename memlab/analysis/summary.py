@@ -16,7 +16,6 @@ from memlab.errors import MemlabError
 from memlab.trace.columns import Phase
 from memlab.trace.trace import CPU, Device, Gap, Trace
 
-
 NAMELESS = "without a name"
 """What no object has: activations and temporaries, and what the allocator rounded."""
 

@@ -63,7 +63,8 @@ class Books:
         """At most ROOM entries. Once an entry changes a value nothing is called, so Ctrl-C finds the books in order."""
         times, codes, sizes, births, keys = self.time_ns, self.code, self.nbytes, self.birth, self.key
         undated = row = self.row
-        for _ in range(min(len(log), ROOM)):
+        count, now = min(len(log), ROOM), self.clock()
+        for _ in range(count):
             item = log[0]
             if type(item) is int:
                 while undated < row:
@@ -104,7 +105,8 @@ class Books:
             else:
                 item.block = -2  # of no bytes, or reported before
             del log[0]
-        now = self.clock()
+        if undated < row and log and type(log[0]) is int:
+            now = log[0]  # a moment that was left for the next batch
         for late in range(undated, row):
             times[late] = now
 

@@ -109,6 +109,11 @@ class Tally(TorchDispatchMode):
     def mark(self) -> int:
         """The time now; no event so far will be dated after it. For marks of phases and modules."""
         now = self._clock()
+        try:
+            if type(self._log[-1]) is int:
+                return now  # what came before is dated by the earlier moment
+        except IndexError:
+            pass
         self._append(now)
         return now
 

@@ -389,24 +389,3 @@ class MonitoringTracer:
 
 def _nobody(*told: Any) -> None:
     """Whom a tracer tells when it has ended: frames of suspended generators may keep its functions."""
-
-
-# --- cells of a notebook ----------------------------------------------------------------------------------------------
-
-
-def cell_number(file: str) -> int | None:
-    """The execution count of the cell that code with this file name comes from, 0 if it has none; None for other code.
-
-    IPython names a cell's code after its text and keeps the names: shell.compile._filename_map, seen in IPython 8 to 9.18.
-    """
-    module = sys.modules.get("IPython.core.interactiveshell")
-    if module is not None and module.InteractiveShell.initialized():
-        names = getattr(module.InteractiveShell.instance().compile, "_filename_map", {})
-        if file in names:
-            return int(names[file] or 0)
-    is_cell = file.startswith("<ipython-input-") or _IPYKERNEL.search(file) is not None
-    return 0 if is_cell else None
-
-
-_IPYKERNEL = re.compile(r"[\\/]ipykernel_\d+[\\/]\d+\.py$")
-"""ipykernel's names for cells, in a folder of temporary files that need not exist; ipykernel.compiler."""

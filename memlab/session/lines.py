@@ -20,7 +20,7 @@ from memlab.analysis.lines import LineRow, LineTable
 from memlab.analysis.lines import lines as lines_of
 from memlab.errors import MemlabError
 from memlab.probes.lines import Lines, Watched
-from memlab.seams import tracing
+from memlab.seams import cells
 from memlab.views import lines as views
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def lines_at(frame: FrameType, functions: Sequence[Any] = ()) -> Lines:
     file = frame.f_code.co_filename
 
     def is_whole(name: str) -> bool:
-        return tracing.cell_number(name) is not None or name == script
+        return cells.cell_number(name) is not None or name == script
 
     here = [] if is_whole(file) else [frame.f_code]
     return Lines(Watched(is_whole, [*here, *codes]), lambda name: label_of(name, file), source_of)
@@ -60,7 +60,7 @@ def label_of(file: str, current: str = "") -> str:
 
     What a magic was given to run is no cell: "statement".
     """
-    number = tracing.cell_number(file)
+    number = cells.cell_number(file)
     if number is None:
         return PurePath(file).name or file
     if file == current:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from memlab import seams
 from memlab.analysis.curves import Curves, curves
 from memlab.errors import MemlabError
+from memlab.session.lines import has_lines, lines
 from memlab.units import format_seconds
 from memlab.views.bundle import figure_bundle
 from memlab.views.table import Report, report
@@ -27,13 +29,17 @@ class RunReport:
 
     @property
     def text(self) -> str:
-        """The report in words."""
-        return self.table.text()
+        """The report in words, with the lines below it where these were asked for."""
+        return f"{self.table.text()}\n\n{self._lines['text/plain']}" if self._lines else self.table.text()
 
     @property
     def html(self) -> str:
-        """The report as a small HTML table."""
-        return self.table.html()
+        """The same as small HTML tables."""
+        return self.table.html() + self._lines.get("text/html", "")
+
+    @cached_property
+    def _lines(self) -> dict[str, str]:
+        return lines(self.run).section() if has_lines(self.run) and self.run.devices else {}
 
     @property
     def curves(self) -> Curves:

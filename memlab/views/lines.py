@@ -10,7 +10,7 @@ from memlab.analysis.lines import BACKWARD, Group, LineRow, LineTable
 from memlab.units import format_bytes
 from memlab.views import theme
 
-SECTION_HTML, SECTION_TEXT = 16_000, 6_000
+SECTION_HTML, SECTION_TEXT = 15_000, 5_000
 """How long a listing may be that stands below the report of a cell, in characters."""
 _FOLD_FROM = 4  # so many lines in a row without memory are folded where a listing is too long
 _WIDTH = 110

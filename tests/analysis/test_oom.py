@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from memlab.analysis.oom.explain import amount_text, explain, grouped
 from memlab.analysis.oom.actions import LEAST_OUTPUT_BYTES, MOST, actions, root_of
+from memlab.analysis.oom.explain import amount_text, explain, grouped
 from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
 from memlab.analysis.oom.moment import Moment
 from memlab.analysis.oom.text import Amount, Message, exactly, read_message

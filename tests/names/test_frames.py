@@ -13,8 +13,7 @@ from memlab.seams import frames
 def read(frame: types.FrameType) -> dict[str, Any]:
     """Name -> value; a cell stands for what is in it."""
     return {
-        name: value.cell_contents if type(value) is types.CellType else value
-        for name, value in frames.locals_of(frame)
+        name: value.cell_contents if type(value) is types.CellType else value for name, value in frames.locals_of(frame)
     }
 
 

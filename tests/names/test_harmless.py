@@ -31,7 +31,9 @@ def test_nothing_is_kept_alive(notebook):
 
 def test_what_a_graph_keeps_dies_with_it(notebook):
     notebook.run("x = torch.ones(1000, requires_grad=True)\nloss = x.exp().exp().sum()")
-    (saved,) = {one.key for one in census().storages if one.path.endswith("ExpBackward0 -> saved result")} - {0} or {0},
+    (saved,) = (
+        {one.key for one in census().storages if one.path.endswith("ExpBackward0 -> saved result")} - {0} or {0},
+    )
     assert saved
     keys = {one.key for one in storages() if one.nbytes == 4000}
     notebook.run("del loss")
@@ -50,7 +52,13 @@ def test_counts_of_references_are_as_before(notebook):
         node = loss.grad_fn
     """)
     census(), notebook.paths("x")  # once before: torch makes a Python object for each storage that is looked at
-    things = [*notebook.value("things"), notebook.value("node"), notebook.names, torch.Tensor, type(notebook.value("m"))]
+    things = [
+        *notebook.value("things"),
+        notebook.value("node"),
+        notebook.names,
+        torch.Tensor,
+        type(notebook.value("m")),
+    ]
     counts = [sys.getrefcount(thing) for thing in things]
     uses = torch._C._storage_Use_Count(notebook.key("x"))
     census(), storages(), notebook.paths("x")

@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import memlab
 from memlab.errors import MemlabError
-from memlab.session.size import size
 from memlab.seams.fakes import FakeTensor
+from memlab.session.size import size
 
 
 def rows() -> Tensor:

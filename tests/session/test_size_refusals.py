@@ -12,8 +12,8 @@ from session.real_forward import Function, linear, unchanged
 from torch import Tensor, nn
 
 from memlab.errors import MemlabError
-from memlab.session.size import size
 from memlab.seams.fakes import FakeTensorMode
+from memlab.session.size import size
 
 
 def asks_for_a_value(model: Function, x: Tensor) -> Tensor:

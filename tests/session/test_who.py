@@ -63,7 +63,9 @@ def test_one_tensor(training):
 
 def test_a_tensor_without_memory_and_one_without_a_name(notebook):
     assert "It holds no memory of its own." in str(who(torch.ones(3, device="meta")))
-    notebook.run("from torch.testing._internal.two_tensor import TwoTensor\nt = TwoTensor(torch.ones(3), torch.ones(3))")
+    notebook.run(
+        "from torch.testing._internal.two_tensor import TwoTensor\nt = TwoTensor(torch.ones(3), torch.ones(3))"
+    )
     assert "kept alive by" in str(who(notebook.value("t")))
 
 
