@@ -19,8 +19,10 @@ def holders(books: Books, keys: Collection[int], ours: Collection[Any]) -> dict[
     told = dict.fromkeys(list(keys)[:MOST], "nothing of Python's, so by a graph or by C++ code")
     targets = {number: thing for number, thing in books.kept.items() if told.keys() & books.enter(thing)}
     found: dict[int, set[str]] = {}
-    for holder in gc.get_referrers(*targets.values()) if targets else ():
-        if holder is targets or holder is books.kept or is_tensor(holder) or any(holder is one for one in ours):
+    asked = tuple(targets.values())
+    ours = (*ours, asked, targets, books.kept)
+    for holder in gc.get_referrers(*asked) if asked else ():
+        if is_tensor(holder) or any(holder is one for one in ours):
             continue
         if issubclass(type(holder), types.ModuleType):  # what its C code shows may be freed: see `kinds`
             continue

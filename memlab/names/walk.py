@@ -178,12 +178,15 @@ class Walk:
             heapq.heappush(self._costs, cost)
 
     def _again(self, thing: Any, holder: int, kind: kinds.Kind) -> None:
-        """Another way to something that was met before; to a class nobody asks for them."""
+        """Another way to something that was met before; to a class nobody asks for them, and a view is none to its base."""
         number = id(thing)
-        if holder not in (self.holder[number], number) and kind.name != "class":
-            ways = self.more.setdefault(number, [])
-            if holder not in ways[-8:]:
-                ways.append(holder)
+        if holder in (self.holder[number], number) or kind.name == "class":
+            return
+        if kind.name == "tensor" and holder in self.keys and self.keys[holder] == self.books.enter(thing):
+            return
+        ways = self.more.setdefault(number, [])
+        if holder not in ways[-8:]:
+            ways.append(holder)
 
     # --- categories ---------------------------------------------------------------------------------------------------
 

@@ -286,7 +286,8 @@ def test_a_graph_a_hundred_thousand_nodes_deep(notebook):
         assert any(what.startswith("what lies behind 10,000 nodes") for what in whole.not_inspected)
         assert found[0] == "x"
     else:
-        assert found == ["x", "y.grad_fn -> ... -> AccumulateGrad -> leaf"]
+        assert found[0] == "x"
+        assert all(path.endswith("grad_fn -> ... -> AccumulateGrad -> leaf") for path in found[1:])
     notebook.run("del x, y, steps")
 
 
