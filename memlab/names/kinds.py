@@ -124,14 +124,15 @@ def module_holds(module: Any) -> Held:
     if own is None:
         yield 1, gc.get_referents(module)
         return
-    rest = dict.copy(own)
+    rest, shown = dict.copy(own), {id(own)}
     for name in MEMBERS:
         members = rest.get(name)
         if is_dict(members):
             del rest[name]
+            shown.add(id(members))
             yield 0, [value for value in values_of(members) if value is not None]
     yield 1, list(rest.values())
-    yield 1, [held for held in gc.get_referents(module) if held is not own]
+    yield 1, [held for held in gc.get_referents(module) if id(held) not in shown]
 
 
 MEMBERS = ("_parameters", "_buffers", "_modules")

@@ -190,7 +190,9 @@ def listing_html(table: LineTable, name: str = "", limit: int = 0) -> str:
 
 
 _TABLE = "border-collapse:collapse;margin:2px 0;color:inherit;font-family:monospace;font-size:12px;white-space:pre"
-_LEFT = "style='text-align:left;padding-left:16px'"
+# JupyterLab sets these for every cell of a table, so they are set again where they matter.
+_LEFT = "style='text-align:left;white-space:pre;padding:1px 0 1px 16px'"
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def _html_section(source: str, entries: Sequence[Entry], chosen: Sequence[Column], largest: int) -> str:
@@ -208,7 +210,7 @@ def _html_section(source: str, entries: Sequence[Entry], chosen: Sequence[Column
 
 
 def _html_cell(column: Column, row: LineRow | None, largest: int) -> str:
-    text = escape(column.cell(row)) if row is not None else ""
+    text = escape(column.cell(row)).replace(" ", _NO_BREAK) if row is not None else ""
     size = column.size(row) if column.size is not None and row is not None else 0
     if not size or not largest:
         return f"<td>{text}</td>"

@@ -82,7 +82,7 @@ class Tags(html.parser.HTMLParser):
 
 def test_the_listing_as_html_says_the_same():
     found = Tags(listing_html(USUAL, "first"))
-    said = " ".join(found.words)
+    said = " ".join(found.words).replace("\N{NO-BREAK SPACE}", " ")
     for word in (
         "Lines of first · cuda:0",
         "+4.00 MiB",
