@@ -91,20 +91,33 @@ def _is_ours(module_name: Any) -> bool:
     return type(module_name) is str and (module_name == "memlab" or module_name.startswith("memlab."))
 
 
-def _running() -> Iterator[Root]:
+def _running() -> list[Root]:
     """The functions that run now, in this thread and in others, and the values of this thread's context."""
-    here = threading.get_ident()
-    for thread, frame in sys._current_frames().items():
-        above: types.FrameType | None = _below_us(frame) if thread == here else frame
-        place, tier = ("", FRAMES) if thread == here else (f"thread {_name_of_thread(thread)}: ", THREADS)
-        while above is not None:
-            code = above.f_code
-            if not code.co_filename.startswith(_OWN_FILES):
-                is_users = not code.co_filename.startswith(_LIBRARIES) and _INSTALLED not in code.co_filename
-                yield Root(tier if is_users else MACHINERY, f"{place}{code.co_name}()", above)
-            above = above.f_back
-    for variable, value in contextvars.copy_context().items():
-        yield Root(FRAMES, f"context variable {variable.name!r}", value)
+    found = [Root(FRAMES, f"context variable {one.name!r}", value) for one, value in contextvars.copy_context().items()]
+    tops, here = sys._current_frames(), threading.get_ident()
+    frame: types.FrameType | None
+    try:
+        for thread, frame in tops.items():
+            above = _below_us(frame) if thread == here else frame
+            place, tier = ("", FRAMES) if thread == here else (f"thread {_name_of_thread(thread)}: ", THREADS)
+            found += _frames_from(above, place, tier)
+        return found
+    finally:
+        # One of them is the frame of this very function: a circle, which would keep all that its callers' variables hold.
+        tops.clear()
+        frame = above = None
+
+
+def _frames_from(frame: types.FrameType | None, place: str, tier: int) -> list[Root]:
+    """The functions from a frame down to the first; those of libraries come after the shell."""
+    found = []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN_FILES):
+            is_users = not file.startswith(_LIBRARIES) and _INSTALLED not in file
+            found.append(Root(tier if is_users else MACHINERY, f"{place}{frame.f_code.co_name}()", frame))
+        frame = frame.f_back
+    return found
 
 
 def _below_us(frame: types.FrameType | None) -> types.FrameType | None:

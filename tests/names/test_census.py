@@ -125,7 +125,7 @@ def test_groups(notebook):
     assert result.group("dtype") == {"float32": Group(2, 160), "int8": Group(1, 3)}
     assert result.group("category") == {"other": Group(3, 163)}
     assert result.total_bytes == 163
-    with pytest.raises(MemlabError, match="cannot group by 'colour'. Choose one of shape, dtype, category, device"):
+    with pytest.raises(MemlabError, match=r"cannot group by 'colour'. Choose one of shape, dtype, category, device"):
         result.group("colour")
 
 

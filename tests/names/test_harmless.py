@@ -13,6 +13,7 @@ from notebook import notebook  # noqa: F401
 
 from memlab.names.census import census, paths, storages
 from memlab.seams import graph
+from memlab.session.who import who
 
 
 def test_nothing_is_kept_alive(notebook):
@@ -27,6 +28,19 @@ def test_nothing_is_kept_alive(notebook):
     finally:
         gc.enable()
     assert results
+
+
+def test_no_circles_are_left_for_the_collector(notebook):
+    notebook.run("x = torch.ones(3, requires_grad=True)\nloss = x.exp().sum()\nlosses = [loss]")
+    for look in (census, storages, who, lambda: notebook.paths("x"), lambda: who(notebook.value("losses"))):
+        look()
+        gc.collect()
+        gc.disable()
+        try:
+            look()
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
 
 def test_what_a_graph_keeps_dies_with_it(notebook):

@@ -35,8 +35,9 @@ def standins() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def no_standins_stay():
+    before = {id(one) for one in standins()}  # of tests that failed
     yield
-    assert standins() == []
+    assert [one for one in standins() if id(one) not in before] == []
 
 
 def test_a_training_model_stays_as_it_is():
