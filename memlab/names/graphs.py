@@ -18,6 +18,27 @@ _CUT = f"what lies behind {MAX_ROW:,} nodes of a graph (PyTorch could not free t
 _HIDDEN = "what the graph keeps of a tensor whose view was changed in place (CopySlices)"
 
 
+class Account:
+    """Whether graphs may be looked at in this process.
+
+    A search that was cut has left one row as long as rows may get; the next would lengthen it from its other end. So none
+    looks again before a search has met no graph at all.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = self.met_graph = False
+
+    def next_search(self) -> bool:
+        """Whether the search that begins now may look."""
+        self.is_closed = self.is_closed and self.met_graph
+        self.met_graph = False
+        return not self.is_closed
+
+
+account = Account()
+"""That of this process."""
+
+
 class Nodes:
     """Asks nodes what follows them, as long as no row gets too long."""
 
@@ -27,7 +48,9 @@ class Nodes:
         self._above: dict[int, int] = {}  # a forest of nodes that hang together
         self._sizes: dict[int, int] = {}
         self._classes: dict[int, tuple[type, Any]] = {}
-        self.is_cut = False
+        self.is_cut = not account.next_search()
+        if self.is_cut:
+            books.not_seen(_CUT)
 
     def getters(self, kind: type) -> Any:
         """How to ask nodes of this class; None where it is no node."""
@@ -39,6 +62,9 @@ class Nodes:
     def of(self, tensor: Any) -> Any:
         """The node that made a tensor, None for a leaf."""
         try:
+            if graph.is_leaf(tensor):
+                return None
+            account.met_graph = True
             return None if self.is_cut else graph.grad_fn(tensor)
         except RuntimeError:
             return None
@@ -74,7 +100,7 @@ class Nodes:
             self._above[other] = one
             size = self._sizes[one] = self._sizes.get(one, 1) + self._sizes.pop(other, 1)
             if size >= self._max_row and not self.is_cut:
-                self.is_cut = True
+                self.is_cut = account.is_closed = True
                 self._books.not_seen(_CUT)
 
     def _top(self, number: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from memlab.names import kinds, memory
@@ -22,11 +22,12 @@ _of_function = {name: attributes_of_class(types.FunctionType)[name].__get__ for 
     "__closure__", "__defaults__", "__kwdefaults__", "__code__", "__globals__", "__annotations__")}  # fmt: skip
 
 
-def labels(holder: Any, role: str, name: str) -> dict[int, Label]:
-    """The id of each held object -> its label, for a holder of the Kind `name` that is read in a role."""
+def labels(holder: Any, role: str, name: str, met: Container[int]) -> dict[int, Label]:
+    """The id of each held object that was met -> its label, for a holder of the Kind `name` that is read in a role."""
     found: dict[int, Label] = {}
     for thing, text, of in _named(holder, role, name):
-        found.setdefault(id(thing), (text, of))
+        if id(thing) in met:
+            found.setdefault(id(thing), (text, of))
     return found
 
 

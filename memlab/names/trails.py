@@ -169,7 +169,9 @@ class Trails:
         known = self._labels.get((holder, role))
         if known is None:
             thing = self._walk.objects[holder]
-            known = self._labels[(holder, role)] = labels.labels(thing, role, self._walk.kind(thing).name)
+            known = self._labels[(holder, role)] = labels.labels(
+                thing, role, self._walk.kind(thing).name, self._walk.holder
+            )
         text, of = known.get(held) or labels.other(self._walk.objects[held])
         return (_KEY.sub(lambda found: self._key(int(found[1]), found[2]), text) if "\0" in text else text), of
 
@@ -194,7 +196,8 @@ class Trails:
     def _to_traceback(self, trail: Trail, holder: int, traceback: Any) -> Trail:
         """A traceback, with the cell it tells of."""
         text = f"traceback of {self._place(traceback)}"
-        return Trail((text,)) if holder < 0 else trail.then(f" -> {text}", "")
+        is_last = holder < 0 and self._walk.roots[-holder - 1].name == "sys.last_traceback"
+        return Trail((text,)) if is_last else trail.then(f" -> {text}", "")
 
     def _place(self, traceback: Any) -> str:
         """The cell in which an error came up, else the file."""

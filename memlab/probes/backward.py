@@ -24,13 +24,15 @@ from torch.compiler import is_dynamo_compiling
 
 from memlab import seams
 from memlab.probes.marks import marker
-from memlab.seams import nodes
+from memlab.seams import graph, nodes
 from memlab.trace.columns import Array, MarkKind
 
 LineOf = Callable[[FrameType, bool], int]
 """The watched line on, from a frame outwards, and whether the frame is of the thread whose lines are followed."""
 MAX_REACHED = 1_000_000
 """So many moments are kept; the oldest half goes first."""
+MAX_HOOKED = 10_000
+"""So many nodes with hooks may be alive at once, where a node that was looked at stays (see `seams.graph.nodes_stay`)."""
 MAX_WINDOWS = 500_000
 """So many runs of the engine are told apart from the lines that wait for them."""
 _DEPTH = 2  # so many containers deep tensors are looked for in what a module returns
@@ -41,6 +43,7 @@ class Backward:
 
     def __init__(self, line_of: LineOf, clock: Callable[[], int], moment: Callable[[], int] = time_ns) -> None:
         self.failures = 0
+        self.is_cut = False
         self.is_on = False
         self._line_of, self._clock, self._moment = line_of, clock, moment
         self._lock = threading.Lock()
@@ -114,10 +117,18 @@ class Backward:
         if self._outer is not None:
             self._outer(path, output)
         try:
-            if self.is_on and nodes.can_hook():
+            if self.is_on and nodes.can_hook() and self._has_room():
                 self._hook(path, output)
         except Exception:
             self.failures += 1
+
+    def _has_room(self) -> bool:
+        """Whether more nodes may be looked at: where they stay, a long row of them cannot be freed (`seams.graph`)."""
+        if not graph.nodes_stay or len(self._handles) < MAX_HOOKED or self.is_cut:
+            return not self.is_cut
+        self._prune()
+        self.is_cut = len(self._handles) >= MAX_HOOKED
+        return not self.is_cut
 
     def _hook(self, path: str, output: Any) -> None:
         thread = threading.get_ident()

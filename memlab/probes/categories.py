@@ -116,7 +116,7 @@ def _by_phase(trace: Trace, lives: Lives, phase: Steps, recording: Steps) -> Arr
     made = trace.blocks.phase
     adopted = lives.born_ns < 0
     end_ns, _ = _stretch_end(phase, lives.born_ns)
-    stays = lives.died_ns >= end_ns
+    stays = (lives.died_ns > end_ns) | (lives.died_ns == NEVER)  # what a mark dates came before it
     category = np.full(len(made), int(Category.OTHER), np.uint8)
     category[~stays & (made != Phase.OTHER)] = Category.TEMPORARY
     kept = stays & (made == Phase.FORWARD) & ((recording.at(lives.born_ns) == 1) | _freed_in_backward(trace, lives))
@@ -140,7 +140,7 @@ def _freed_in_backward(trace: Trace, lives: Lives) -> Array:
     ends = trace.marks.time_ns[_backward(trace, MarkKind.PHASE_END)]
     if not len(begins):
         return np.zeros(len(lives.born_ns), bool)
-    last = np.searchsorted(begins, np.minimum(lives.died_ns, NEVER - 1), side="right") - 1
+    last = np.searchsorted(begins, np.minimum(lives.died_ns, NEVER - 1), side="left") - 1
     began = begins[np.maximum(last, 0)]
     ended = np.append(ends, NEVER)[np.searchsorted(ends, began)]
     return (last >= 0) & (began > lives.born_ns) & (lives.died_ns <= ended) & (lives.died_ns != NEVER)

@@ -23,7 +23,7 @@ import numpy as np
 
 from memlab.errors import ProbeError
 from memlab.probes import line_marks
-from memlab.probes.backward import Backward
+from memlab.probes.backward import MAX_HOOKED, Backward
 from memlab.probes.line_log import OUTSIDE, LineLog, Rows
 from memlab.seams import tracing
 from memlab.trace.columns import Array
@@ -215,6 +215,8 @@ class Lines:
             gaps.append(Gap("lines", LET_GO.format((self._log.dropped_until_ns - start_ns) / 1e9)))
         if self._log.failure:
             gaps.append(Gap("lines", f"some lines were lost: {self._log.failure}"))
+        if self._backward.is_cut:
+            gaps.append(Gap("lines", f"of more than {MAX_HOOKED:,} modules in a graph the rest has no forward line in backward"))
         if self._backward.failures:
             gaps.append(Gap("lines", f"{self._backward.failures} outputs of modules could not be hooked for backward"))
         return gaps

@@ -25,6 +25,8 @@ _next_of_function: Any = _attributes(_Function)[_NEXT].__get__
 
 grad_fn: Any = TensorBase.grad_fn.__get__
 """The node of the graph that made a tensor, None for a leaf."""
+is_leaf: Any = TensorBase.is_leaf.__get__
+"""Whether no node made a tensor; tells without making the node's Python object."""
 tensor_hooks: Any = TensorBase._backward_hooks.__get__
 """The hooks of `Tensor.register_hook` by number, None where there are none."""
 accumulate_hooks: Any = TensorBase._post_accumulate_grad_hooks.__get__

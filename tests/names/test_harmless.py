@@ -141,7 +141,9 @@ HOSTILE = """
             return type.__getattribute__(cls, name)
     armed = []
     class Proxy(metaclass=Meta):
-        def __init__(self): object.__setattr__(self, 't', torch.ones(11))
+        def __init__(self):
+            object.__setattr__(self, 't', torch.ones(11))
+            object.__setattr__(self, 'kind', torch.Tensor)  # so it is among what refers to the class
         __class__ = property(no)
         __getattr__ = __repr__ = __str__ = __bool__ = __len__ = __iter__ = no
         def __getattribute__(self, name): no()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from memlab.names import memory
+from memlab.names.graphs import account
 from memlab.seams import graph, sequence
 
 BUDGET_S = 0.05
@@ -44,8 +45,11 @@ class Graphs:
         if not tensors:
             self._depth.clear()
             self._deepest = self._searches = 0
-        elif graph.nodes_stay and self._deepest >= MAX_DEPTH:
+        elif graph.nodes_stay and (self._deepest >= MAX_DEPTH or account.is_closed):
             self.unseen = _TOO_DEEP
+            return
+        elif graph.nodes_stay and len(tensors) > MAX_DEPTH - self._deepest:
+            self.unseen = _TOO_MANY  # each of them might be the next in the row
             return
         nodes = [node for tensor in tensors if (node := node_of(tensor)) is not None]
         starts = [sequence.number_of(node) for node in nodes]
