@@ -87,7 +87,7 @@ class CpuProbe:
         table = marks.table(events, first_row, self.start_ns)
         trace = Trace(events, blocks, self._made_by(), first_row=first_row, marks=table, texts=texts)
         trace = categorised(trace, claims.log.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
-        return trace.with_gaps(*claims.gaps())
+        return trace.with_gaps(*claims.gaps(), *marks.gaps())
 
     def _made_by(self) -> MadeBy:
         lost, until_ns = self.tally.lost

@@ -135,7 +135,7 @@ class CudaProbe:
             texts={**texts, "mark": marks.texts},
         )
         trace = categorised(trace, claims.log.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
-        return with_workspaces(trace, seams.blas_workspace_sizes()).with_gaps(*claims.gaps())
+        return with_workspaces(trace, seams.blas_workspace_sizes()).with_gaps(*claims.gaps(), *marks.gaps())
 
     def _device_rows(self, history: DeviceHistory) -> tuple[Part, Part]:
         """What was there when the track began, and the rows since; as far as the recorder still has them."""

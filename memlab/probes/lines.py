@@ -216,7 +216,9 @@ class Lines:
         if self._log.failure:
             gaps.append(Gap("lines", f"some lines were lost: {self._log.failure}"))
         if self._backward.is_cut:
-            gaps.append(Gap("lines", f"of more than {MAX_HOOKED:,} modules in a graph the rest has no forward line in backward"))
+            gaps.append(
+                Gap("lines", f"of more than {MAX_HOOKED:,} modules in a graph the rest has no forward line in backward")
+            )
         if self._backward.failures:
             gaps.append(Gap("lines", f"{self._backward.failures} outputs of modules could not be hooked for backward"))
         return gaps

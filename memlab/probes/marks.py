@@ -38,6 +38,7 @@ from memlab.seams import compiler
 from memlab.seams.dispatch import DisableTorchFunction
 from memlab.trace.columns import Array, Events, MarkKind, Marks
 from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, Steps, recording, resolve
+from memlab.trace.trace import Gap
 
 MAX_MARKS = 2_000_000
 """How many marks are kept (20 bytes each); older ones go."""
@@ -54,6 +55,13 @@ class MarkColumns:
     kind: Array
     name: Array
     texts: tuple[str, ...]
+    left_out: int = 0
+    """How many marks of other threads' work are not among these."""
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """What the work of other threads hides."""
+        text = "other threads ran modules, optimizers or backwards too: their work has no phases, modules and lines of its own"
+        return (Gap("other threads' work", text),) if self.left_out else ()
 
     def steps(self) -> tuple[Steps, Steps]:
         """The phase, and the innermost module, over time."""
@@ -343,9 +351,8 @@ class Marker:
         times, codes, threads = times[inside], codes[inside].astype(np.int64), threads[inside]
         order = np.argsort(times, kind="stable")
         keep = order[self._owned(codes[order], threads[order] == owner)]
-        return MarkColumns(
-            times[keep], (codes[keep] % _KINDS).astype("u1"), (codes[keep] // _KINDS).astype("<i4"), texts
-        )
+        kinds, names = (codes[keep] % _KINDS).astype("u1"), (codes[keep] // _KINDS).astype("<i4")
+        return MarkColumns(times[keep], kinds, names, texts, len(order) - len(keep))
 
     def _owned(self, codes: Array, by_owner: Array) -> Array:
         """The owner's marks, and those of any thread while the owner waits for the engine (it runs backward for it)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -221,3 +222,28 @@ def test_a_lazy_parameter_has_no_shape_yet_and_does_no_harm():
     lazy = nn.LazyLinear(5)
     trace, _ = probed(lambda: lazy(torch.ones(3, 7)), "cpu")
     assert breakdown(trace, -1, "tensor")["LazyLinear.weight"] == 5 * 7 * 4
+
+
+def test_what_another_thread_runs_is_named_as_not_told_apart():
+    model = nn.Linear(4, 4)
+
+    def body():
+        thread = threading.Thread(target=lambda: model(torch.ones(2, 4)))
+        thread.start()
+        thread.join()
+
+    trace, _ = probed(body, "cpu")
+    assert "other threads' work" in {gap.name for gap in trace.gaps}
+    trace, _ = probed(lambda: model(torch.ones(2, 4)), "cpu")
+    assert "other threads' work" not in {gap.name for gap in trace.gaps}
+
+
+def test_what_goes_with_the_end_of_a_forward_is_a_temporary():
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+
+    def body():
+        with torch.no_grad():
+            return model(torch.ones(512, 256))
+
+    trace, _ = probed(body, "cpu")
+    assert category_of(trace, 512 * 256 * 4)[1:] == ["temporary", "temporary"]
