@@ -3,7 +3,8 @@
 Rules without a claim. Made in a forward: a temporary if it went before the forward was over (what follows up to the
 backward included), else an activation, unless autograd recorded nothing. Made outside of any phase and freed by a
 backward: an activation too. Made in backward or in an optimizer's step and gone with it: a temporary. The rest is other.
-An input is what a module was given and no forward had made.
+An input is what a module was given and no forward had made. What was there before and autograd had recorded is an
+activation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from memlab.trace.trace import Trace
 
 NEVER = np.iinfo(np.int64).max
 WORKSPACE = f"{WORKSPACE_OF}cuBLAS"
-_ORDER = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER, Category.INPUT)
+_ORDER = (
+    Category.PARAMETER,
+    Category.BUFFER,
+    Category.GRADIENT,
+    Category.OPTIMIZER,
+    Category.INPUT,
+    Category.ACTIVATION,
+)
 _RANK = np.full(len(Category), len(_ORDER))
 _RANK[[*_ORDER]] = np.arange(len(_ORDER))
 
@@ -85,7 +93,9 @@ def categorised(trace: Trace, claims: ClaimColumns, marks: MarkColumns, start_ns
     category = _by_phase(trace, lives, phase, marks.since(start_ns).recording())
     found = claimed(trace, lives, claims, start_ns)
     codes = np.array([int(label.category) for label in claims.labels], np.int64)
-    counts = (codes[found.label] != Category.INPUT) | (trace.blocks.phase[found.block] != Phase.FORWARD)
+    said, is_adopted = codes[found.label], lives.born_ns[found.block] < 0
+    counts = (said != Category.INPUT) | (trace.blocks.phase[found.block] != Phase.FORWARD)
+    counts &= (said != Category.ACTIVATION) | is_adopted  # of what was made since, its phase and its life tell more
     found = Claimed(found.block[counts], found.row[counts], found.label[counts])
     category, label, changes = _by_claims(category, found, codes, claims)
     return _named(trace, category, label, changes, claims)

@@ -251,13 +251,15 @@ class Claims:
     # --- notes ------------------------------------------------------------------------------------------------------------
 
     def _strays(self) -> Iterator[tuple[Any, int]]:
-        """Parameters and gradients, whoever they belong to; a label with a name wins over these."""
+        """Parameters, gradients and results of recorded operators, whoever they belong to; a label with a name wins."""
         for thing in living_tensors():
             kind = type(thing)
             if issubclass(kind, torch.UntypedStorage):
                 continue
             if issubclass(kind, Parameter):
                 yield thing, self.log.label(Category.PARAMETER, "", "", thing)
+            elif thing.requires_grad and not thing.is_leaf:
+                yield thing, self.log.label(Category.ACTIVATION, "", "", thing)
             grad = grad_of(thing)
             if grad is not None:
                 yield grad, self.log.label(Category.GRADIENT, "", "", grad)

@@ -247,3 +247,12 @@ def test_what_goes_with_the_end_of_a_forward_is_a_temporary():
 
     trace, _ = probed(body, "cpu")
     assert category_of(trace, 512 * 256 * 4)[1:] == ["temporary", "temporary"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_graphs_kept_before_the_cell_are_activations(device):
+    model = nn.Sequential(nn.Linear(64, 333), nn.Tanh()).to(device)
+    kept = [model(torch.ones(17, 64, device=device)) for _ in range(4)]
+    trace, _ = probed(lambda: None, device)
+    assert category_of(trace, 17 * 333 * 4).count("activation") >= len(kept)
+    assert by_category(trace, device)["parameter"] >= 64 * 333 * 4
