@@ -41,7 +41,8 @@ def tracked(body: Body) -> dict[str, Any]:
         "peaks": {of: [peak.low_bytes for peak in peaks[of]] for of in peaks},
         "is_exact": all(peak.is_exact for of in peaks for peak in peaks[of]),
         "surprises": sum(history.books.surprises for history in devices),
-        "gaps": [gap.text for gap in trace.gaps],
+        # Which thread's work it was changes no peak.
+        "gaps": [gap.text for gap in trace.gaps if gap.name != "other threads' work"],
         "ooms": [int((events.kind == Kind.OOM).sum()), sum(device.num_ooms for device in trace.made_by.devices)],
         "retries": sum(device.num_alloc_retries for device in trace.made_by.devices),
         "pending": int((events.kind == Kind.FREE_PENDING).sum()),
