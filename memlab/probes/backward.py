@@ -15,7 +15,6 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import time_ns
 from types import FrameType
 from typing import Any
 
@@ -41,16 +40,17 @@ _DEPTH = 2  # so many containers deep tensors are looked for in what a module re
 class Backward:
     """Marks backward while it is on; `reached` has the moments and the lines (-1 where no line was watched)."""
 
-    def __init__(self, line_of: LineOf, clock: Callable[[], int], moment: Callable[[], int] = time_ns) -> None:
+    def __init__(self, line_of: LineOf, clock: Callable[[], int]) -> None:
         self.failures = 0
         self.is_cut = False
         self.is_on = False
-        self._line_of, self._clock, self._moment = line_of, clock, moment
+        self._line_of, self._clock = line_of, clock
         self._lock = threading.Lock()
         self._new: deque[tuple[int, int]] = deque()
         self._times, self._lines = array("q"), array("q")
         self._newest: dict[int, int] = {}
         self._handles: list[Any] = []
+        self._hooks: dict[tuple[str, int], Callable[[Any], None]] = {}
         self._prune_at = 4096
         self._windows: list[tuple[int, int]] = []
         self._owner = 0
@@ -80,6 +80,7 @@ class Backward:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._hooks.clear()
 
     def windows(self) -> list[tuple[int, int]]:
         """From when to when the engine ran for the thread that started this; one inside of another is part of that."""
@@ -139,26 +140,37 @@ class Backward:
             number = nodes.number_of(node) if node is not None else -1
             # Nodes are numbered as they are made. An older one belongs to a module inside of this one, or before it.
             if number > before:
-                hook = hook or functools.partial(self._reached, path, self._line(thread))
+                hook = hook or self._hook_of(path, self._line(thread))
                 self._handles.append(node.register_prehook(hook))
                 newest = max(newest, number)
         self._newest[thread] = newest
         if len(self._handles) > self._prune_at:
             self._prune()
 
+    def _hook_of(self, path: str, line: int) -> Callable[[Any], None]:
+        """The hook for the outputs of a module on a line; steps call the same ones again and again."""
+        hook = self._hooks.get((path, line))
+        if hook is None:
+            hook = self._hooks[path, line] = self._new_hook(marker.setter(MarkKind.BACKWARD_OF, path), line)
+        return hook
+
+    def _new_hook(self, mark: Callable[[], int], line: int) -> Callable[[Any], None]:
+        new = self._new
+
+        # Backward has come to the node; in whichever thread. Where backward is compiled, nothing of this stays.
+        def reached(gradients: Any) -> None:
+            if is_dynamo_compiling():
+                return
+            if self.is_on:
+                new.append((mark(), line))
+                if len(new) > 1 << 16:
+                    self._collect()
+
+        return reached
+
     def _line(self, thread: int) -> int:
         """The watched line that is on."""
         return self._line_of(sys._getframe(3), thread == self._owner)
-
-    def _reached(self, path: str, line: int, gradients: Any) -> None:
-        """Backward has come to the node; in whichever thread. Where backward is compiled, nothing of this stays."""
-        if is_dynamo_compiling():
-            return
-        if self.is_on:
-            marker.add(MarkKind.BACKWARD_OF, path)
-            self._new.append((self._moment(), line))
-            if len(self._new) > 1 << 16:
-                self._collect()
 
     def _prune(self) -> None:
         """Forget the handles whose graph has gone."""

@@ -138,10 +138,10 @@ class Lines:
     ) -> None:
         """Begin, from the running line of `frame` outwards; `clock` dates a line later than what happened before it.
 
-        `moment` is a cheaper clock, for marks within backward.
+        `moment` is a cheaper clock.
         """
         self._log = LineLog(clock, event_times, moment)
-        self._backward = Backward(self._line_on, clock, moment)
+        self._backward = Backward(self._line_on, clock)
         self._tracer = tracing.tracer(self.watched, self._log.tell)
         try:
             self._tracer.start(frame)

@@ -119,7 +119,8 @@ class Marker:
         self.at_module: Callable[[], None] | None = None
         self.at_output: Callable[[str, Any], None] | None = None
         self.watch: Watch | None = None
-        self.clocks: tuple[Callable[[], int], ...] = ()
+        self._clocks: tuple[Callable[[], int], ...] = ()
+        self._now: Callable[[], int] = time_ns
         self.watch_failures: Counter[str] = Counter()
         self._new: deque[tuple[int, int, int]] = deque()
         self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
@@ -192,16 +193,23 @@ class Marker:
         if self.users:
             compiler.show_module_hooks(self._key, *self._hooks)
 
-    def _now(self) -> int:
-        now = time_ns()
-        for clock in self.clocks:
-            now = clock()
-        return now
+    @property
+    def clocks(self) -> tuple[Callable[[], int], ...]:
+        """Who is asked for the time of a mark; nobody: the clock of the machine."""
+        return self._clocks
+
+    @clocks.setter
+    def clocks(self, clocks: tuple[Callable[[], int], ...]) -> None:
+        self._clocks = clocks
+        self._now = (clocks[0] if clocks else time_ns) if len(clocks) < 2 else self._ask_all
+
+    def _ask_all(self) -> int:
+        return [clock() for clock in self.clocks][-1]
 
     # --- the hooks: these run in the user's steps, a few hundred times each -------------------------------------------
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        add, codes, new_code, tell, now = self._new.append, self._module_codes, self._module_code, self.tell, self._now
+        add, codes, new_code, tell = self._new.append, self._module_codes, self._module_code, self.tell
         begin, end, no_grad = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), int(MarkKind.MODULE_BEGIN_NO_GRAD)
 
         # Where Dynamo traces the hooks all the same, the question is a constant to it, and nothing of them stays.
@@ -212,7 +220,7 @@ class Marker:
             if code is None:
                 code = new_code(module)
                 tell("met", module)
-            add((now(), code + (begin if is_grad_enabled() else no_grad), get_ident()))
+            add((self._now(), code + (begin if is_grad_enabled() else no_grad), get_ident()))
             if self._callbacks is None and compiler.compiler_is_loaded():
                 self._watch_compiler()
             if self.at_module is not None:
@@ -224,7 +232,7 @@ class Marker:
                 return
             code = codes.get(module)
             code = new_code(module) if code is None else code
-            add((now(), code + end, get_ident()))
+            add((self._now(), code + end, get_ident()))
             if code in self._roots:
                 tell("called", module, inputs, more[0] if len(more) == 2 else None)
             if self.at_output is not None:
@@ -233,7 +241,7 @@ class Marker:
         return before, after
 
     def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        add, now = self._new.append, self._now
+        add = self._new.append
         plain, with_closure = self._code(OPTIMIZER), self._code(OPTIMIZER_WITH_CLOSURE)
 
         def code_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -244,12 +252,12 @@ class Marker:
             if is_dynamo_compiling():
                 return
             self.tell("stepping", optimizer)
-            add((now(), code_of(args, kwargs) + MarkKind.PHASE_BEGIN, get_ident()))
+            add((self._now(), code_of(args, kwargs) + MarkKind.PHASE_BEGIN, get_ident()))
 
         def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if is_dynamo_compiling():
                 return
-            add((now(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
+            add((self._now(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
             self.tell("stepped", optimizer)
             if self.quiet is not None:
                 self.quiet()
@@ -257,17 +265,17 @@ class Marker:
         return before, after
 
     def _engine(self, users: Callable[..., Any]) -> Callable[..., Any]:
-        add, now, code = self._new.append, self._now, self._code(BACKWARD)
+        add, code = self._new.append, self._code(BACKWARD)
 
         @functools.wraps(users)
         def engine(*args: Any, **kwargs: Any) -> Any:
             if not self.users:
                 return users(*args, **kwargs)
-            add((now(), code + MarkKind.PHASE_BEGIN, get_ident()))
+            add((self._now(), code + MarkKind.PHASE_BEGIN, get_ident()))
             try:
                 return users(*args, **kwargs)
             finally:
-                add((now(), code + MarkKind.PHASE_END, get_ident()))
+                add((self._now(), code + MarkKind.PHASE_END, get_ident()))
                 self.tell("backward_ended")
 
         return engine
@@ -285,6 +293,17 @@ class Marker:
     def add(self, kind: MarkKind, text: str) -> None:
         """Set a mark now."""
         self._new.append((self._now(), self._code(text) + kind, get_ident()))
+
+    def setter(self, kind: MarkKind, text: str) -> Callable[[], int]:
+        """A function that sets this mark and gives its moment, for places that are passed often; good while the marker is on."""
+        add, code = self._new.append, self._code(text) + kind
+
+        def set_mark() -> int:
+            now = self._now()
+            add((now, code, get_ident()))
+            return now
+
+        return set_mark
 
     # --- names ------------------------------------------------------------------------------------------------------
 

@@ -21,9 +21,15 @@ def origin_of(func: Any) -> str:
     return "handed in" if is_out or schema.name in NEW_THOUGH_ALIAS else "older"
 
 
-def is_in_place(func: Any) -> bool:
-    """Whether an operator returns what it wrote to, at the size it had (`add_`, not `resize_`, `set_` or `add.out`)."""
+def gives_nothing_new(func: Any) -> bool:
+    """Whether an operator returns what it was given, at the size it had (`add_`, not `resize_`, `set_` or `add.out`).
+
+    Of views only `detach`: autograd and optimizers call it on every gradient. The others are looked at, as the first to
+    show a storage that no operator made is often a view (`torch.from_numpy(a).permute(...)`).
+    """
     schema = func._schema
+    if schema.name == "aten::detach":
+        return True
     results = [result.alias_info for result in schema.returns]
     writes = bool(results) and all(alias is not None and alias.is_write for alias in results)
     return writes and origin_of(func) == "older" and "resize" not in schema.name

@@ -14,14 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import ProbeError
 from memlab.names.living import describe, holds_memory, living_tensors
-from memlab.probes.operators import is_in_place, origin_of
-from memlab.probes.storage_log import ADOPT, FREE, ROOM, Births, Books, StorageRef
+from memlab.probes.operators import gives_nothing_new, origin_of
+from memlab.probes.storage_log import ROOM, Births, Books, Replaced, StorageRef, tallied
 from memlab.seams import dispatch
 
 function_modes = dispatch.function_mode_count
@@ -59,16 +58,16 @@ class Tally(TorchDispatchMode):
             raise ProbeError(f"max_events is {max_events}; give at least {16 * ROOM}, or the curve says little")
         self._clock, self._shapes = clock_ns, shapes
         self._books, self._births = Books(max_events, clock_ns), Births()
-        self._fresh, self._in_place = self._births.of_operator, dict[Any, bool]()
+        self._born: dict[Any, dict[Any, int]] = {}
         self._live: dict[int, StorageRef] = {}
         self._plain: set[tuple[type, ...]] = {(Parameter,)}
         self._log: deque[Any] = deque()
         # A C function as the callback of weak references: Python code there would swallow Ctrl-C, which is raised
         # between two bytecodes, and lose the death with it.
         self._append = self._log.append
-        self._count, self._older, self._idle = 0, False, 0
+        self._count, self._older, self._idle, self._alive_last = 0, False, 0, 0
         self._thread, self._state = 0, "new"
-        self._late = self._borrowed = self._borrowed_bytes = 0
+        self._late = self._borrowed = self._borrowed_bytes = self._resized_unseen = 0
         self.saw_accelerator = False
         self.unseen: dict[str, int] = {}
 
@@ -80,7 +79,7 @@ class Tally(TorchDispatchMode):
             raise ProbeError(f"this tally is {self._state}: a Tally runs once, make another")
         self._books.started_ns, self._thread = self._clock(), threading.get_ident()
         self._adopt_living()
-        self._books.write(self._log, self._live)
+        self._books.write(self._log)
         self._state = "running"
         _remove_left_behind()
         dispatch.push_mode(self)
@@ -88,7 +87,8 @@ class Tally(TorchDispatchMode):
     def stop(self) -> bool:
         """End it wherever it lies on the stack of modes; False where only its own thread could take it off."""
         removed = self._state != "running" or (threading.get_ident() == self._thread and dispatch.remove_mode(self))
-        self._books.write(self._log, self._live)
+        self._notice_resized()
+        self._books.write(self._log)
         self._state = "stopped"
         self._live.clear()
         return removed
@@ -122,26 +122,26 @@ class Tally(TorchDispatchMode):
     @property
     def current_bytes(self) -> int:
         """Bytes alive now."""
-        self._books.write(self._log, self._live)
-        return self._books.current
+        self._books.write(self._log)
+        return self._books.totals.current
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes alive at once so far."""
-        self._books.write(self._log, self._live)
-        return self._books.peak
+        self._books.write(self._log)
+        return self._books.totals.peak
 
     @property
     def base_bytes(self) -> int:
         """Bytes that were alive at the start, as far as known by now."""
-        self._books.write(self._log, self._live)
-        return self._books.base
+        self._books.write(self._log)
+        return self._books.totals.base
 
     @property
     def events(self) -> int:
         """How many storages came and went since the start, those thinned out included, those adopted not."""
-        self._books.write(self._log, self._live)
-        return self._books.row - self._books.adopted + self._books.lost
+        self._books.write(self._log)
+        return self._books.totals.row - self._books.totals.adopted + self._books.lost
 
     @property
     def lost(self) -> tuple[int, int]:
@@ -150,7 +150,7 @@ class Tally(TorchDispatchMode):
 
     def block_of(self, tensor: torch.Tensor) -> int:
         """The raw id of the block behind a tensor, -1 if it is not watched (see `columns`, "block_id")."""
-        self._books.write(self._log, self._live)
+        self._books.write(self._log)
         try:
             with dispatch.DisableTorchFunction():
                 storage = TensorBase.untyped_storage(tensor)
@@ -173,24 +173,24 @@ class Tally(TorchDispatchMode):
         try:
             if self._older:
                 self._look_at_inputs(args)
-            in_place = self._in_place.get(op)
-            if in_place:
-                return out  # as an optimizer's many: nothing is born
-            if in_place is None:
-                self._in_place[op] = is_in_place(func)
+            births = self._born.get(op)
+            if births is NOTHING:
+                return out  # as an optimizer's many, which write in place
+            if births is None:
+                births = self._born[op] = NOTHING if gives_nothing_new(func) else {}
             kind = type(out)
             if function_modes():
                 with dispatch.DisableTorchFunction():
-                    self._look_around(out, func, op)
+                    self._look_around(out, func, births)
             elif kind is Tensor or kind is Parameter:
-                self._look(out, func, op)
+                self._look(out, func, births)
             elif out is not None:
-                self._look_around(out, func, op)
+                self._look_around(out, func, births)
         except Exception as error:
             self._not_seen(f"what {func} returned ({type(error).__name__})")
         return out
 
-    def _look(self, tensor: Any, func: Any, op: Any) -> None:
+    def _look(self, tensor: Any, func: Any, births: dict[Any, int]) -> None:
         """Log the storage of a plain tensor if it is new."""
         storage = tensor.untyped_storage()
         key = id(storage)
@@ -199,20 +199,21 @@ class Tally(TorchDispatchMode):
             if known.nbytes != storage.nbytes():
                 self._resized(known, storage, func, tensor)
             return
-        birth = self._fresh.get(op, NO_BIRTHS).get((tensor.dtype, tensor.shape) if self._shapes else tensor.dtype)
+        birth = births.get((tensor.dtype, tensor.shape) if self._shapes else tensor.dtype)
         if birth is None or not tensor.is_cpu:
             self._meet(storage, func, tensor)
         else:
             self._note(storage, key, birth, self._clock())
 
-    def _look_around(self, out: Any, func: Any, op: Any) -> None:
+    def _look_around(self, out: Any, func: Any, births: dict[Any, int]) -> None:
         """The same for what is not one plain tensor: lists, subclasses, and things that hold no memory."""
         kind = type(out)
-        if kind is Tensor:
-            self._look(out, func, op)
-        elif kind is tuple or kind is list:
+        if kind is tuple or kind is list:
             for item in out:
-                self._look_around(item, func, op)
+                if type(item) is Tensor:
+                    self._look(item, func, births)
+                elif item is not None:
+                    self._look_around(item, func, births)
         elif issubclass(kind, Tensor):
             with dispatch.DisableTorchFunction():
                 self._look_inside(out, func)
@@ -230,19 +231,31 @@ class Tally(TorchDispatchMode):
     def _note(self, storage: Any, key: int, birth: int, time_ns: int) -> None:
         """Log a birth; the time is -1 for what is older than the tally. The log comes first: Ctrl-C may come next."""
         ref = StorageRef(storage, self._append)
-        ref.key, ref.block, ref.birth, ref.nbytes, ref.time_ns = key, -1, birth, storage.nbytes(), time_ns
+        ref.key, ref.birth, ref.nbytes, ref.time_ns = key, birth, storage.nbytes(), time_ns
+        if not ref.nbytes:
+            ref.block = -1
+            self._live[key] = ref
+            return
+        ref.block = block = self._count
+        self._count = block + 1
         self._append(ref)
         self._live[key] = ref
-        self._count = count = self._count + 1
-        if not count & UNWRITTEN:
-            self._books.write(self._log, self._live)
+        if not block & UNWRITTEN:
+            self._books.write(self._log)
+            self._forget_dead()
+
+    def _forget_dead(self) -> None:
+        """Let go of the references to storages that are gone; here, as other threads would race with the handler."""
+        if len(self._live) > UNWRITTEN + 2 * self._alive_last:
+            self._live = {key: ref for key, ref in self._live.items() if ref() is not None}
+            self._alive_last = len(self._live)
 
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         try:
             if isinstance(func, dispatch.HigherOrderOperator):
                 self._not_seen(f"what happens inside {func}")
-            self._look_around(out, func, func)
+            self._look_around(out, func, {})
         except Exception as error:
             self._not_seen(f"what {func} returned ({type(error).__name__})")
         return out
@@ -280,7 +293,7 @@ class Tally(TorchDispatchMode):
         birth = self._birth(func, tensor)
         if origin == "new":
             what = (tensor.dtype, tensor.shape) if self._shapes else tensor.dtype
-            self._fresh.setdefault(getattr(func, "_op", func), {})[what] = birth
+            self._born.setdefault(getattr(func, "_op", func), {})[what] = birth
         if origin == "older" and dispatch.current_autograd_node() is not None:
             self._note(storage, id(storage), birth, -1)
             return
@@ -304,7 +317,15 @@ class Tally(TorchDispatchMode):
     def _resized(self, known: StorageRef, storage: Any, func: Any, tensor: Any) -> None:
         """A storage changed its size: as in c10, the new bytes come before the old ones go."""
         self._note(storage, known.key, self._birth(func, tensor), self._clock())
-        self._append(known)
+        self._append(Replaced(known.block, known.nbytes))
+
+    def _notice_resized(self) -> None:
+        """`untyped_storage().resize_` is no operator: what nothing has looked at since is found at the end."""
+        for known in list(self._live.values()):
+            storage = known()
+            if storage is not None and storage.nbytes() != known.nbytes:
+                self._resized(known, storage, None, None)
+                self._resized_unseen += 1
 
     def _adopt_living(self) -> None:
         for thing in living_tensors():
@@ -342,32 +363,9 @@ class Tally(TorchDispatchMode):
     # --- results ------------------------------------------------------------------------------------------------------
 
     def columns(self) -> dict[str, Any]:
-        """Events and blocks as numpy arrays, and the texts as tuples of str; adopted blocks come first.
-
-        Per event: time_ns (the clock's), kind, block, nbytes, key (id of the storage, 0 at its death). Per block: op,
-        dtype, shape (numbers in the texts, -1 for none), and block_id, the raw id that `block_of` gave, ascending.
-        `first_row` is the first event after the start, `peak_row` the event that reached the peak (`first_row - 1` if
-        nothing rose above the base).
-        """
-        self._books.write(self._log, self._live)
-        rows = self._books.columns()
-        block, kind = np.divmod(rows["code"], 4)
-        order = np.argsort(kind != ADOPT, kind="stable")
-        born = order[kind[order] != FREE]
-        block_id, first = np.unique(block[born], return_index=True)
-        first_row, peak_row = int((kind == ADOPT).sum()), self._books.peak_row
-        return {
-            "time_ns": np.maximum.accumulate(rows["time_ns"][order]),  # readers on other threads date by their own look
-            "kind": kind[order].astype("u1"),
-            "block": np.searchsorted(block_id, block[order]).astype("i4"),
-            "nbytes": rows["nbytes"][order],
-            "key": rows["key"][order] * (kind[order] != FREE),
-            "block_id": block_id,
-            **self._births.columns(rows["birth"][born[first]]),
-            "first_row": first_row,
-            "peak_row": int(np.flatnonzero(order == peak_row)[0]) if peak_row >= 0 else first_row - 1,
-            "texts": dict(zip(("op", "dtype", "shape"), map(tuple, self._births.tables), strict=True)),
-        }
+        """Events and blocks as numpy arrays, as `storage_log.tallied` describes them."""
+        self._books.write(self._log)
+        return tallied(self._books, self._births)
 
     def gaps(self) -> tuple[tuple[str, str], ...]:
         """What this tally could not see, as (name, sentence)."""
@@ -382,6 +380,8 @@ class Tally(TorchDispatchMode):
             yield "borrowed memory", BORROWED.format(self._borrowed, self._borrowed_bytes)
         if self._late:
             yield "seen late", f"{self._late} storages were first seen some time after they were made."
+        if self._resized_unseen:
+            yield "resized unseen", f"{self._resized_unseen} storages were resized by no operator: noticed at the end."
         if self._books.lost:
             yield "thinned", THINNED.format(self._books.lost, self._books.lost_largest_bytes)
         for what, times in self.unseen.items():
@@ -389,7 +389,8 @@ class Tally(TorchDispatchMode):
 
 
 PLAIN = (Tensor, Parameter)
-NO_BIRTHS: dict[Any, int] = {}
+NOTHING: dict[Any, int] = {}
+"""What is born of operators that give back what they were given."""
 BORROWED = (
     "{} storages of {} bytes were not made by an operator (NumPy arrays, loaded or mapped files, shared memory); "
     "they count while a tensor uses them."

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from probes.stages import STAGES, held_bytes
@@ -17,6 +18,7 @@ from memlab.probes.cpu import CpuProbe
 from memlab.probes.cuda import CudaProbe
 from memlab.probes.marks import marker
 from memlab.trace import Trace
+from memlab.trace.columns import Category, Kind
 
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.fakegpu)]
 LARGE = 1 << 26
@@ -67,14 +69,16 @@ def test_bytes_equal_the_sums_over_the_objects(name, device):
     }
 
 
+def born(trace: Trace) -> list[tuple[int, str]]:
+    """(requested bytes, category) of the blocks made in the run, in order; what other tests left alive is not among them."""
+    events, category = trace.events, trace.blocks.category
+    rows = np.flatnonzero(events.kind == Kind.ALLOC)
+    return [(int(events.requested_bytes[r]), Category(int(category[events.block[r]])).name.lower()) for r in rows]
+
+
 def category_of(trace: Trace, wanted: int) -> list[str]:
     """The categories of the blocks of exactly so many requested bytes, in order of birth."""
-    from memlab.trace.columns import Category
-
-    rows = [
-        r for r in range(len(trace.events)) if trace.events.kind[r] <= 1 and trace.events.requested_bytes[r] == wanted
-    ]
-    return [Category(int(trace.blocks.category[trace.events.block[r]])).name.lower() for r in rows]
+    return [category for requested, category in born(trace) if requested == wanted]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -99,7 +103,7 @@ def test_without_gradients_nothing_is_an_activation(device):
             return model(torch.ones(9, 10, device=device))
 
     trace, _ = probed(body, device)
-    assert "activation" not in breakdown(trace, -1 if device == "cpu" else 0)
+    assert "activation" not in {category for _, category in born(trace)}
     assert category_of(trace, 9 * 7 * 4) == ["other"]
 
 

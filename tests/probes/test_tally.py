@@ -69,11 +69,21 @@ def test_resizing_takes_the_new_before_it_gives_the_old_as_c10_does() -> None:
     assert rise(lambda: torch.add(torch.ones(3000), 1, out=torch.empty(0)))[0] == 6 * KB
     with tally() as probe:
         x.untyped_storage().resize_(0)  # no operator: noticed at the next sight of it
-        x.detach()
+        x.view(-1)
         assert probe.current_bytes - probe.base_bytes == -2 * KB
         x.untyped_storage().resize_(KB)
-        x.detach()
+        x.view(-1)
     assert probe.current_bytes - probe.base_bytes == -KB
+
+
+def test_a_storage_resized_by_no_operator_is_noticed_at_the_end_and_named():
+    x, y = torch.ones(1000), torch.ones(10)
+    with tally() as probe:
+        x.untyped_storage().resize_(2 * KB)
+        assert probe.current_bytes == probe.base_bytes
+        y.add_(1)
+    assert probe.columns()["nbytes"][-2:].tolist() == [2 * KB, KB]
+    assert any("1 storages were resized" in text for _, text in probe.gaps())
 
 
 def test_what_was_alive_before_is_the_base_and_its_death_is_seen() -> None:
