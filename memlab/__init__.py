@@ -18,11 +18,17 @@ _PUBLIC = {
     "MemlabError": "memlab.errors",
     "Run": "memlab.session.run",
     "Trace": "memlab.trace",
+    "Card": "memlab.predictor.cards",
+    "Prediction": "memlab.session.predict",
+    "cards": "memlab.predictor.cards",
     "doctor": "memlab.session.doctor",
     "explain_oom": "memlab.session.oom",
+    "fit": "memlab.session.fit",
     "last_run": "memlab.session.runs",
     "ledger": "memlab.session.ledger",
     "load": "memlab.session.run",
+    "max_batch": "memlab.session.predict",
+    "predict": "memlab.session.predict",
     "release": "memlab.session.oom",
     "runs": "memlab.session.runs",
     "size": "memlab.session.size",
@@ -35,10 +41,16 @@ __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", 
 if TYPE_CHECKING:
     from memlab.errors import BudgetExceeded as BudgetExceeded
     from memlab.errors import MemlabError as MemlabError
+    from memlab.predictor.cards import Card as Card
+    from memlab.predictor.cards import cards as cards
     from memlab.session.doctor import doctor as doctor
+    from memlab.session.fit import fit as fit
     from memlab.session.ledger import ledger as ledger
     from memlab.session.oom import explain_oom as explain_oom
     from memlab.session.oom import release as release
+    from memlab.session.predict import Prediction as Prediction
+    from memlab.session.predict import max_batch as max_batch
+    from memlab.session.predict import predict as predict
     from memlab.session.run import Run as Run
     from memlab.session.run import load as load
     from memlab.session.runs import last_run as last_run

@@ -6,6 +6,7 @@ Pure functions of lines, run by IPython several times per cell; nothing is execu
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 import tokenize
 from collections.abc import Callable
@@ -13,6 +14,10 @@ from collections.abc import Callable
 MAGIC = "%%memtrack"
 ARM = "_memlab_arm"
 """The attribute of the shell that the first line of a tracked cell calls."""
+PREDICT = "_memlab_predict"
+"""The attribute of the shell that is called with the whole of a cell that is to be predicted."""
+
+_PREDICTED = re.compile(r"(?<!\S)--predict(?![\w-])")
 
 
 def is_tracked(lines: list[str]) -> bool:
@@ -24,9 +29,13 @@ def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
     """The cell with its first line replaced by a call that starts the run, and the body as it is.
 
     A body that begins with another cell magic is rewritten by IPython first. `from __future__` imports must stay the
-    first statements of a cell, so the call then stands behind the last of them, on the same line.
+    first statements of a cell, so the call then stands behind the last of them, on the same line. A cell that is to be
+    predicted runs in another process, which gets it as text.
     """
-    call = f"get_ipython().{ARM}({lines[0].removeprefix(MAGIC).strip()!r})"
+    options = lines[0].removeprefix(MAGIC).strip()
+    if _PREDICTED.search(options):
+        return [f"get_ipython().{PREDICT}({options!r}, {''.join(lines[1:])!r})\n"]
+    call = f"get_ipython().{ARM}({options!r})"
     blank, body = _begun(lines[1:])
     if body and body[0].startswith("%%"):
         body = transform_rest("".join(body)).splitlines(keepends=True)

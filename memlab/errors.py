@@ -17,3 +17,7 @@ class ProbeError(MemlabError):
 
 class BudgetExceeded(MemlabError):
     """The peak of a tracked cell was above the budget it was given."""
+
+
+class PredictionError(MemlabError):
+    """A run cannot be predicted as asked."""

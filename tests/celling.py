@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from memlab.analysis.growth import Entry
-from memlab.session.ledger import Ledger
+import pytest
+
+from memlab.analysis.growth import Entry, Level
+from memlab.session.ledger import Ledger, book
 
 
 class Cells:
@@ -59,3 +62,29 @@ class Cells:
     def flags(self) -> list[tuple[str, int]]:
         """(name, bytes in each run) of what grows."""
         return [(growth.name, growth.bytes_per_run) for growth in self.ledger.accounts().growths]
+
+
+def take_your_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledgers have all the time they want: a busy machine must not decide what is seen."""
+    monkeypatch.setattr(book, "NAMES_S", 60.0)
+    monkeypatch.setattr(book, "LOOK_S", 60.0)
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cells]:
+    """A notebook of its own, whose ledger is in no hurry."""
+    take_your_time(monkeypatch)
+    notebook = Cells()
+    yield notebook
+    notebook.close()
+    gc.collect()
+
+
+def level(entry: Entry, device: str = "cpu") -> Level:
+    """The level of one device."""
+    return next(one for one in entry.levels if one.device == device)
+
+
+def paths(entry: Entry) -> dict[str, int]:
+    """What a cell left, by path."""
+    return {one.path: one.nbytes for one in entry.left}

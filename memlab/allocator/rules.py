@@ -6,6 +6,8 @@ They are those of c10/cuda/CUDACachingAllocator.cpp, 2.11 to 2.15. The figures a
 
 from __future__ import annotations
 
+import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +19,33 @@ MIN_BLOCK = 512
 SMALL_SIZE = 1 * MiB
 """kSmallSize: the largest (rounded) size that is taken from the small pool."""
 SMALL_SEGMENT = 2 * MiB
-"""kSmallBuffer: what the small pool asks of the driver."""
-_UNLIMITED = 1 << 62
-_INTERVALS = 16  # kRoundUpPowerOfTwoIntervals: 1 MiB, 2 MiB, ... 32 GiB and above
+"""kSmallBuffer: what the small pool asks of the driver, and the page of its expandable segments."""
+LARGE_SEGMENT = 20 * MiB
+"""kLargeBuffer: what requests below 10 MiB make the large pool ask of the driver, unless `large_segment_size_mb` is set."""
+MIN_LARGE_ALLOC = 10 * MiB
+"""kMinLargeAlloc: from this size on a request gets a segment of its own size."""
+ROUND_LARGE = 2 * MiB
+"""kRoundLarge: such segments are multiples of it."""
+UNLIMITED = 1 << 62
+"""`max_split_size` where none was set: every block may be split."""
+INTERVALS = 16
+"""kRoundUpPowerOfTwoIntervals: 1 MiB, 2 MiB, ... 32 GiB and above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Those settings of the allocator that decide how large a block becomes."""
+    """Those settings of the allocator that decide how large a block becomes, and when segments come and go.
 
-    max_split_size: int = _UNLIMITED
+    The last three are not in a snapshot: whoever follows addresses needs none of them.
+    """
+
+    max_split_size: int = UNLIMITED
     expandable_segments: bool = False
-    roundup_power2_divisions: tuple[int, ...] = (0,) * _INTERVALS
+    roundup_power2_divisions: tuple[int, ...] = (0,) * INTERVALS
+    max_non_split_rounding_size: int = LARGE_SEGMENT
+    large_segment_size: int = LARGE_SEGMENT
+    garbage_collection_threshold: float = 0.0
+    memory_fraction: float = 1.0
 
     @classmethod
     def from_snapshot(cls, settings: Mapping[str, Any]) -> Settings:
@@ -37,15 +54,15 @@ class Settings:
         by_interval = settings.get("roundup_power2_divisions") or {}
         divisions = tuple(int(by_interval[key]) for key in sorted(by_interval, key=int))
         return cls(
-            max_split_size=limit if 0 <= limit < _UNLIMITED else _UNLIMITED,
+            max_split_size=limit if 0 <= limit < UNLIMITED else UNLIMITED,
             expandable_segments=bool(settings.get("expandable_segments", False)),
-            roundup_power2_divisions=divisions if len(divisions) == _INTERVALS else (0,) * _INTERVALS,
+            roundup_power2_divisions=divisions if len(divisions) == INTERVALS else (0,) * INTERVALS,
         )
 
     def divisions(self, size: int) -> int:
         """How many steps there are between two powers of two for requests of about this size; 0 or 1: no such steps."""
         interval = max(size, 1).bit_length() - 1 - (MiB.bit_length() - 1)
-        return self.roundup_power2_divisions[min(max(interval, 0), _INTERVALS - 1)]
+        return self.roundup_power2_divisions[min(max(interval, 0), INTERVALS - 1)]
 
     def round(self, size: int) -> int:
         """What a request of `size` bytes is rounded up to.
@@ -67,6 +84,31 @@ class Settings:
             return rest >= MIN_BLOCK
         return size < self.max_split_size and rest > SMALL_SIZE
 
+    def fits(self, block: int, size: int) -> bool:
+        """Whether a free block may serve `size` (rounded) bytes: oversize blocks are kept for oversize requests.
+
+        L2896-2905 of get_free_block: one that is refused ends the search.
+        """
+        if size < self.max_split_size:
+            return block < self.max_split_size
+        return block < size + self.max_non_split_rounding_size
+
+    def segment_size(self, size: int) -> int:
+        """What is asked of the driver for `size` (rounded) bytes (get_allocation_size, L3700).
+
+        >>> [Settings().segment_size(n * MiB) // MiB for n in (1, 2, 10, 11)]
+        [2, 20, 10, 12]
+        """
+        if size <= SMALL_SIZE:
+            return SMALL_SEGMENT
+        if size < MIN_LARGE_ALLOC:
+            return self.large_segment_size
+        return -(-size // ROUND_LARGE) * ROUND_LARGE
+
+    def page_size(self, is_small: bool) -> int:
+        """What expandable segments of the small or the large pool are mapped in."""
+        return SMALL_SEGMENT if is_small else self.large_segment_size
+
 
 def round_to_power2_division(size: int, divisions: int) -> int:
     """Round up to the next of `divisions` equal steps between two powers of two.
@@ -79,3 +121,27 @@ def round_to_power2_division(size: int, divisions: int) -> int:
         return size
     step = floor // divisions
     return -(-size // step) * step if step else 2 * floor
+
+
+class Ties(enum.Enum):
+    """Which of free blocks of one size is taken: it depends on the version of PyTorch.
+
+    The sources number blocks (registration_counter, BlockComparator...): all of them one by one, or those of one segment
+    alike, or none; of equal numbers the lowest address is first. Measured with 2.11.0, 2.12.1 and 2.14.0 on the pretend
+    device.
+    """
+
+    AGE = "the block object made first"
+    SEGMENT = "of the segment made first, the lowest address"
+    ADDRESS = "the lowest address"
+
+    @classmethod
+    def of(cls, torch_version: str) -> Ties:
+        """The rule of a version; that of 2.12 and 2.13 for an empty text.
+
+        >>> [Ties.of(version).name for version in ("2.11.0", "2.12.1+cu130", "2.13.0", "2.14.0", "")]
+        ['ADDRESS', 'AGE', 'AGE', 'SEGMENT', 'AGE']
+        """
+        found = re.match(r"(\d+)\.(\d+)", torch_version)
+        version = (int(found[1]), int(found[2])) if found else (2, 12)
+        return cls.ADDRESS if version < (2, 12) else cls.AGE if version < (2, 14) else cls.SEGMENT

@@ -11,7 +11,7 @@ import numpy as np
 from memlab.analysis.peak import UNKNOWN_BYTES, Peak, alive_at, device_peak, peak
 from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError
-from memlab.trace.columns import Array, Category, Kind, Phase, Samples
+from memlab.trace.columns import WORKSPACE_OF, Array, Category, Kind, Phase, Samples
 from memlab.trace.trace import CPU, Trace
 from memlab.units import format_bytes, plain
 
@@ -159,7 +159,19 @@ def names_of(trace: Trace, rows: Array, by: str, row: int) -> Array:
     if by == "tensor":
         return _tensor_names(trace, block, adopted, row)
     column = getattr(trace.blocks, by)[block]
-    return np.where(adopted & (column < 0), BEFORE, np.array([*trace.texts[by], ELSEWHERE], dtype=object)[column])
+    names = np.where(adopted & (column < 0), BEFORE, np.array([*trace.texts[by], ELSEWHERE], dtype=object)[column])
+    own = np.array([*trace.texts["name"], ""], dtype=object)[trace.blocks.name[block]]
+    return np.where(workspaces(trace)[block], own, names)
+
+
+def workspaces(trace: Trace) -> Array:
+    """Of each block whether it is a workspace that a math library took for itself and keeps.
+
+    Wherever it was taken, it belongs to no line and no module: whoever comes first has the library take it for all.
+    """
+    is_one = np.array([text.startswith(WORKSPACE_OF) for text in trace.texts["name"]] + [False])
+    found: Array = is_one[trace.blocks.name]
+    return found
 
 
 def _lower(codes: type[Category] | type[Phase]) -> Array:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from memlab.analysis.areas import lives
+from memlab.analysis.breakdown import workspaces
 from memlab.analysis.timeline import timeline
-from memlab.trace.columns import WORKSPACE_OF, Array, Kind, MarkKind, Marks
+from memlab.trace.columns import Array, Kind, MarkKind, Marks
 from memlab.trace.spans import BACKWARD
 from memlab.trace.trace import Trace
 
@@ -150,21 +151,17 @@ def prefixes(path: str) -> list[str]:
 
 
 def kept_by(trace: Trace, device: int, made: Calls) -> Array:
-    """Per call what it leaves for backward: what was still there when the next one began.
-
-    The workspaces of math libraries stay for good wherever they were made; they are left, and nobody keeps them.
-    """
-    name = np.array([text.startswith(WORKSPACE_OF) for text in trace.texts["name"]] + [False])
-    return left_by(trace, device, made, made.backward_row, ~name[trace.blocks.name])
+    """Per call what it leaves for backward: what was still there when the next one began."""
+    return left_by(trace, device, made, made.backward_row)
 
 
-def left_by(trace: Trace, device: int, made: Calls, limit: Array, counts: Array | None = None) -> Array:
+def left_by(trace: Trace, device: int, made: Calls, limit: Array) -> Array:
     """Per call the allocated bytes of blocks that came in it, or in a call inside of it, and were still there in row `limit`.
 
-    A limit is no smaller for the call around. `counts` says of each block whether it counts.
+    A limit is no smaller for the call around. Workspaces are no module's.
     """
     come, go = lives(trace, device)
-    block = np.flatnonzero((come >= trace.first_row) & (True if counts is None else counts))
+    block = np.flatnonzero((come >= trace.first_row) & ~workspaces(trace))
     block = block[trace.events.kind[come[block]] == Kind.ALLOC]
     inner = made.innermost(come[block])
     block, inner = block[inner >= 0], inner[inner >= 0]
@@ -188,9 +185,10 @@ def _outlived(call: Array, go: Array, limit: Array, parent: Array) -> Array:
 
 
 def rise_of(trace: Trace, device: int, made: Calls) -> Array:
-    """Per call the highest level of *allocated* inside of it, less the level at its begin."""
+    """Per call the highest level of *allocated* inside of it, less the level at its begin; workspaces apart."""
     line = timeline(trace, device)
-    level, row = line.bytes, line.row
+    row = line.row
+    level = line.bytes - _workspace_level(trace, device, row)
     before = level[np.searchsorted(row, made.begin) - 1]
     highest = before.copy()
     cuts = np.searchsorted(row, made.turn_row)
@@ -205,3 +203,14 @@ def rise_of(trace: Trace, device: int, made: Calls) -> Array:
         if around >= 0 and highest[call] > highest[around]:
             highest[around] = highest[call]
     return highest - before
+
+
+def _workspace_level(trace: Trace, device: int, row: Array) -> Array:
+    """What workspaces took in the run up to each of these rows; those that are told as such are never freed."""
+    events = trace.events
+    come = (events.device == device) & (events.kind == Kind.ALLOC) & np.append(workspaces(trace), False)[events.block]
+    come[: trace.first_row] = False
+    at = np.flatnonzero(come)
+    sums = np.append(0, np.cumsum(events.allocated_bytes[at]))
+    found: Array = sums[np.searchsorted(at, row, side="right")]
+    return found

@@ -7,9 +7,12 @@ the trace shows less than four iterations is not told.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from html import escape
+from typing import Any, Self
 
 import numpy as np
 
@@ -44,7 +47,7 @@ class Place:
     @property
     def text(self) -> str:
         """The place in words, as far as it is known."""
-        parts = [f"at {_short(self.line)}"] if self.line else []
+        parts = [f"at {short_line(self.line)}"] if self.line else []
         parts += [f"in {one_line(self.module)}"] if self.module else []
         parts += [f"by {one_line(self.op)}"] if self.op and not self.line else []
         return " ".join(parts) or "at a place that is not known"
@@ -87,12 +90,61 @@ class Leak:
         return place.text + (f" {format_bytes(place.bytes_per_iteration)}" if len(self.places) > 1 else "")
 
 
-def leaks(trace: Trace, device: int) -> tuple[Leak, ...]:
+class Leaks(tuple[Leak, ...]):
+    """What grows, the most first: a tuple that reads as sentences, in a notebook too; `to_pandas()` has one row for each place.
+
+    `looked_at` says which iterations were compared, "" where the run has no row of them that can be told apart.
+    """
+
+    looked_at: str
+
+    def __new__(cls, found: Iterable[Leak] = (), looked_at: str = "") -> Self:
+        """These leaks, found by a look at these iterations."""
+        made = super().__new__(cls, found)
+        made.looked_at = looked_at
+        return made
+
+    def __getnewargs__(self) -> tuple[tuple[Leak, ...], str]:
+        return tuple(self), self.looked_at
+
+    @property
+    def text(self) -> str:
+        """It in words, also where nothing grows."""
+        if self:
+            return "\n".join(leak.text for leak in self)
+        if self.looked_at:
+            return f"Nothing grows from one iteration to the next ({self.looked_at})."
+        return (
+            "Not told: this run has no row of at least four iterations (optimizer steps, backwards, calls) to compare."
+        )
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<div>{escape(line)}</div>" for line in self.text.splitlines())
+
+    def to_pandas(self) -> Any:
+        """One row for each place of each leak, sizes in bytes."""
+        import pandas
+
+        of_leak = ("kind", "device", "of", "since", "iterations", "total_bytes")
+        rows = [
+            {"leak": number, **{name: getattr(leak, name) for name in of_leak}, **dataclasses.asdict(place)}
+            for number, leak in enumerate(self, 1)
+            for place in leak.places
+        ]
+        return pandas.DataFrame(rows, columns=["leak", *of_leak, *(field.name for field in dataclasses.fields(Place))])
+
+
+def leaks(trace: Trace, device: int) -> Leaks:
     """What grows on one device across the iterations of a run; empty where it levels off, or nobody can tell."""
     births = Births.of(trace, device)
     found = iterations(trace, device, births)
     if found is None:
-        return ()
+        return Leaks()
     level = _Level.of(trace, device, found)
     kept = list(_kept(births, found))
     rest = _can_leak(births, found)
@@ -104,7 +156,7 @@ def leaks(trace: Trace, device: int) -> tuple[Leak, ...]:
         for cluster in _clusters(groups)
         if level.shows(cluster, found.stride)
     ]
-    return tuple(sorted(leaks, key=lambda leak: -leak.total_bytes))
+    return Leaks(sorted(leaks, key=lambda leak: -leak.total_bytes), f"{found.of}: {found.count * found.stride} of them")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -290,9 +342,13 @@ def _common(paths: list[str]) -> str:
     return ".".join(step[0] for step in itertools.takewhile(lambda step: len(set(step)) == 1, steps))
 
 
-def _short(line: str) -> str:
-    """The end of a path and the line number; a cell's temporary file is the cell."""
+def short_line(line: str) -> str:
+    """The end of a path and the line number; a cell's temporary file is the cell, and what is no line stays as it is.
+
+    >>> short_line("/home/me/train.py:7"), short_line("cell:3"), short_line("before the cell")
+    ('train.py:7', 'line 3 of a cell', 'before the cell')
+    """
     path, _, number = one_line(line, 1000).rpartition(":")
     if "ipykernel_" in path or path.startswith("<ipython-input") or path == "cell":
         return f"line {number} of a cell"
-    return f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{number}"
+    return f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{number}" if path else number

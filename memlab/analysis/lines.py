@@ -3,22 +3,29 @@
 A byte that comes or goes is charged once: to the innermost watched line that was on, or, in backward, to the forward line
 for which backward worked. So the sum over all lines and what lies outside of them is the change over the run, exactly.
 
+Workspaces that a math library takes for itself and keeps count as outside, whichever line was the first to need them.
+
 Limits: lines are known where they were watched. Levels are those of the whole device: what other threads do meanwhile
 counts for the line that is on. Where events were lost, figures of lines are too low.
 """
 
 from __future__ import annotations
 
+import ast
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from memlab.analysis.breakdown import workspaces
 from memlab.analysis.passages import Passages
 from memlab.errors import MemlabError
 from memlab.trace.columns import Array, Kind, MarkKind, deltas
 from memlab.trace.trace import Trace
+from memlab.units import format_bytes
 
 BACKWARD = "backward"
 """The row of what backward did for lines that nobody knows."""
@@ -120,8 +127,13 @@ def lines(trace: Trace, device: int) -> LineTable:
         end_bytes=int(found.level[-1]),
         outside_bytes=found.outside_bytes,
         sources=known,
-        gaps=tuple(gap.text for gap in trace.gaps if gap.name == "lines"),
+        gaps=(*(gap.text for gap in trace.gaps if gap.name == "lines"), *_about_workspaces(found.workspace_bytes)),
     )
+
+
+def _about_workspaces(nbytes: int) -> Iterator[str]:
+    if nbytes:
+        yield f"{format_bytes(nbytes)} of workspaces, which a math library took for itself and keeps, count as outside"
 
 
 def sources_of(trace: Trace) -> dict[str, dict[int, str]]:
@@ -134,10 +146,31 @@ def sources_of(trace: Trace) -> dict[str, dict[int, str]]:
 
 def executions_of(trace: Trace) -> dict[str, int]:
     """How often each line began, by its name."""
-    counts = [
-        (f"{label}:{line}", count) for label, by_line in _noted(trace, "executions") for line, count in by_line.items()
+    sources = sources_of(trace)
+    found: dict[str, int] = {}
+    for label, by_line in _noted(trace, "executions"):
+        parts = _statements(sources.get(label, {})) if _CELL.fullmatch(label) else Counter[int]()
+        for line, count in by_line.items():
+            if type(count) is int:
+                among = max(parts[_number(line)], 1)
+                found[f"{label}:{line}"] = count if count % among else count // among
+    return found
+
+
+_CELL = re.compile(r"cell|In\[\d+\]")
+"""Sources that IPython runs statement by statement, each compiled alone: `a = 1; b = 2` begins its line twice."""
+
+
+def _statements(texts: Mapping[int, str]) -> Counter[int]:
+    """Line -> how many statements of a cell's top level begin in it."""
+    whole = [
+        "" if not (text := texts.get(n, "")) else "0" if text[0] in "%!?" else text
+        for n in range(1, max(texts, default=0) + 1)
     ]
-    return {name: count for name, count in counts if type(count) is int}
+    try:
+        return Counter(one.lineno for one in ast.parse("\n".join(whole)).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Counter()
 
 
 def _noted(trace: Trace, name: str) -> list[tuple[str, Mapping[Any, Any]]]:
@@ -181,6 +214,10 @@ class _Tally:
         self.row = mine[~before]
         self.delta = delta[self.row]
         self.level = np.concatenate(([start], start + np.cumsum(self.delta)))
+        self.is_workspace = workspaces(trace)[trace.events.block[self.row]]
+        self.workspace_bytes = int(self.delta[self.is_workspace].sum())
+        work = np.where(self.is_workspace, 0, self.delta)
+        self.work_level = np.concatenate(([start], start + np.cumsum(work)))
         marks = trace.marks.rows(trace.marks.kind == MarkKind.LINE)
         self.passages = Passages(marks, trace.texts["mark"], self.row, BACKWARD)
         self._charge()
@@ -188,7 +225,8 @@ class _Tally:
         self._sort_out()
 
     def _charge(self) -> None:
-        charged, in_backward = self.passages.charged, self.passages.in_backward
+        charged = np.where(self.is_workspace, -1, self.passages.charged)
+        in_backward = self.passages.in_backward
         self.outside_bytes = int(self.delta[charged < 0].sum())
         self.held = self._sums(charged, ~in_backward)
         self.backward = self._sums(charged, in_backward)
@@ -206,19 +244,19 @@ class _Tally:
     def _measure(self) -> None:
         """Levels over each passage: one uninterrupted execution of a line, with what it called."""
         passages, count = self.passages, len(self.passages.lines)
-        begin, end = self.level[passages.begin], self.level[passages.end]
+        begin, end = self.work_level[passages.begin], self.work_level[passages.end]
         self.total = self._by_line(passages.line, end - begin)
         edges = np.stack([passages.begin, passages.end + 1], axis=1).reshape(-1)
-        padded = np.append(self.level, self.level[-1])
+        padded = np.append(self.work_level, self.work_level[-1])
         highest = np.maximum.reduceat(padded, edges)[::2] if len(edges) else begin
         self.peak, self.last_level = np.zeros(count, np.int64), np.zeros(count, np.int64)
         np.maximum.at(self.peak, passages.line, highest - begin)
-        self.last_level[passages.line] = end  # passages come in order, so the last one stays
+        self.last_level[passages.line] = self.level[passages.end]  # passages come in order, so the last one stays
 
     def _sort_out(self) -> None:
         """What came and went in the innermost line: what is older than the passage, what outlives it."""
         events, passages = self.trace.events.rows(self.row), self.passages
-        passage, inside = passages.passage, passages.passage >= 0
+        passage, inside = passages.passage, (passages.passage >= 0) & ~self.is_workspace
         line = np.where(inside, passages.line[passage] if len(passages.line) else -1, -1)
         comes, goes = inside & (self.delta > 0), inside & (self.delta < 0)
         born, died = self._lives()

@@ -1,7 +1,8 @@
 """Memory by module path as a tree: what was held at the peak, what forwards leave for backward, what they need for a moment.
 
 Held are the requested bytes of the blocks that belong to a module: its parameters, their gradients and optimizer state,
-and what was made in its forward. Left and transient are bytes of *allocated*, as a hook around the module would read them.
+and what was made in its forward. Left and transient are bytes of *allocated*, as a hook around the module would read them, but
+for workspaces that a library takes for itself in the first call that needs one: those are no module's.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING, breakdown
 from memlab.analysis.calls import Calls, calls, kept_by, left_by, prefixes, rise_of
 from memlab.analysis.peak import Peak, peak
 from memlab.errors import MemlabError
-from memlab.trace.columns import Array
+from memlab.trace.columns import WORKSPACE_OF, Array
 from memlab.trace.trace import Device, Trace
 
 OUTSIDE = (ELSEWHERE, BEFORE, ROUNDING)
-"""Shares of a peak that are no module's."""
+"""Shares of a peak that are no module's, beside the workspaces of libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def modules(trace: Trace, device: int) -> ModuleTree:
         held, knows_holders = {}, False
     found = _found(trace, device, calls(trace))
     for path, count in held.items():
-        if path not in OUTSIDE:
+        if not _is_outside(path):
             found[path].own += count
             for prefix in prefixes(path):
                 found[prefix].held += count
@@ -123,10 +124,14 @@ def modules(trace: Trace, device: int) -> ModuleTree:
         device=trace.made_by.device(device),
         peak=at,
         roots=_tree(found, [*trace.texts["mark"], *trace.texts["module"]]),
-        outside={name: count for name, count in held.items() if name in OUTSIDE},
+        outside={name: count for name, count in held.items() if _is_outside(name)},
         knows_holders=knows_holders,
         is_exact=not any(one.device == device for one in trace.made_by.bounded),
     )
+
+
+def _is_outside(name: str) -> bool:
+    return name in OUTSIDE or name.startswith(WORKSPACE_OF)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,8 @@ from memlab.trace.trace import CPU, Bounded, Device, Trace
 
 UNKNOWN_BYTES = 1 << 62
 """The upper end of a range that nothing bounds."""
+FORETOLD = "the simulated allocator of a card"
+"""What proves a predicted peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,9 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     line = line or timeline(trace, device, of)
     facts = trace.made_by.device(device)
     known = _highest_known(line, _stretches(trace, device), of, device)
+    foretold = _foretold(trace, device, of)
+    if foretold is not None:  # what a card gives that is too small is less than what the run needs
+        return Peak(known.low_bytes, max(known.low_bytes, foretold[1]), known.time_ns, known.row, FORETOLD)
     seen = max(known.low_bytes, _highest_sample(trace, device, of))
     counter = _counter_peak(facts, of, seen)
     if counter is not None and counter != known.low_bytes:
@@ -47,6 +52,15 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
         return known
     high = max(_ceiling(facts, of, seen), seen)
     return Peak(seen, high, -1, -1, "read events, samples and PyTorch's counter around lost ones")
+
+
+def _foretold(trace: Trace, device: int, of: str) -> tuple[int, int] | None:
+    """Between what and what a prediction says that the peak lies; None where the trace was measured."""
+    facts = trace.notes.get("prediction")
+    if device == CPU or not isinstance(facts, dict):
+        return None
+    low, high = facts["peaks"][of]
+    return int(low), int(high)
 
 
 def _stretches(trace: Trace, device: int) -> list[Bounded]:
@@ -91,6 +105,9 @@ def device_peak(trace: Trace, device: int) -> Peak | None:
 
     A lower bound, as samples are: what was seen, or the peak of *reserved* plus the least that others ever held beside it.
     """
+    foretold = _foretold(trace, device, "device used")
+    if foretold is not None:
+        return Peak(*foretold, -1, -1, FORETOLD)
     mine = trace.samples.rows((trace.samples.device == device) & (trace.samples.used_bytes >= 0))
     if not len(mine):
         return None

@@ -124,7 +124,8 @@ def _used(trace: Trace, device: Device) -> list[Level]:
         return []
     mine = (trace.samples.device == device.index) & (trace.samples.used_bytes >= 0)
     used = trace.samples.used_bytes[mine]
-    return [Level("device used", int(used[0]), at, int(used[-1]))]
+    start, end = (int(used[0]), int(used[-1])) if len(used) else (-1, -1)
+    return [Level("device used", start, at, end)]
 
 
 def _resident(trace: Trace) -> list[Level]:

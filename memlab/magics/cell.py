@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from memlab.errors import BudgetExceeded, MemlabError
-from memlab.magics.track import parse
+from memlab.magics.track import asked_of, options_of, parse
 from memlab.session.executions import depth_of, error_of
 from memlab.session.run import Run
 from memlab.session.track import Track
@@ -50,6 +50,13 @@ class CellTracker(threading.local):
         except MemlabError as error:
             raise UsageError(f"%memtrack: {error}") from None
         self._cells[-1].tracks.append(track)
+
+    def predict(self, line: str, body: str) -> None:
+        """The call that stands for a cell that is to be predicted."""
+        from memlab.magics.predict import predict_cell  # late: without it nothing of the predictor is loaded
+
+        asked = asked_of(line)
+        predict_cell(self.shell, asked, options_of(asked), line, body)
 
     def after_cell(self, result: Any) -> list[Run]:
         """post_run_cell: end the runs of the cell, and those inside of it whose end was never told; give them back."""

@@ -15,6 +15,7 @@ from IPython.display import display
 
 from memlab import cells
 from memlab.magics.cell import CellTracker
+from memlab.magics.fit import FitMagics
 from memlab.magics.ledger import LedgerMagics
 from memlab.magics.oom import OomMagics
 from memlab.magics.track import TrackMagics
@@ -24,7 +25,7 @@ from memlab.session.ledger import the_ledger
 from memlab.session.oom import note_oom
 from memlab.session.run import Run
 
-MAGICS: tuple[type[Magics], ...] = (TrackMagics, WhoMagics, LedgerMagics, OomMagics)
+MAGICS: tuple[type[Magics], ...] = (TrackMagics, WhoMagics, LedgerMagics, OomMagics, FitMagics)
 """Every class of magics that the extension installs."""
 
 
@@ -65,6 +66,7 @@ class Extension:
         shell.events.register("pre_run_cell", self.before_cell)
         shell.events.register("post_run_cell", self.after_cell)
         setattr(shell, cells.ARM, self.tracker.arm)
+        setattr(shell, cells.PREDICT, self.tracker.predict)
         managed = shell.magics_manager.magics
         for magics in MAGICS:
             self._replaced += [(kind, name, managed[kind].get(name)) for kind, name in _names(magics)]
@@ -80,6 +82,7 @@ class Extension:
         shell.events.unregister("pre_run_cell", self.before_cell)
         shell.events.unregister("post_run_cell", self.after_cell)
         delattr(shell, cells.ARM)
+        delattr(shell, cells.PREDICT)
         for kind, name, magic in reversed(self._replaced):
             if magic is None:
                 shell.magics_manager.magics[kind].pop(name, None)

@@ -21,10 +21,6 @@ from IPython.core.magic import (
 from memlab.errors import MemlabError
 from memlab.session.track import Options, Track, options
 
-_NOT_YET = {
-    "--predict": "prediction",
-}
-
 
 class _Parser(argparse.ArgumentParser):
     """argparse that refuses in one line and never exits the kernel."""
@@ -36,7 +32,7 @@ class _Parser(argparse.ArgumentParser):
 def _usage() -> str:
     return (
         "[--name N] [--device D] [--lines] [-f FUNCTION]... [--shapes] [--budget 2GiB] [--save FILE] [--rate HZ] "
-        "[--ring ENTRIES] [--no-live] [--quiet]"
+        "[--ring ENTRIES] [--no-live] [--quiet] [--predict CARD [--raises-oom]]"
     )
 
 
@@ -47,13 +43,13 @@ def _parser() -> _Parser:
     parser.add_argument("--rate", type=float, default=10.0)
     parser.add_argument("--ring", type=int)
     parser.add_argument("-f", "--function", action="append")
-    for name in ("--no-live", "--quiet", "--lines", "--shapes"):
+    for name in ("--no-live", "--quiet", "--lines", "--shapes", "--raises-oom"):
         parser.add_argument(name, action="store_true")
     return parser
 
 
-def parse(line: str) -> Options:
-    """The options of a magic's line; anything wrong is a UsageError, before anything runs."""
+def asked_of(line: str) -> argparse.Namespace:
+    """The words of a magic's line; anything wrong is a UsageError, before anything runs."""
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -61,13 +57,32 @@ def parse(line: str) -> Options:
     asked, rest = _parser().parse_known_args(words)
     if rest:
         raise UsageError(f"%memtrack: unknown {' '.join(rest)[:80]!r}. Options: {_usage()}")
-    for option, what in _NOT_YET.items():
-        if getattr(asked, option.strip("-")) not in (None, False):
-            raise UsageError(f"%memtrack: {option} ({what}) is not in this version of memlab.")
-    return _options(asked)
+    if asked.predict is not None:
+        _check_predicted(asked)
+    elif asked.raises_oom:
+        raise UsageError("%memtrack: --raises-oom goes with --predict CARD.")
+    return asked
 
 
-def _options(asked: argparse.Namespace) -> Options:
+def _check_predicted(asked: argparse.Namespace) -> None:
+    """A prediction has a card instead of a device, and no sampler."""
+    others = {"--device": asked.device, "--ring": asked.ring, "-f": asked.function}
+    others |= {"--lines": asked.lines, "--shapes": asked.shapes}
+    wrong = [name for name, value in others.items() if value]
+    if wrong:
+        raise UsageError(f"%memtrack: {wrong[0]} does not go with --predict, which measures nothing. Leave it out.")
+
+
+def parse(line: str) -> Options:
+    """The options of a track; anything wrong is a UsageError, before anything runs."""
+    asked = asked_of(line)
+    if asked.predict is not None:
+        raise UsageError("%memtrack: --predict has to stand in the cell's first line, as %%memtrack --predict CARD.")
+    return options_of(asked)
+
+
+def options_of(asked: argparse.Namespace) -> Options:
+    """The options of a track, from the words of a magic's line."""
     ring = {} if asked.ring is None else {"entries": asked.ring}
     try:
         return options(
@@ -98,11 +113,20 @@ class TrackMagics(Magics):
     def memtrack(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         """Measure the memory of a cell or of one statement: `%%memtrack [options]`, `%memtrack statement`."""
         if cell is not None:
-            return self._run(Track(parse(line)), cell, local_ns)
+            return self._track(line, cell, local_ns)
         if not line.strip():
             raise UsageError("%memtrack needs a statement, or put %%memtrack on the first line of a cell.")
-        wanted, statement = _split(line)
-        return self._run(Track(parse(wanted)), statement, local_ns)
+        return self._track(*_split(line), local_ns)
+
+    def _track(self, line: str, code: str, local_ns: dict[str, Any] | None) -> Any:
+        """Measure, or predict."""
+        asked = asked_of(line)
+        if asked.predict is None:
+            return self._run(Track(options_of(asked)), code, local_ns)
+        from memlab.magics.predict import predict_cell  # late: without it nothing of the predictor is loaded
+
+        predict_cell(self.shell, asked, options_of(asked), line, code)
+        return None
 
     def _run(self, track: Track, code: str, local_ns: dict[str, Any] | None) -> Any:
         """Run code as the shell would; the value of a last expression is the value of the magic."""
@@ -110,6 +134,7 @@ class TrackMagics(Magics):
         source = shell.transform_cell(code)
         place = shell.compile.cache(source)  # so that tracebacks show the code, as they do for cells
         tree = shell.compile.ast_parse(source, filename=place)
+        track.code = ast.Module([*tree.body], [])
         last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         # In a function the names are those of its frame; at the top they are the notebook's own, and not a copy.
         is_inside = local_ns is not None and local_ns is not shell.user_ns

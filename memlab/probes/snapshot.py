@@ -23,6 +23,7 @@ from memlab.allocator import Books, Settings
 from memlab.probes.rewind import Start, rewind
 from memlab.probes.rows import KIND_OF_ACTION, Part, columns_of, held_rows, part_of, reserved_row
 from memlab.probes.stacks import Stacks
+from memlab.probes.stillness import collector_paused
 from memlab.trace.columns import Array, Blocks, Category, Events, Kind, Phase, Recategorised, deltas
 from memlab.trace.snapshot import CATEGORIES, Snapshot, read
 from memlab.trace.trace import Bounded, Device, Gap, MadeBy, Trace
@@ -35,7 +36,8 @@ _PHASE_OF = {phase.name.lower(): phase for phase in Phase}
 
 def load(path: str | os.PathLike[str]) -> Trace:
     """Read a snapshot file; TraceError with one line where it is none."""
-    return trace_of(read(path), Path(path).name)
+    with collector_paused():
+        return trace_of(read(path), Path(path).name)
 
 
 def trace_of(found: Snapshot, name: str = "") -> Trace:

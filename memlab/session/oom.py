@@ -5,6 +5,7 @@ What is kept of it is texts and numbers; no error, frame or tensor.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 from memlab.analysis.oom.explain import NAMED, Explanation, explain, grouped
@@ -48,9 +49,23 @@ class _Shown:
 class OomExplained(_Shown):
     """An out-of-memory, explained; `explanation` has it as values."""
 
-    def __init__(self, failure: Failure) -> None:
-        self.explanation: Explanation = explain(failure)
+    def __init__(self, failure: Failure, found: Explanation | None = None) -> None:
+        self._failure = failure
+        self.explanation: Explanation = found or explain(failure)
         super().__init__(oom_page(self.explanation, failure.cell))
+
+    def released(self, freed: str) -> OomExplained:
+        """The same after a release, which is not advised any more."""
+        before = self.explanation
+        said = f"`%memoom release` was run since, and gave back {freed or 'nothing'}; what is alive is that of before."
+        return OomExplained(
+            self._failure,
+            dataclasses.replace(
+                before,
+                sentences=(said, *(one for one in before.sentences if not one.startswith("`%memoom release`"))),
+                actions=tuple(action for action in before.actions if not action.text.startswith("`%memoom release`")),
+            ),
+        )
 
     def to_pandas(self) -> Any:
         """The numbers of the message, what was alive by name, and what could be done, as one DataFrame of bytes."""
@@ -122,12 +137,22 @@ def forget_oom() -> None:
 
 def release(outputs: bool = True) -> ReleaseReport:
     """Let go of what the last failed cell still holds, so that the next one has the memory; see `names.release`."""
-    return ReleaseReport(let_go(outputs))
+    global _last
+    released = let_go(outputs)
+    if _last is not None:
+        _last = _last.released(_freed(released))
+    return ReleaseReport(released)
+
+
+def _freed(released: Released) -> str:
+    """What a release gave back, "" for nothing."""
+    return ", ".join(
+        f"{format_bytes(level.freed_bytes)} on {level.device}" for level in released.levels if level.freed_bytes
+    )
 
 
 def _release_page(released: Released) -> Page:
     levels = [level for level in released.levels if level.freed_bytes] or list(released.levels)
-    freed = ", ".join(f"{format_bytes(level.freed_bytes)} on {level.device}" for level in levels if level.freed_bytes)
     rows = tuple(
         (level.device, format_bytes(level.freed_bytes), f"{format_bytes(level.before_bytes)} allocated before, "
          f"{format_bytes(level.after_bytes)} after")
@@ -141,7 +166,7 @@ def _release_page(released: Released) -> Page:
         *(_still_held(released, level.device) for level in levels if level.after_bytes),
         Part("", () if released.is_complete else ("The search for names was cut short.",)),
     )
-    return Page(f"memlab · released {freed or 'nothing'}", parts)
+    return Page(f"memlab · released {_freed(released) or 'nothing'}", parts)
 
 
 def _still_held(released: Released, device: str) -> Part:

@@ -22,6 +22,7 @@ from memlab.names.release import all_errors, first_argument, traceback_of
 from memlab.probes.host import HostMemory
 from memlab.probes.look import segments_of
 from memlab.probes.nvml import Nvml
+from memlab.seams import cells
 from memlab.session.run import Run
 from memlab.trace.columns import Phase
 
@@ -64,8 +65,9 @@ def seen(error: BaseException, run: Run | None = None, found: Census | None = No
         message = _refined(message, moment)
     alive = found or attempt("what is alive", lambda: census(message.label, budget_s=CENSUS_S), None)
     place, phase = attempt("the place", lambda: _place(error), ("", Phase.OTHER))
+    number = attempt("the cell", lambda: _cell(error), "")
     all_named = alive is not None and alive.is_complete
-    cell = run.name if run is not None else ""
+    cell = " · ".join(filter(None, (run.name if run is not None else "", number)))
     failure = Failure(message, cell, place, phase, moment, _holders(alive, message.label), all_named)
     failure = attempt("the device", lambda: _with_device(failure, gaps), failure)
     if alive is not None and not all_named:
@@ -127,7 +129,7 @@ def _holders(found: Census | None, label: str) -> tuple[Holder, ...]:
     """What was alive on the device; where its number is not told ("cuda"), on all of the kind."""
     storages = found.storages if found is not None else ()
     on_device = [one for one in storages if one.device == label or one.device.startswith(f"{label}:")]
-    return tuple(Holder(one.path, one.category, one.nbytes) for one in on_device)
+    return tuple(Holder(one.path, one.category, one.nbytes, one.address) for one in on_device)
 
 
 # --- the place ------------------------------------------------------------------------------------------------------------
@@ -147,14 +149,30 @@ def _place(error: BaseException) -> tuple[str, Phase]:
     return place, phase
 
 
+def _cell(error: BaseException) -> str:
+    """The cell that was being executed: that of the outermost frame which comes from one."""
+    link = traceback_of(error)
+    while link is not None:
+        number = cells.cell_number(link.tb_frame.f_code.co_filename)
+        if number is not None:
+            return _numbered(number) if number else ""
+        link = link.tb_next
+    return ""
+
+
+def _numbered(number: int) -> str:
+    return f"cell [{number}]"
+
+
 def _phase_of(file: str, function: str) -> Phase:
     parts = Path(file.removeprefix(_TORCH)).parts
     return next((phase for ends, name, phase in _PHASES if parts == ends and name in ("", function)), Phase.OTHER)
 
 
 def _in_words(file: str, line: int, function: str) -> str:
-    is_cell = "ipykernel_" in file or file.startswith("<ipython-input")
-    where = f"at line {line} of a cell" if is_cell else f"at {Path(file).name}:{line}"
+    number = cells.cell_number(file)
+    cell = _numbered(number) if number else "a cell"
+    where = f"at line {line} of {cell}" if number is not None else f"at {Path(file).name}:{line}"
     return where if function.startswith("<") else f"{where}, in {function}()"
 
 

@@ -202,4 +202,9 @@ def _copied(value: Any) -> Any:
 def load(path: str | os.PathLike[str]) -> Run:
     """Read a run that was saved, on any machine; files are read without executing anything in them."""
     trace = load_trace(path)
-    return Run(str(trace.notes.get("name", "")), trace)
+    name = str(trace.notes.get("name", ""))
+    if "prediction" in trace.notes:
+        from memlab.session.predict import Prediction
+
+        return Prediction(name, trace)
+    return Run(name, trace)

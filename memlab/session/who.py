@@ -12,6 +12,7 @@ from memlab import seams
 from memlab.errors import MemlabError
 from memlab.names import memory
 from memlab.names.census import Census, Group, Storage, census, paths, shape_text, storages_in
+from memlab.names.folded import Fold, folded
 from memlab.names.labels import class_name
 from memlab.units import format_bytes
 from memlab.views.who import Listing
@@ -26,13 +27,15 @@ _HEAD = ("size", "shape", "dtype", "category", "device", "path")
 class Who:
     """Storages by name, the largest first; or, where it was asked for one tensor, every path that keeps it alive.
 
-    Texts and numbers only: it keeps nothing alive. `of` is what was asked for, "" for all that is alive.
+    Texts and numbers only: it keeps nothing alive. `of` is what was asked for, "" for all that is alive. `graph_bytes` is what
+    the graph of the one tensor keeps alive, parameters and what belongs to them apart.
     """
 
     census: Census
     of: str = ""
     paths: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    graph_bytes: int = 0
 
     @property
     def storages(self) -> tuple[Storage, ...]:
@@ -146,8 +149,26 @@ def _who_holds(tensor: Any, name: str) -> Who:
     """Every path to one tensor, and what its memory is."""
     keys = storages_in(tensor, itself=True)
     found = census(only=keys)
+    size, graph = _graph(storages_in(tensor) - keys)
     notes = () if keys else ("It holds no memory of its own.",)
-    return Who(found, of=name or "the tensor", paths=tuple(paths(tensor)), notes=notes)
+    return Who(found, of=name or "the tensor", paths=tuple(paths(tensor)), notes=(*notes, *graph), graph_bytes=size)
+
+
+_OF_MODELS = ("parameter", "buffer", "gradient", "optimizer")
+"""What is there without any graph."""
+
+
+def _graph(keys: set[int]) -> tuple[int, list[str]]:
+    """The bytes that the graph of a tensor keeps alive, and a sentence on them."""
+    if not keys:
+        return 0, []
+    kept = [one for one in census(only=keys).storages if one.category not in _OF_MODELS]
+    size, named = sum(one.nbytes for one in kept), [one for one in kept if one.path and ".grad_fn" not in one.path]
+    if not kept:
+        return 0, ["Its graph keeps nothing but parameters and buffers."]
+    own = f", {len(named):,} of them ({format_bytes(sum(one.nbytes for one in named))}) under other names too"
+    text = f"This tensor keeps {format_bytes(size)} through its graph: {counted(len(kept))}{own if named else ''}."
+    return size, [f"{text} `.detach()` or `.item()` lets go of the graph."]
 
 
 # --- what it says ---------------------------------------------------------------------------------------------------------
@@ -166,7 +187,8 @@ def _kind(one: Storage) -> str:
 
 
 def _of_many(who: Who) -> Listing:
-    shown, rest = who.storages[:SHOWN], who.storages[SHOWN:]
+    rows = folded(who.storages)
+    shown, rest = rows[:SHOWN], [one for row in rows[SHOWN:] for one in row.storages]
     title = " · ".join(filter(None, ("memlab who", who.of, counted(len(who.storages)), format_bytes(who.total_bytes))))
     notes = []
     if rest:
@@ -192,10 +214,17 @@ def _shares(who: Who) -> str:
     )
 
 
-def _row(one: Storage) -> tuple[str, ...]:
-    more = f" (+{one.others} more)" if one.others else ""
-    path = one.path + more if one.path else _NOWHERE
-    return format_bytes(one.nbytes), shape_text(one.shape), one.dtype, one.category, one.device, path
+def _row(row: Fold) -> tuple[str, ...]:
+    first = row.storages[0]
+    shape = row.common("shape")
+    shape = shape if shape == "various" else shape_text(first.shape)
+    return format_bytes(row.nbytes), str(shape), first.dtype, first.category, first.device, _path(row, first)
+
+
+def _path(row: Fold, first: Storage) -> str:
+    if len(row.storages) > 1:
+        return f"{row.path}  {len(row.storages):,} tensors"
+    return (row.path + (f" (+{first.others} more)" if first.others else "")) or _NOWHERE
 
 
 _COLUMNS = ("storage_bytes", "shape", "dtype", "category", "device", "path", "others", "address")

@@ -89,6 +89,12 @@ def _about_parameters(found: Found) -> Iterator[str]:
 
 
 def _about_places(found: Found) -> Iterator[str]:
+    home = found.standins.home
+    given = (tensor.device for tensor in found.standins.originals(found.inputs) if tensor.dim())
+    elsewhere = sorted({str(device) for device in given if device.type not in ("meta", home.type)})
+    if elsewhere and found.standins.moves_inputs:
+        where = f"Inputs lie on {_list(elsewhere)} and the model on {home}"
+        yield f"{where}: sized as if they were there, a real call has to move them."
     of_model = {storage._cdata for one in found.mine for storage in storages(one.tensor)}
     outside = {s._cdata: s.nbytes() for tensor in found.rehearsed.watch.seen.outside.values() for s in storages(tensor)}
     strange = {key: nbytes for key, nbytes in outside.items() if key not in of_model}

@@ -13,6 +13,16 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent)
 _MEASURE = "measure a real step with memlab.track()"
 _TYPES = " A shape stands for float32; for another type give torch.empty(shape, dtype=..., device='meta')."
+_OF_NO_KERNEL = ("UnsupportedOperatorException", "UnsupportedFakeTensorException")
+_OF_NO_TYPE = (*_OF_NO_KERNEL, "DataDependentOutputException", "DynamicOutputShapeException")
+"""Errors to which the type of the inputs has nothing to say."""
+
+
+class WrongIndices(Exception):
+    """What a real operator would refuse and one on stand-ins does not: PyTorch's fake embedding takes any type (2.13)."""
+
+    def __init__(self, operator: str, dtype: torch.dtype) -> None:
+        super().__init__(f"{operator} looks up rows by whole numbers, got {str(dtype).removeprefix('torch.')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,9 @@ class Refusal:
         """One line; `with_shapes` if inputs were given as shapes."""
         what, advice = self._what()
         inside = f" in {self.layer}" if self.layer else ""
-        hint = _TYPES if with_shapes and advice.startswith("Does it run") else ""
-        return f"the forward of {model} cannot be run without data: {what}{inside}{self.place}. {advice}.{hint}"
+        hint = _TYPES if with_shapes and self.kind not in _OF_NO_TYPE else ""
+        how = "would fail" if self.kind == WrongIndices.__name__ else "cannot be run without data"
+        return f"the forward of {model} {how}: {what}{inside}{self.place}. {advice}.{hint}"
 
     def _what(self) -> tuple[str, str]:
         if self.kind == "DataDependentOutputException":
@@ -38,9 +49,11 @@ class Refusal:
             return f"it asks for a tensor's value ({asks})", f"Take that out of the forward, or {_MEASURE}"
         if self.kind == "DynamicOutputShapeException":
             return f"the size of {self.operator}'s result hangs on values", f"Use a fixed size there, or {_MEASURE}"
-        if self.kind in ("UnsupportedOperatorException", "UnsupportedFakeTensorException"):
+        if self.kind in _OF_NO_KERNEL:
             what = f"PyTorch knows no sizes for {self.operator or self.message}"
             return what, f"Register a fake kernel for it, or {_MEASURE}"
+        if self.kind == WrongIndices.__name__:
+            return self.message, "Give it indices: torch.zeros(shape, dtype=torch.long)"
         return f"{self.kind}: {self.message}", f"Does it run on real inputs? Then {_MEASURE}"
 
 

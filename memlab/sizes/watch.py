@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from memlab.seams import dispatch
 from memlab.sizes.layers import Layers
+from memlab.sizes.refusal import WrongIndices
 from memlab.sizes.standins import StandIns, is_standin
 from memlab.sizes.storages import is_tensor, parts
 
@@ -22,6 +23,7 @@ _aten = torch.ops.aten
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
 _SPARSE = {_aten.embedding.default: 4, _aten._embedding_bag.default: 5, _aten._embedding_bag_forward_only.default: 5}
 """Operators that give sparse gradients -> at which position their `sparse` stands."""
+_INDICES = (torch.int64, torch.int32)
 # The fifth result of cuDNN's recurrent layers are their weights in one piece. Those of a model on CUDA are so already, and
 # cuDNN takes them as they are; without addresses it cannot see that.
 _WEIGHTS_OF_RNN = 4
@@ -96,6 +98,8 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operator, run on stand-ins alone."""
         kwargs = kwargs or {}
+        if func in _SPARSE and len(args) > 1 and is_tensor(args[1]) and args[1].dtype not in _INDICES:
+            raise WrongIndices(str(func).removesuffix(".default"), args[1].dtype)
         if func not in _LIFTS:
             args, kwargs = tree_map(self._inside, (args, kwargs))
         before = self._read((args, kwargs))

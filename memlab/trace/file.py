@@ -9,6 +9,7 @@ is read, and the trace says so. `save` writes beside the target and renames, so 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import struct
@@ -23,6 +24,7 @@ import numpy as np
 
 from memlab.errors import TraceError
 from memlab.trace.columns import (
+    Array,
     Blocks,
     Category,
     Events,
@@ -50,6 +52,7 @@ _TABLES: dict[str, type[Table]] = {
     "recategorised": Recategorised,
 }
 _MAX_JSON = 1 << 28
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
@@ -59,6 +62,21 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
         return _save(trace, target)
     except OSError as error:
         raise TraceError(f"cannot save to {str(target)!r}: {error.strerror or error}. Choose another place.") from None
+
+
+def dumps(trace: Trace) -> bytes:
+    """The content of the file that `save` would write."""
+    content = io.BytesIO()
+    Writer(content).write_trace(trace)
+    return content.getvalue()
+
+
+def loads(content: bytes, name: str = "bytes") -> Trace:
+    """Read what `dumps` gave; TraceError where it is damaged."""
+    try:
+        return _Reader(io.BytesIO(content), name, len(content)).trace()
+    except _DAMAGED as error:
+        raise TraceError(f"{name!r} is not a readable memlab trace: {error!s:.200}") from None
 
 
 def savable(path: str | os.PathLike[str]) -> Path:
@@ -189,7 +207,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
             return _Reader(file, source.name, source.stat().st_size).trace()
     except OSError as error:
         raise TraceError(f"cannot read {str(source)!r}: {error.strerror or error}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except _DAMAGED as error:
         raise TraceError(f"{source.name!r} is not a readable memlab trace: {error!s:.200}") from None
 
 
@@ -279,10 +297,15 @@ class _Reader:
         running = zlib.crc32(text, zlib.crc32(start))
         columns = {}
         for name, dtype in table.DTYPES.items():
-            columns[name] = np.fromfile(self.file, dtype, count)
+            columns[name] = self._column(np.dtype(dtype), count)
             running = zlib.crc32(columns[name].view("u1").data, running) if count else running
         self._compare(running, check)
         self.parts[description["table"]].append(table(**columns))
+
+    def _column(self, dtype: np.dtype[Any], count: int) -> Array:
+        if isinstance(self.file, io.BytesIO):
+            return np.frombuffer(bytearray(self.file.read(count * dtype.itemsize)), dtype)
+        return np.fromfile(self.file, dtype, count)
 
     def _assemble(self, tables: dict[str, Any], whole: bool) -> Trace:
         made_by = _made_by(self.head["made_by"])

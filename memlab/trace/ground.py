@@ -54,7 +54,7 @@ class Ground:
 
     def missing(self, address: int, limit: int) -> list[tuple[int, int]]:
         """The parts of a range that are not held."""
-        parts = []
+        parts: list[tuple[int, int]] = []
         while address < limit:
             start = self._first_in(address, limit)
             if start is None:

@@ -2,12 +2,13 @@
 
 What `plain_pickle` builds may share and nest its parts without end, so it is walked by its known shape and counted.
 
-Limits: files above `MAX_BYTES` and more than `MAX_ENTRIES` entries are refused; host memory (`host_traces`, since 2.15) and
+Limits: files above `MAX_BYTES` and more than `MAX_ITEMS` entries are refused; host memory (`host_traces`, since 2.15) and
 annotations are not looked at.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +18,16 @@ from typing import Any
 from memlab.errors import TraceError
 from memlab.trace.plain_pickle import DAMAGED, Refused, load
 
-MAX_BYTES = 2 << 30
+MAX_BYTES = 1 << 30
 """A file above this is refused: a history of a million entries takes about 150 MB."""
-MAX_ENTRIES = 20_000_000
-"""More entries, blocks and frames than this are refused: lists that share their parts can pretend to any number."""
+MAX_ITEMS = 10_000_000
+"""More entries, blocks and frames than this, or than the file has bytes, are refused: lists that share their parts can
+pretend to any number."""
 
 _MAX_TEXT = 4096  # longer texts (file names, function names) are cut
 _MAX_NUMBER = 1 << 62
-_MAX_SIZE = 1 << 46  # 64 TiB: sums of sizes stay within the 64 bits of a column
+_SIZES = ("size", "total_size", "requested_size", "allocated_size", "max_split_size")
+_LIMITS = dict.fromkeys(_SIZES, 1 << 46)  # 64 TiB: sums of sizes stay within the 64 bits of a column
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +70,36 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
 
 def parse(data: bytes, name: str = "snapshot") -> Snapshot:
     """The same from bytes; `name` is what the error calls them."""
+    collects = gc.isenabled()
+    gc.disable()  # millions of small tables, none of them garbage: the collector would look at them ten times over
     try:
-        return _checked(load(data))
+        return _checked(load(data), min(len(data), MAX_ITEMS))
     except Refused as refusal:
         raise TraceError(f"{name!r:.200} is not a readable PyTorch memory snapshot: {refusal}") from None
     except DAMAGED:
         raise TraceError(
             f"{name!r:.200} is not a readable PyTorch memory snapshot: it is cut off or damaged."
         ) from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 # --- the shape of a snapshot -----------------------------------------------------------------------------------------------
 
 
 class _Walk:
-    """Walks what a file holds by its known shape, and gives up beyond `MAX_ENTRIES`."""
+    """Walks what a file holds by its known shape, and gives up beyond so many items."""
 
-    def __init__(self) -> None:
-        self.left = MAX_ENTRIES
+    def __init__(self, items: int) -> None:
+        self.left = self.limit = items
         self.frames: dict[int, list[dict[str, Any]]] = {}
 
     def count(self, items: int) -> None:
         """So many items more."""
         self.left -= items
         if self.left < 0:
-            raise Refused(f"it has more than {MAX_ENTRIES} entries, blocks and frames.")
+            raise Refused(f"it has more than {self.limit} entries, blocks and frames.")
 
     def tables(self, value: Any, what: str) -> list[dict[Any, Any]]:
         """A list of tables."""
@@ -115,10 +123,10 @@ class _Walk:
         return known
 
 
-def _checked(found: Any) -> Snapshot:
+def _checked(found: Any, items: int) -> Snapshot:
     if type(found) is not dict or "segments" not in found or "device_traces" not in found:
         raise Refused("it has no segments and device_traces.")
-    walk = _Walk()
+    walk = _Walk(items)
     segments = [_segment(walk, segment) for segment in walk.tables(found["segments"], "segments")]
     traces = found["device_traces"]
     if not isinstance(traces, list | tuple) or len(traces) > 4096:
@@ -150,18 +158,21 @@ def _segment(walk: _Walk, segment: dict[Any, Any]) -> dict[str, Any]:
     return {**checked, "blocks": blocks}
 
 
-_EXTRA_TEXTS = ("category", "module", "name", "op", "dtype", "shape", "phase")
+_EXTRA_TEXTS = {"category", "module", "name", "op", "dtype", "shape", "phase"}
 
 
-def _entry(walk: _Walk, entry: dict[Any, Any]) -> dict[str, Any]:
-    checked: dict[str, Any] = {"action": _words(entry, "action")}
-    for name in ("size", "stream", "time_us"):
-        checked[name] = _number(entry, name, 0)
-    checked["addr"] = _number(entry, "device_free" if checked["action"] == "oom" else "addr", 0)
-    checked["frames"] = walk.frames_of(entry.get("frames", ()))
-    for name in _EXTRA_TEXTS:
-        if name in entry:
-            checked[name] = _words(entry, name)
+def _entry(walk: _Walk, entry: dict[str, Any]) -> dict[str, Any]:
+    action = _words(entry, "action")
+    checked: dict[str, Any] = {
+        "action": action,
+        "size": _number(entry, "size", 0),
+        "stream": _number(entry, "stream", 0),
+        "time_us": _number(entry, "time_us", 0),
+        "addr": _number(entry, "device_free" if action == "oom" else "addr", 0),
+        "frames": walk.frames_of(entry.get("frames", ())),
+    }
+    for name in entry.keys() & _EXTRA_TEXTS:
+        checked[name] = _words(entry, name)
     if "allocated_size" in entry:
         checked["allocated_size"] = _number(entry, "allocated_size")
     if "categories" in entry:
@@ -194,7 +205,7 @@ def _settings(settings: Any) -> dict[str, Any]:
 
 
 def _number(table: Mapping[Any, Any], name: str, default: int | None = None, low: int = 0) -> int:
-    value, limit = table.get(name, default), _MAX_SIZE if name.endswith("size") else _MAX_NUMBER
+    value, limit = table.get(name, default), _LIMITS.get(name, _MAX_NUMBER)
     if type(value) is not int or not low <= value < limit:
         kind = "missing" if value is None else f"no number from {low} to 2**{limit.bit_length() - 1}"
         raise Refused(f"a {name!r} is {kind}.")

@@ -196,17 +196,17 @@ class _Device:
     # --- what was there at the start ------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        kinds, sizes = self.columns["kind"], self.columns["allocated_bytes"]
-        lumps = [row for row in range(self.first) if kinds[row] in _ACTIONS]
+        kinds, sizes, addresses = (self.columns[name] for name in ("kind", "allocated_bytes", "address"))
+        lumps = [row for row in range(self.first) if kinds[row] in _ACTIONS and not addresses[row]]
         total = sum(
             sizes[row] if kinds[row] in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -sizes[row] for row in lumps
         )
-        opening = Ground.needed(*(self.columns[name] for name in ("kind", "address", "allocated_bytes", "stream")))
+        opening = Ground.needed(kinds, addresses, sizes, self.columns["stream"])
         for start, end, stream in opening:
             self._segment("segment_map" if self.mapped else "segment_alloc", start, end - start, stream, self.start_us)
         self._cached(total - sum(end - start for start, end, _ in opening), self.start_us)
         for row in range(self.first):
-            if kinds[row] not in _ACTIONS:
+            if row not in lumps:
                 self._row(row)
 
     def _cached(self, change: int, time_us: int) -> None:

@@ -5,7 +5,7 @@ What comes from outside (code, names) is kept to one line, cannot steer a termin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -18,6 +18,9 @@ from memlab.views.table import peak_text
 ROWS_SHOWN = 30
 _NAMES_SHOWN = 3
 _NOTHING = "No cell yet: after %load_ext memlab each cell gets an entry."
+_FREED_SINCE = (
+    "Freed since: there when its cell had ended, let go of by a later one; it counts as left, and not as still there."
+)
 _LEAST_UNNAMED = 1 << 20
 _HEAD = ("cell", "", "device", "before", "peak", "after", "left", "still there", "what is left, by name")
 _TEXT_COLUMNS = (0, 1, 2, 8)
@@ -60,7 +63,8 @@ def ledger_table(accounts: Accounts) -> LedgerTable:
     """Put the ledger into words: the latest cells that did something; the rest is counted."""
     busy = [(entry, level) for entry in accounts.entries for level in entry.levels if _is_busy(entry, level)]
     shown = busy[-ROWS_SHOWN:]
-    rows = tuple(_row(entry, level) for entry, level in shown)
+    numbers = {entry.index: entry.number for entry in accounts.entries}
+    rows = tuple(_row(entry, level, numbers) for entry, level in shown)
     quiet = len(accounts.entries) - len({entry.index for entry, _ in busy})
     notes = (
         [f"{len(busy) - len(shown)} earlier rows are not shown; .to_pandas() has all."]
@@ -71,6 +75,7 @@ def ledger_table(accounts: Accounts) -> LedgerTable:
     notes += [f"Cell {_number(entry.number)}: {one_line(note, 200)}." for entry, _ in shown for note in entry.notes]
     notes += [f"{one_line(note, 200)}." for note in accounts.notes]
     notes += [] if accounts.entries else [_NOTHING]
+    notes += [_FREED_SINCE] if any("(freed since" in row[-1] for row in rows) else []
     count = f"{len(accounts.entries)} cell{'s' if len(accounts.entries) != 1 else ''}"
     state = "" if accounts.is_on else " · off (%memledger on)"
     growths = tuple(map(_growth, accounts.growths))
@@ -83,7 +88,7 @@ def _is_busy(entry: Entry, level: Level) -> bool:
     return bool(level.left_bytes) or rose or any(one.device == level.device for one in entry.left)
 
 
-def _row(entry: Entry, level: Level) -> tuple[str, ...]:
+def _row(entry: Entry, level: Level, numbers: Mapping[int, int]) -> tuple[str, ...]:
     mine = [one for one in entry.left if one.device == level.device]
     still = sum(one.nbytes for one in mine if one.died is None)
     again = f" (run {entry.again + 1})" if entry.again else ""
@@ -97,7 +102,7 @@ def _row(entry: Entry, level: Level) -> tuple[str, ...]:
         format_bytes(level.after_bytes),
         _signed(level.left_bytes),
         format_bytes(still) if mine else "",
-        _names(entry, level, mine),
+        _names(entry, level, mine, numbers),
     )
 
 
@@ -114,14 +119,14 @@ def _signed(count: int) -> str:
     return "0 B" if not count else ("+" if count > 0 else "−") + format_bytes(abs(count))
 
 
-def _names(entry: Entry, level: Level, mine: list[Left]) -> str:
-    """What a cell left by variable, the largest first; what has gone since is not named again."""
+def _names(entry: Entry, level: Level, mine: list[Left], numbers: Mapping[int, int]) -> str:
+    """What a cell left by variable, the largest first, and what has been freed since."""
     groups: dict[str, list[Left]] = {}
     for one in mine:
         if one.is_there_after(entry.index) and (one.path or one.died is None):
             groups.setdefault(one.root, []).append(one)
     ordered = sorted(groups.values(), key=lambda group: -sum(one.nbytes for one in group))
-    parts = [_group(group) for group in ordered[:_NAMES_SHOWN]]
+    parts = [_group(group, numbers) for group in ordered[:_NAMES_SHOWN]]
     parts += [f"{len(ordered) - _NAMES_SHOWN} more names"] if len(ordered) > _NAMES_SHOWN else []
     unnamed = entry.unnamed_bytes(level.device)
     if unnamed >= _LEAST_UNNAMED:
@@ -130,11 +135,19 @@ def _names(entry: Entry, level: Level, mine: list[Left]) -> str:
     return ", ".join(parts)
 
 
-def _group(group: list[Left]) -> str:
+def _group(group: list[Left], numbers: Mapping[int, int]) -> str:
     name = group[0].path if len(group) == 1 else group[0].root
     count = f" ({len(group)} tensors)" if len(group) > 1 else ""
-    gone = ", gone" if all(one.died is not None for one in group) else ""
-    return f"{one_line(name, 60) or 'no name found'}{count} {format_bytes(sum(one.nbytes for one in group))}{gone}"
+    size = format_bytes(sum(one.nbytes for one in group))
+    return f"{one_line(name, 60) or 'no name found'}{count} {size}{_freed(group, numbers)}"
+
+
+def _freed(group: list[Left], numbers: Mapping[int, int]) -> str:
+    """What has become of things that a cell left: nothing to say, or in which cell the last of them was freed."""
+    if any(one.died is None for one in group):
+        return ""
+    number = numbers.get(max(one.died for one in group if one.died is not None))
+    return f" (freed since, in {_number(number)})" if number else " (freed since)"
 
 
 def _growth(growth: Growth) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from memlab.analysis.breakdown import Breakdown
+from memlab.analysis.leak import short_line
 from memlab.analysis.oom.actions import Action
 from memlab.analysis.oom.explain import Explanation, Named, amount_text
 from memlab.units import format_bytes, one_line
@@ -98,8 +99,8 @@ def oom_page(found: Explanation, cell: str = "") -> Page:
 
 
 def _action_row(number: int, action: Action) -> tuple[str, str, str]:
-    about = "about " if action.is_estimate and action.gives.is_exact else ""
-    enough = {True: "enough", False: "not enough alone", None: ""}[action.is_enough]
+    about = "about " if action.is_estimate and action.gives.low_bytes > 0 else ""
+    enough = {True: "enough for this request", False: "not enough alone", None: ""}[action.is_enough]
     return f"{number}.", about + amount_text(action.gives), f"{action.text}{f' [{enough}]' if enough else ''}"
 
 
@@ -118,18 +119,10 @@ def named_rows(named: Iterable[Named], more: int) -> Iterator[tuple[str, str, st
 
 def _share_text(share: Breakdown) -> str:
     shown = list(share.items())[:_SHARES_SHOWN]
-    names = (_short_line(name) if share.by == "line" else one_line(name, 48) for name, _ in shown)
+    names = (short_line(name) if share.by == "line" else one_line(name, 48) for name, _ in shown)
     parts = (
         f"{name} {format_bytes(count)} ({share.percent(key)})" for name, (key, count) in zip(names, shown, strict=True)
     )
     rest = share.total_bytes - sum(count for _, count in shown)
     more = f", {len(share) - len(shown)} more {format_bytes(rest)}" if len(share) > len(shown) else ""
     return f"By {share.by}: {', '.join(parts)}{more}."
-
-
-def _short_line(line: str) -> str:
-    """The end of a path and the line number; a cell's temporary file is the cell."""
-    path, _, number = one_line(line).rpartition(":")
-    if "ipykernel_" in path or path.startswith("<ipython-input"):
-        return f"line {number} of a cell"
-    return f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{number}" if path else number

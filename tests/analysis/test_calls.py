@@ -165,7 +165,7 @@ def test_devices_do_not_mix():
     assert figures(script.trace()) == {"net": [(5, 0, 5)]}
 
 
-def test_a_workspace_is_left_and_not_kept_for_backward():
+def test_a_workspace_is_no_module_s():
     script = Steps()
     script.begin("net")
     script.alloc(8)
@@ -174,8 +174,21 @@ def test_a_workspace_is_left_and_not_kept_for_backward():
     script.backward()
     trace = script.trace()
     blocks = trace.blocks.replace(name=np.array([0, -1]))
-    assert figures(trace.with_blocks(blocks, {**trace.texts, "name": ("workspace of cuBLAS",)})) == {"net": [(9, 1, 9)]}
+    assert figures(trace.with_blocks(blocks, {**trace.texts, "name": ("workspace of cuBLAS",)})) == {"net": [(1, 1, 1)]}
     assert figures(trace) == {"net": [(9, 9, 9)]}
+
+
+def test_a_workspace_that_was_there_before_changes_nothing():
+    script = Steps()
+    script.adopt(8)
+    script.here_it_starts()
+    script.begin("net")
+    script.free(script.alloc(5))
+    script.end("net")
+    trace = script.trace()
+    blocks = trace.blocks.replace(name=np.array([0, -1]))
+    assert figures(trace.with_blocks(blocks, {**trace.texts, "name": ("workspace of cuBLAS",)})) == figures(trace)
+    assert figures(trace) == {"net": [(0, 0, 5)]}
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from handmade import HOST, Script
 
+from memlab.analysis.breakdown import breakdown
 from memlab.analysis.lines import BACKWARD, Group, LineTable, lines
 from memlab.errors import MemlabError
 from memlab.trace import Gap, MarkKind, Trace
@@ -241,3 +243,58 @@ def test_random_traces_against_a_slow_count(first):
             assert row.held_bytes + row.backward_bytes == held.get(name, 0), (seed, name)
             assert row.total_bytes == total.get(name, 0), (seed, name)
             assert row.peak_bytes == peak.get(name, 0), (seed, name)
+
+
+def test_several_statements_of_a_cell_in_one_line_are_one_execution():
+    """IPython compiles and runs each statement of a cell by itself; functions, and other files, are compiled whole."""
+    texts = [
+        "%%memtrack",
+        "a = 1; b = 2; c = 3",
+        "def f():",
+        "    x = 1; y = 2",
+        "for i in f(): a; b",
+        "d = (",
+        "1); e = 2",
+    ]
+    source = {str(number): text for number, text in enumerate(texts, 1)}
+    counts = {"2": 3, "4": 2, "5": 4, "6": 1, "7": 1}
+    script = Script()
+    notes = {
+        "executions": {"cell": counts, "In[3]": counts, "f.py": counts},
+        "lines": dict.fromkeys(("cell", "In[3]", "f.py"), source),
+    }
+    found = {row.text: row.executions for row in lines(script.trace(notes=notes), 0)}
+    for cell in ("cell", "In[3]"):
+        assert [found[f"{cell}:{line}"] for line in counts] == [1, 2, 4, 1, 1]
+    assert [found[f"f.py:{line}"] for line in counts] == [3, 2, 4, 1, 1]
+
+
+def test_lines_that_ran_whole_or_cannot_be_parsed_count_as_they_were_counted():
+    for text, count, wanted in (("a = 1; b = 2", 1, 1), ("a = 1; b = 2", 5, 5), ("a = ; b", 2, 2)):
+        notes = {"executions": {"cell": {"1": count}}, "lines": {"cell": {"1": text}}}
+        assert [row.executions for row in lines(Script().trace(notes=notes), 0)] == [wanted]
+
+
+def test_a_workspace_is_no_line_s_wherever_it_was_taken():
+    script = Script()
+    script.mark(MarkKind.LINE, "cell:1", at=0)
+    script.alloc(100, at=1)
+    workspace = script.alloc(8000, at=2)
+    script.mark(MarkKind.LINE, "(backward)\ncell:2", at=10)
+    other = script.alloc(500, at=11)
+    trace = noted(script, {"cell": {"1": 1, "2": 1}})
+    names = np.full(len(trace.blocks), -1)
+    names[[workspace, other]] = 0
+    trace = trace.with_blocks(trace.blocks.replace(name=names), {**trace.texts, "name": ("workspace of cuBLAS",)})
+    found = lines(trace, 0)
+    one, two = found["cell:1"], found["cell:2"]
+    assert (one.held_bytes, one.total_bytes, one.peak_bytes, one.allocated_bytes) == (100, 100, 100, 100)
+    assert [group.bytes for group in one.came] == [100]
+    assert (two.total_bytes, two.peak_bytes) == (0, 0)
+    assert BACKWARD not in [row.text for row in found]
+    assert (found.outside_bytes, found.end_bytes, one.level_bytes) == (8500, 8600, 8100)  # levels are the device's
+    assert charged(found) == found.change_bytes
+    assert found.gaps[-1].startswith("8.30 KiB of workspaces")
+    for by in ("line", "module"):
+        assert breakdown(trace, 0, by)["workspace of cuBLAS"] == 8500
+    assert not any("workspace" in gap for gap in lines(noted(script), 0).gaps)

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from memlab.analysis.oom.actions import LEAST_OUTPUT_BYTES, MOST, actions, root_of
+from memlab.analysis.oom.batch import Share
 from memlab.analysis.oom.explain import amount_text, explain, grouped
 from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
 from memlab.analysis.oom.moment import Moment
@@ -212,6 +213,31 @@ def test_small_outputs_are_not_promised_as_release_leaves_them():
     assert [action.gives for action in actions(failed(*small, *both))] == [exactly(LEAST_OUTPUT_BYTES)]
 
 
+def test_where_no_room_would_do_only_what_asks_for_less_or_helps_the_next_cell_is_advised():
+    request = told(asked=9 * GiB)
+    frames = ("traceback of cell 5 -> step() -> big", "activation", 2 * GiB)
+    known = {"message": request, "all_named": True, "others_bytes": GiB, "phase": Phase.FORWARD}
+    found = failed(MODEL, *LOSSES, frames, ("", "other", GiB), ("x.grad", "gradient", GiB), **known)
+    assert [one[0][:16] for one in advised(found)] == ["`%memoom release", "half the batch, ", "`gc.collect()`: "]
+    assert [one[3] for one in advised(found)] == [None, None, None]
+    assert explain(found).title.endswith("This one request is more than all there is: only a smaller one can be met.")
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [("99999999999999 PiB", "(99999999999999 PiB)"), ("17179869184.00 GiB", "(17179869184.00 GiB)"),
+     (f"1{'0' * 400} bytes", "(a number of 401 digits)")],
+)  # fmt: skip
+def test_sizes_that_cannot_be_are_called_so(size, said):
+    for text in (f"Tried to allocate {size}", f"CUDA out of memory. Tried to allocate {size}. GPU 0 has a total capacity of "
+                 "8.00 GiB of which 1.00 GiB is free."):  # fmt: skip
+        found = explain(Failure(read_message(text)))
+        assert found.title.endswith("ran out of memory; the message gives no size that can be.")
+        (line,) = found.sentences
+        assert line.startswith(f"The size that it names is beyond all memory {said}: it was computed wrong")
+    assert explain(Failure(read_message("CUDA out of memory. Tried to allocate much"))).sentences == ()
+
+
 def test_a_name_with_a_parameter_in_it_and_a_small_one_are_left_alone():
     assert actions(failed(MODEL, ("model.cache[0]", "other", 5 * GiB), ("y", "other", MiB))) == ()
     assert "`del kept`" in advised(failed(("kept -> traceback of cell 2 -> f() -> x", "other", GiB)))[0][0]
@@ -243,13 +269,55 @@ def test_gradients_count_only_where_no_backward_was_running():
     assert found[1:] == (1 * GiB, False, True)
 
 
-def test_activations_give_about_half_in_training_and_are_called_an_estimate():
+def test_half_the_batch_is_an_interval_where_nobody_saw_what_this_step_made():
+    frames = ("traceback of cell 5 -> forward() -> x.grad_fn -> saved x", "activation", 2 * GiB)
+    found = advised(failed(MODEL, ("loss.grad_fn -> saved x", "activation", 4 * GiB), frames, phase=Phase.FORWARD))
+    (half,) = [action for action in actions(failed(MODEL, frames, phase=Phase.FORWARD)) if "batch" in action.text]
+    # Of the request the message gives the segment: the tensor may be 2 MiB less.
+    assert half.gives == Amount((2 * GiB + 254 * MiB) // 2, (2 * GiB + 256 * MiB) // 2)
+    assert (half.is_estimate, half.is_enough) == (True, True)
+    assert [one[1:] for one in found if "batch" in one[0]] == [((2 * GiB + 254 * MiB) // 2, True, True)]
+    for phase in (Phase.OPTIMIZER, Phase.OTHER):
+        assert not any("batch" in one[0] for one in advised(failed(MODEL, frames, phase=phase)))
+
+
+def test_what_only_names_keep_may_be_of_an_earlier_step():
     saved = ("loss.grad_fn -> saved x", "activation", 4 * GiB)
-    found = advised(failed(MODEL, saved, phase=Phase.BACKWARD))
-    assert [one[1:] for one in found] == [(4 * GiB, False, True), (2 * GiB, True, True)]
-    assert "activations were 54 % of what tensors held" in found[1][0]
-    assert not any("batch" in one[0] for one in advised(failed(MODEL, saved, phase=Phase.OPTIMIZER)))
-    assert not any("batch" in one[0] for one in advised(failed(MODEL, ("y", "activation", GiB), phase=Phase.FORWARD)))
+    (half,) = [one for one in actions(failed(saved, phase=Phase.BACKWARD)) if "batch" in one.text]
+    assert (half.gives, half.is_enough) == (Amount(0, 2 * GiB + 128 * MiB), None)
+    small = told(asked=20 * MiB, free=0)  # a segment that smaller tensors share
+    assert failed(saved, message=small, phase=Phase.FORWARD).half_the_batch() == Amount(0, 2 * GiB + 10 * MiB)
+
+
+def test_what_a_list_gathers_over_iterations_does_not_shrink_with_the_batch():
+    assert failed(*LOSSES, phase=Phase.FORWARD).half_the_batch().high_bytes == 128 * MiB
+    assert failed(*LOSSES[:2], phase=Phase.FORWARD).half_the_batch().high_bytes == 228 * MiB  # two views of one step?
+    assert not any("batch" in one[0] for one in advised(failed(*LOSSES, phase=Phase.FORWARD)))
+    few = told(asked=2 * GiB, free=MiB, allocated=600 * MiB)  # they may as well be of this step: then it saves more
+    (half,) = [one for one in actions(failed(*LOSSES, phase=Phase.FORWARD, message=few)) if "batch" in one.text]
+    assert half.text.endswith("this step made and asked for, without what lists keep")
+    assert half.gives.high_bytes < GiB + MiB
+    assert half.is_enough is None
+    (half,) = [one for one in actions(failed(phase=Phase.FORWARD, message=few)) if "batch" in one.text]
+    assert (half.text.endswith("made and asked for"), half.is_enough) == (True, False)
+
+
+def test_in_the_loss_no_module_runs_and_it_is_in_the_step_all_the_same():
+    share = Share(GiB, GiB, is_in_step=True)
+    for phase, batch, wanted in (
+        (Phase.OTHER, share, True),
+        (Phase.OTHER, Share(GiB, GiB), False),
+        (Phase.OPTIMIZER, share, False),
+    ):
+        found = failed(moment=moment(phase=phase, batch=batch))
+        assert any("batch" in one.text for one in actions(found)) is wanted
+
+
+def test_a_tracked_cell_tells_what_its_step_made_and_which_of_it_is_kept():
+    share = Share(100 * MiB, 120 * MiB, ((7, 50 * MiB), (8, 30 * MiB)))
+    paths = [Holder(f"losses[{i}].grad_fn -> saved x", "activation", MiB, address=i) for i in (5, 6, 7)]
+    found = Failure(told(), moment=moment(batch=share), holders=tuple(paths))
+    assert found.half_the_batch() == Amount(100 * MiB, 150 * MiB)
 
 
 def moment(**known: object) -> Moment:
@@ -287,5 +355,5 @@ def test_at_most_three_enough_before_too_little_measured_before_estimated():
     found = failed(saved, *FRAMES, others_bytes=100 * MiB, phase=Phase.FORWARD)
     listed = advised(found)
     assert len(listed) == MOST
-    assert [(one[2], one[3]) for one in listed] == [(False, True), (False, True), (True, True)]
-    assert [one[1] for one in listed] == [6 * GiB, 300 * MiB, 3 * GiB]
+    assert [(one[2], one[3]) for one in listed] == [(False, True), (False, True), (True, None)]
+    assert [one[1] for one in listed] == [6 * GiB, 300 * MiB, 127 * MiB]

@@ -153,3 +153,39 @@ def test_options():
     assert parse("-f a").lines is True
     with pytest.raises(UsageError, match="expected one argument"):
         parse("-f")
+
+
+def test_a_function_that_the_same_cell_defines_can_be_named(notebook):
+    cell = "%%memtrack -f grow -f Shop.sell\ndef grow():\n    return torch.ones(1000)\n"
+    cell += "class Shop:\n    def sell(self):\n        return torch.ones(500)\nx = grow()\ny = Shop().sell()\n"
+    found = listed(notebook, cell)
+    assert (found["cell:3"][1], found["cell:6"][1]) == (4000, 2000)
+    again = listed(notebook, cell)  # now they are there, from the cell before, and defined again
+    assert (again["cell:3"][1], again["cell:6"][1]) == (4000, 2000)
+    notebook.run("del x, y, grow, Shop")
+
+
+def test_also_where_the_cell_is_run_by_the_magic_itself(notebook):
+    cell = "get_ipython().run_cell_magic('memtrack', '-f grow', 'def grow():\\n    return torch.ones(1000)\\nx = grow()\\n')"
+    found = listed(notebook, cell)
+    assert {row: size for row, (_, size, _) in found.items() if size} == {"statement:2": 4000}
+    reply = notebook.run("get_ipython().run_cell_magic('memtrack', '-f made', 'made = print')")
+    assert "it gets its value only in this cell" in reply.stderr + reply.traceback
+    notebook.run("del x, grow")
+
+
+@pytest.mark.parametrize("line", ["from textwrap import dedent as made", "made = print", "for made in (1, 2): pass"])
+def test_one_that_the_cell_only_gets_is_refused_with_the_reason(notebook, line):
+    reply = notebook.run(f"%%memtrack -f made\n{line}\nran = True")
+    assert reply.status == "error"
+    assert "cannot watch 'made': it gets its value only in this cell. Make it in a cell before" in reply.stderr
+    assert notebook.value("'ran' in globals()") is False
+
+
+def test_statements_that_share_a_line_are_one_execution(notebook):
+    found = listed(
+        notebook, "%%memtrack --lines\nx = torch.ones(1000); y = torch.ones(500); del x\nfor i in (1, 2):\n    i; i\n"
+    )
+    assert found["cell:2"] == (1, 2000, 2000)
+    assert found["cell:4"][0] == 2
+    notebook.run("del y")

@@ -35,12 +35,17 @@ def test_before_any_there_is_one_clear_line(notebook: Kernel):
 
 
 def test_the_last_one_is_shown_as_html_and_text_until_the_next(notebook: Kernel):
-    assert notebook.run("step()").error == "RuntimeError"
+    count = "get_ipython().execution_count - 1"  # IPython counts on before it runs the code
+    notebook.run(f"defined = {count}\ndef again():\n    return step()")
+    assert notebook.run(f"called = {count}; again()").error == "RuntimeError"
+    defined, called = notebook.value("(defined, called)")
     notebook.run("1 / 0")
     reply = notebook.run("%memoom")
     assert reply.status == "ok"
-    assert reply.out.startswith("memlab · cpu ran out of memory: 128.0 TiB asked, ")
-    assert re.search(r"It was raised at line \d+ of a cell, in step\(\)\.", reply.out)
+    # SETUP is the first cell; the one that called is named, whatever cells its functions come from.
+    assert called > defined > 1
+    assert reply.out.startswith(f"memlab · cell [{called}] · cpu ran out of memory: 128.0 TiB asked, ")
+    assert re.search(r"It was raised at line \d+ of cell \[1\], in step\(\)\.", reply.out)
     assert "text/html" in notebook.value("list(get_ipython().run_line_magic('memoom', '')._repr_mimebundle_())")
 
 
@@ -54,7 +59,20 @@ def test_release_gives_back_what_the_explanation_said(notebook: Kernel):
     )
     assert "No traceback" in notebook.run("%debug").stderr
     assert notebook.run("%memoom release --keep-outputs").out.startswith("memlab · released nothing")
-    assert notebook.run("%memoom").status == "ok"  # it is still explained, from what was noted
+    after = notebook.run("%memoom").out  # it is still explained, from what was noted
+    assert "`%memoom release` was run since, and gave back nothing; what is alive is that of before." in after
+    assert after.count("%memoom release") == 1
+
+
+def test_after_a_release_it_is_said_once_and_not_advised_again(notebook: Kernel):
+    notebook.run("step()")
+    notebook.run("%memoom release")
+    after = notebook.run("%memoom").out
+    assert "was run since, and gave back 3.81 MiB on cpu; what is alive" in after
+    assert after.count("%memoom release") == 1
+    notebook.run("step()")  # the next one is a new one
+    assert "  1.  3.81 MiB  `%memoom release`" in notebook.run("%memoom").out
+    notebook.run("%memoom release")
 
 
 def test_the_value_is_there_to_work_with(notebook: Kernel):

@@ -61,8 +61,10 @@ def test_every_option_arrives(tmp_path):
         ("--save no/such/folder/x.memlab", "name a file in a folder that exists"),
         ("--save ''", "name a file in a folder that exists"),
         ("--save .", "name a file in a folder that exists"),
-        ("--predict 'RTX 4060'", "--predict (prediction) is not in this version"),
-        ("--predict ''", "--predict (prediction) is not in this version"),
+        ("--predict 'RTX 4060'", "--predict has to stand in the cell's first line"),
+        ("--predict T4 --lines", "--lines does not go with --predict"),
+        ("--predict T4 --device cuda", "--device does not go with --predict"),
+        ("--raises-oom", "--raises-oom goes with --predict CARD"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error_of_one_line(line, why):

@@ -56,6 +56,15 @@ PLACES = {
         "m = torch.nn.Linear(2, 3)\no = torch.optim.Adam(m.parameters())\nm(torch.ones(2)).sum().backward()\no.step()",
         "o.state[m.weight]['exp_avg']", "o.state[m.weight]['exp_avg']",
     ),
+    "a parameter whose model is gone": (
+        "m = torch.nn.Linear(2, 3)\no = torch.optim.Adam(m.parameters())\nm(torch.ones(2)).sum().backward()\no.step()\ndel m",
+        "o.param_groups[0]['params'][0]", "o.param_groups[0]['params'][0]",
+    ),
+    "a state whose model is gone": (
+        "m = torch.nn.Linear(2, 3)\no = torch.optim.Adam(m.parameters())\nm(torch.ones(2)).sum().backward()\no.step()\ndel m",
+        "o.state[o.param_groups[0]['params'][1]]['exp_avg']", "o.state[o.param_groups[0]['params'][1]]['exp_avg']",
+    ),
+    "a value before a key": ("d = {torch.ones(3): 1}\ne = [[[next(iter(d))]]]", "e[0][0][0]", "e[0][0][0]"),
     "a closure": ("def make():\n  big = torch.ones(3)\n  return lambda: big\nf = make()", "f()", "f -> closure 'big'"),
     "a default": ("def f(a, b=1, c=torch.ones(3)): pass", "f.__defaults__[1]", "f -> default 'c'"),
     "a keyword default": ("def f(*, c=torch.ones(3)): pass", "f.__kwdefaults__['c']", "f -> defaults['c']"),

@@ -25,7 +25,7 @@ def foreign(conf: str, seed: int = 0, skip: int = 0) -> dict:
     if "max_split" in conf:
         settings["max_split_size"] = 24 << 20
     if "roundup" in conf:
-        settings["roundup_power2_divisions"] = {key: 4 for key in settings["roundup_power2_divisions"]}
+        settings["roundup_power2_divisions"] = dict.fromkeys(settings["roundup_power2_divisions"], 4)
     for entry in shot["device_traces"][0]:
         for key in ("allocated_size", "category", "categories", "name", "module", "op", "dtype", "shape", "phase"):
             entry.pop(key, None)

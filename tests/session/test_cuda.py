@@ -11,6 +11,7 @@ from kernel import kernel
 
 import memlab
 from memlab.errors import BudgetExceeded
+from memlab.units import format_bytes
 
 pytestmark = pytest.mark.fakegpu
 MiB = 1 << 20
@@ -44,6 +45,23 @@ def test_all_levels_of_a_cuda_run(tmp_path):
         assert run.breakdown("line", of=of).total_bytes == getattr(run, f"peak_{of}_bytes")
     assert str(memlab.load(tmp_path / "x.memlab")) == str(run)
     del kept
+
+
+def test_a_run_of_the_cpu_says_what_lies_on_cuda():
+    weights = grow(7 * MiB)
+    held = f"PyTorch held {format_bytes(torch.cuda.memory_allocated())} allocated and "
+    held += f"{format_bytes(torch.cuda.memory_reserved())} reserved on cuda:0."
+    with memlab.track("free", show=False) as run:
+        torch.ones(1000)
+    assert run.devices[0].device.label == "cpu"
+    assert f"Nothing came or went on CUDA in this run. All the while {held}" in str(run)
+    with memlab.track("forced", device="cpu", show=False) as run:
+        torch.ones(1000)
+    assert f"Only the CPU was measured. When this run ended, {held}" in str(run)
+    with memlab.track("cuda", show=False) as run:
+        grow(MiB)
+    assert "PyTorch held" not in str(run)
+    del weights
 
 
 def test_nested_runs_and_budgets_on_cuda():

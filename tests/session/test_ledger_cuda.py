@@ -9,9 +9,8 @@ import threading
 
 import pytest
 import torch
-from celling import Cells
+from celling import Cells, take_your_time
 
-from memlab.session.ledger import book
 from memlab.session.ledger.gauge import Polls, Reading, peak_between
 
 MiB = 1 << 20
@@ -58,8 +57,7 @@ def test_nothing_is_polled_where_there_is_nothing_to_read():
 
 @pytest.fixture
 def cells(monkeypatch):
-    monkeypatch.setattr(book, "NAMES_S", 60.0)
-    monkeypatch.setattr(book, "LOOK_S", 60.0)
+    take_your_time(monkeypatch)
     gc.collect()
     torch.zeros(1, device="cuda")
     notebook = Cells()

@@ -7,31 +7,13 @@ import weakref
 
 import pytest
 import torch
-from celling import Cells
+from celling import cells, level, paths  # noqa: F401
 
 from memlab.session.ledger import Ledger, LedgerReport, book
 from memlab.session.ledger import stock as stocks
 
 MiB = 1 << 20
 KiB = 1 << 10
-
-
-@pytest.fixture
-def cells(monkeypatch):
-    monkeypatch.setattr(book, "NAMES_S", 60.0)  # a busy machine must not decide what is seen
-    monkeypatch.setattr(book, "LOOK_S", 60.0)
-    notebook = Cells()
-    yield notebook
-    notebook.close()
-    gc.collect()
-
-
-def level(entry, device="cpu"):
-    return next(one for one in entry.levels if one.device == device)
-
-
-def paths(entry):
-    return {one.path: one.nbytes for one in entry.left}
 
 
 def test_no_tensor_is_kept_alive(cells):

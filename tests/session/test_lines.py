@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -246,3 +247,20 @@ def test_a_hot_loop_of_plain_python_is_bounded(monkeypatch):
     assert kept.nbytes == 2 * KB
     assert len(run.trace.marks) < 50
     assert not [gap for gap in run.gaps if gap.name == "lines"]
+
+
+def test_functions_that_the_same_code_defines_are_found_by_name_also_with_a_closure():
+    size = 1000
+
+    def outer():
+        def inner():
+            return torch.ones(size)
+
+        return inner()
+
+    with memlab.track(functions=["inner"], show=False) as run:
+        kept = outer()
+    number = inspect.getsourcelines(outer)[1] + 2
+    assert lines(run)[f"test_lines.py:{number}"].held_bytes == kept.nbytes
+    with pytest.raises(MemlabError, match=r"cannot watch 'inner\.nothing'"):
+        memlab.track(functions=["inner.nothing"], show=False).__enter__()

@@ -140,6 +140,11 @@ def test_inputs_from_the_cpu_are_taken_to_the_device_of_the_model():
     model = nn.Sequential(linear(), nn.Dropout()).cuda()
     x = torch.randn(4, 8)
     assert size(model, x).parts == size(model, x.cuda()).parts == size(model, (4, 8)).parts
+    said = "Inputs lie on cpu and the model on cuda:0: sized as if they were there, a real call has to move them."
+    assert said in size(model, x).notes
+    assert said in size(model, {"x": x}["x"]).text
+    for elsewhere in (x.cuda(), (4, 8), x.to("meta")):
+        assert said not in size(model, elsewhere).notes
 
 
 def test_a_model_on_meta_for_the_default_device():

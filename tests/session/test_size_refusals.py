@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -73,6 +74,22 @@ def test_the_module_is_named():
     model = nn.Sequential(linear(), nn.Sequential(Function(asks_for_a_value, a=linear())))
     with pytest.raises(MemlabError, match=r"\) in 1\.0 at "):
         size(model, (4, 8))
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding(10, 4), nn.EmbeddingBag(10, 4)])
+@pytest.mark.parametrize("given", [torch.rand(3, 5), (3, 5), torch.zeros(3, 5, dtype=torch.uint8)])
+def test_indices_of_an_embedding_are_whole_numbers_as_in_a_real_call(layer, given):
+    model = nn.Sequential(layer)
+    with unchanged(model), pytest.raises(MemlabError) as error:
+        size(model, given)
+    dtype = "uint8" if getattr(given, "dtype", None) == torch.uint8 else "float32"
+    assert re.search(
+        rf"would fail: aten\._?embedding\w* looks up rows by whole numbers, got {dtype} in 0", str(error.value)
+    )
+    assert "torch.zeros(shape, dtype=torch.long)" in str(error.value)
+    assert ("A shape stands for float32" in str(error.value)) == isinstance(given, tuple)
+    for dtype in (torch.int64, torch.int32):
+        assert size(model, torch.zeros(3, 5, dtype=dtype)).parameter_bytes == 160
 
 
 def test_a_shape_that_should_be_of_another_type():

@@ -107,12 +107,53 @@ def tags(page: str) -> list[tuple[str, list]]:
 
 
 def test_long_tables_are_cut_and_say_so(notebook):
-    notebook.run("many = [torch.ones(7) for _ in range(100)]")
+    notebook.run("many = {f'{i} of 100': torch.ones(7) for i in range(100)}")
     text = str(who())
     assert "more with" in text
     assert len(text.splitlines()) < 60
     assert len(who().to_pandas()) >= 100
     assert len(who()._repr_html_()) < 30_000
+
+
+def test_what_a_list_gathers_is_one_row(notebook):
+    notebook.run("""
+        net = torch.nn.Linear(1000, 10)
+        few = [torch.ones(77) for _ in range(3)]
+        batches = [{'x': torch.ones(50 + i)} for i in range(30)]
+        losses = [net(torch.ones(8, 1000)).sum() for _ in range(20)]
+    """)
+    found = who()
+    rows = {line.split("  ")[-2 if line.endswith("tensors") else -1].strip(): line for line in str(found).splitlines()}
+    assert "20 tensors" in rows["losses[…]"]
+    assert rows["losses[…]"].split()[:3] == ["80", "B", "()"]
+    graphs = rows["losses[…].grad_fn -> ..."]
+    assert graphs.split()[:2] == ["625.0", "KiB"]
+    assert "20 tensors" in graphs
+    assert "various" in rows["batches[…]['x']"]
+    assert {"few[0]", "few[1]", "few[2]"} <= set(rows)
+    assert {f"losses[{i}]" for i in range(20)} <= set(found.to_pandas().path)  # the frame has them all
+    assert "losses[…]" in found._repr_html_()
+
+
+def test_a_tensor_says_what_its_graph_keeps(notebook):
+    notebook.run("""
+        net = torch.nn.Linear(1000, 10)
+        x = torch.ones(8, 1000)
+        loss = net(x * 2).exp().sum()
+        plain = torch.ones(3)
+    """)
+    found = who(notebook.value("loss"), name="loss")
+    kept = 8 * 1000 * 4 + 8 * 10 * 4  # what the linear layer saved of x * 2, and the result of exp
+    assert found.graph_bytes == kept
+    assert "This tensor keeps 31.56 KiB through its graph: 2 storages. `.detach()`" in str(found)
+    assert "through its graph" in found._repr_html_()
+    notebook.run("named = net(x).sum()")
+    assert "through its graph: 1 storage, 1 of them (31.25 KiB) under other names too." in str(
+        who(notebook.value("named"))
+    )
+    assert who(notebook.value("plain")).notes == ()
+    only = who(notebook.value("net.weight.sum()"))
+    assert only.graph_bytes == 0
 
 
 def test_what_no_name_leads_to_is_said(notebook):

@@ -47,8 +47,14 @@ def test_peaks_that_are_not_exact_say_so_and_the_cpu_has_none():
 
 
 def test_what_went_and_what_was_given_back():
-    gone = Left("x", "cpu", MiB, died=1)
-    assert "0 B  x 1.00 MiB, gone" in row(entry(0, gone))
+    freed = [Left("x", "cpu", MiB, died=1), Left("y[0]", "cpu", MiB, died=1), Left("y[1]", "cpu", MiB, died=2)]
+    later = [entry(1, number=7), entry(2, number=9)]
+    shown = text(entry(0, *freed), *later)
+    assert "0 B  y (2 tensors) 2.00 MiB (freed since, in [9]), x 1.00 MiB (freed since, in [7])" in shown
+    assert shown.count("Freed since: there when its cell had ended, let go of by a later one") == 1
+    assert row(entry(0, freed[0])).endswith("0 B  x 1.00 MiB (freed since)")  # nobody noted that cell
+    half = text(entry(0, freed[0], Left("x.b", "cpu", MiB)), *later)  # a part of it is there
+    assert "freed since" not in half.lower()
     assert "−1.00 MiB" in row(entry(0, level=Level("cpu", MiB, 0)))
 
 

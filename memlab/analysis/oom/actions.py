@@ -1,10 +1,11 @@
 """What could be done about an out-of-memory, each with the bytes it would give; only what the facts support.
 
-What was measured comes before what is estimated, what is enough before what is not.
+What is enough comes before what may be and what is not, then what was measured before what is estimated.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Action:
     gives: Amount
     is_estimate: bool = False
     is_enough: bool | None = None
+    may_give_more: bool = False
 
 
 def root_of(path: str) -> str:
@@ -54,7 +56,8 @@ def root_of(path: str) -> str:
 
 def actions(failure: Failure) -> tuple[Action, ...]:
     """At most three things to do, the best first."""
-    found = [action for propose in _PROPOSALS for action in propose(failure) if action.gives.high_bytes > 0]
+    proposals = _WHATEVER_WAS_ASKED if failure.verdict == TOO_MUCH else _PROPOSALS
+    found = [action for propose in proposals for action in propose(failure) if action.gives.high_bytes > 0]
     return tuple(sorted((_judged(action, failure) for action in found), key=_rank))[:MOST]
 
 
@@ -63,13 +66,13 @@ def _judged(action: Action, failure: Failure) -> Action:
     if short is None or failure.verdict == TOO_MUCH:
         return action
     is_enough = True if action.gives.low_bytes >= short.high_bytes else None
-    if action.gives.high_bytes < short.low_bytes:
+    if action.gives.high_bytes < short.low_bytes and not action.may_give_more:
         is_enough = False
-    return Action(action.text, action.gives, action.is_estimate, is_enough)
+    return dataclasses.replace(action, is_enough=is_enough)
 
 
-def _rank(action: Action) -> tuple[bool, bool, int]:
-    return action.is_enough is not True, action.is_estimate, -action.gives.middle_bytes
+def _rank(action: Action) -> tuple[int, bool, int]:
+    return (True, None, False).index(action.is_enough), action.is_estimate, -action.gives.middle_bytes
 
 
 # --- proposals ------------------------------------------------------------------------------------------------------------
@@ -155,10 +158,16 @@ def _no_grad(failure: Failure) -> Iterator[Action]:
 
 
 def _smaller_batch(failure: Failure) -> Iterator[Action]:
-    size = failure.bytes_of("activation")
-    if _phase(failure) in (Phase.FORWARD, Phase.BACKWARD) and size >= 0.2 * failure.allocated_bytes:
-        share = f"activations were {100 * size / max(failure.allocated_bytes, 1):.0f} % of what tensors held"
-        yield Action(f"half the batch, or checkpointing of half the layers: {share}", exactly(size // 2), True)
+    """Only what this step made counts: what a list or an earlier graph keeps stays, whatever the batch.
+
+    A list may also be of this step (an RNN in a loop of the user's): then it saves more, so it is not called too little.
+    """
+    saves = failure.half_the_batch()
+    wanted = failure.allocated_bytes + (failure.message.asked or exactly(0)).middle_bytes
+    if failure.is_in_step and saves.high_bytes >= 0.1 * wanted:
+        text = "half the batch, or checkpointing of half the layers: half of what this step made and asked for"
+        text += ", without what lists keep" if failure.gathered else ""
+        yield Action(text, saves, is_estimate=True, may_give_more=bool(failure.gathered))
 
 
 def _optimizer(failure: Failure) -> Iterator[Action]:
@@ -202,3 +211,5 @@ _PROPOSALS: tuple[Callable[[Failure], Iterator[Action]], ...] = (
     _others,
     _limit,
 )
+_WHATEVER_WAS_ASKED = (_release, _garbage, _smaller_batch)
+"""What still makes sense where no room that could be made would do: it helps the next cell, or asks for less."""

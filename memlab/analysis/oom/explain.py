@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.oom.actions import OUTPUTS, TRACEBACK, Action, actions, root_of
 from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
-from memlab.analysis.oom.text import Amount, exactly
+from memlab.analysis.oom.text import IMPOSSIBLE, Amount, exactly
 from memlab.units import format_bytes
 
 NAMED = 8
@@ -84,7 +84,7 @@ def amount_text(amount: Amount) -> str:
 # --- title and sentences --------------------------------------------------------------------------------------------------
 
 _VERDICTS = {
-    TOO_MUCH: "This one request is more than all there is: nothing that is freed makes room for it.",
+    TOO_MUCH: "This one request is more than all there is: only a smaller one can be met.",
     LIMIT: "The limit set for this process was reached, not the device's.",
     FRAGMENTATION: "What PyTorch's allocator held without use would have done, were it in one piece: fragmentation.",
     OTHERS: "Without the other processes on the device it would have fitted.",
@@ -95,7 +95,8 @@ _VERDICTS = {
 def _title(failure: Failure) -> str:
     where, message = f"{failure.message.label} ran out of memory", failure.message
     if message.asked is None:
-        return f"{where}; the message gives no sizes."
+        is_odd = any(note.startswith(IMPOSSIBLE) for note in message.notes)
+        return f"{where}; the message gives no size{' that can be' if is_odd else 's'}."
     short = failure.shortfall
     free = f", {amount_text(message.free)} free" if message.free is not None else ""
     missing = f": {amount_text(short)} short" if short is not None and short.high_bytes > 0 else ""

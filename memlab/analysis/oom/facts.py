@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from memlab.analysis.oom.batch import gathered
 from memlab.analysis.oom.moment import Moment
 from memlab.analysis.oom.text import Amount, Message, exactly
 from memlab.trace.columns import Phase
@@ -12,14 +13,18 @@ from memlab.trace.columns import Phase
 TOO_MUCH, LIMIT, FRAGMENTATION, OTHERS, FULL, UNKNOWN = "too much", "limit", "fragmentation", "others", "full", ""
 """Why there was no room."""
 
+_SHARED, _ROUNDING = 20 << 20, 2 << 20
+"""Segments up to the first are shared by smaller tensors (kLargeBuffer), larger ones are a multiple of the second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A storage that was alive when the failed cell had ended: the path to it, its category and bytes."""
+    """A storage that was alive when the failed cell had ended: the path to it, its category, bytes, and address (0: unknown)."""
 
     path: str
     category: str
     nbytes: int
+    address: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,42 @@ class Failure:
         if share is not None:
             return share.get(category, 0)
         return sum(holder.nbytes for holder in self.holders if holder.category == category)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether it ran out in a forward, in the loss behind it, or in backward."""
+        if self.moment is None:
+            return self.phase in (Phase.FORWARD, Phase.BACKWARD)
+        phase = self.moment.phase
+        return phase in (Phase.FORWARD, Phase.BACKWARD) or (phase == Phase.OTHER and self.moment.batch.is_in_step)
+
+    @cached_property
+    def gathered(self) -> tuple[Holder, ...]:
+        """What graphs keep through one of many entries of a list: of earlier steps, as far as can be told."""
+        paths = gathered(holder.path for holder in self.holders)
+        return tuple(one for one in self.holders if one.path in paths and one.category == "activation")
+
+    def half_the_batch(self) -> Amount:
+        """What half of the batch would have saved of what was held then, and of the request itself.
+
+        In an untracked cell it is told from what is alive at its end: surely what only its frames hold; at most whatever else
+        graphs keep, too. What is `gathered` was there whatever this step's batch.
+        """
+        if self.moment is not None:
+            return self.moment.batch.saving({holder.address for holder in self.gathered})
+        asked, kept = self._tensor_asked(), set(self.gathered)
+        mine = [one for one in self.holders if one.category == "activation" and one not in kept]
+        surely = sum(one.nbytes for one in mine if one.path.startswith("traceback ")) + asked.low_bytes
+        return Amount(surely // 2, (sum(one.nbytes for one in mine) + asked.high_bytes) // 2)
+
+    def _tensor_asked(self) -> Amount:
+        """The tensor that was asked for and grows with the batch, without a trace: the message gives the segment for it.
+
+        In backward it may be the gradient of a weight.
+        """
+        asked = self.message.asked or exactly(0)
+        surely = asked.low_bytes - _ROUNDING if asked.low_bytes > _SHARED and self.phase == Phase.FORWARD else 0
+        return Amount(surely, asked.high_bytes)
 
     # --- what follows ---------------------------------------------------------------------------------------------------
 

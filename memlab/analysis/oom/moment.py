@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memlab.analysis.breakdown import BEFORE, ROUNDING, Breakdown, breakdown
+from memlab.analysis.oom.batch import NOTHING, Share, share
 from memlab.analysis.peak import Peak, alive_at
 from memlab.analysis.timeline import timeline
 from memlab.trace.columns import Category, Kind, MarkKind, Phase
@@ -21,7 +22,8 @@ _LASTING = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPT
 class Moment:
     """One row OOM of a trace. `asked_bytes` is the tensor's size as the allocator rounds it, `free_bytes` the driver's.
 
-    `step_bytes` is what the optimizer's step held beside lasting things; `has_backward` whether any was met up to then.
+    `step_bytes` is what the optimizer's step held beside lasting things; `has_backward` whether any was met up to then;
+    `batch` is what half of the batch would have saved.
     """
 
     device: int
@@ -35,6 +37,7 @@ class Moment:
     step_bytes: int
     has_backward: bool
     shares: tuple[Breakdown, ...]
+    batch: Share = NOTHING
 
     @property
     def cached_bytes(self) -> int:
@@ -72,6 +75,7 @@ def _moment(trace: Trace, row: int) -> Moment:
         step_bytes=_step_bytes(trace, device, row),
         has_backward=any(trace.texts["mark"][name] == BACKWARD for name in starts),
         shares=tuple(_shares(trace, device, Peak(allocated, allocated, time_ns, row, "the moment memory ran out"))),
+        batch=share(trace, device, row),
     )
 
 

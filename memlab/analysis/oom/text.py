@@ -14,6 +14,8 @@ from typing import Any
 
 from memlab.errors import MemlabError
 
+IMPOSSIBLE = "the size that it names is beyond all memory"
+"""How the note begins of a size that is no size."""
 MAX_CHARACTERS = 2_000_000
 """Of a longer text only the end is read: what ended a program is told last."""
 
@@ -233,8 +235,16 @@ def _message(text: str, backend: str) -> Message:
     elif allocated and reserved and not cached:
         terms["cached"] = (reserved - allocated).not_negative()
     others = [(int(pid), size) for pid, *parts in _PROCESS.findall(text) if (size := amount(*parts)) is not None]
-    notes = tuple(note for words, note in _NOTES.items() if words in text)
+    notes = tuple(note for words, note in _NOTES.items() if words in text) + tuple(_impossible(terms["asked"], text))
     return Message(backend, int(device[1]) if device else None, others=tuple(others), notes=notes, **terms)
+
+
+def _impossible(asked: Amount | None, text: str) -> Iterator[str]:
+    """A note of a size that stands there and cannot be one."""
+    found = next(filter(None, (re.search(pattern, text) for pattern in _TERMS["asked"])), None)
+    if asked is None and found is not None:
+        size = f"{found[1]} {found[2]}" if len(found[1]) < 30 else f"a number of {len(found[1])} digits"
+        yield f"{IMPOSSIBLE} ({size}): it was computed wrong, for example from a negative one, or the text is not PyTorch's"
 
 
 def _first(patterns: tuple[str, ...], text: str) -> Amount | None:

@@ -1,0 +1,288 @@
+"""Predictions against measurements: the programs of `benchmarks.programs`, peak by peak.
+
+    python -m benchmarks.prediction measure truth.json --tight     # where CUDA is: a GPU, or the pretend device
+    python -m benchmarks.prediction predict foretold.json --truth truth.json      # anywhere, also without CUDA
+    python -m benchmarks.prediction compare truth.json foretold.json [another.json] --out benchmarks/results/prediction
+
+`measure` reads PyTorch's own counters. `--tight` runs each program again with less memory than it took and with a little
+more, for the question whether it fits. Each program runs in a process of its own, forked from one that has imported torch.
+It compares memory, and nothing of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.programs import PROGRAMS
+
+SHARES = (0.7, 0.85, 0.95, 1.0, 1.05, 1.2)
+"""Limits of memory that are tried, as shares of the peak of *reserved*."""
+PAGE = 2 << 20
+Record = dict[str, Any]
+
+
+def in_child(work: Callable[[], Record]) -> Record:
+    """What `work` gives in a forked child; what it prints is let go, an error becomes a record."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(read)
+            with contextlib.redirect_stdout(io.StringIO()):
+                try:
+                    record = work()
+                except BaseException as error:
+                    record = {"error": f"{type(error).__name__}: {error}"[:300]}
+            with os.fdopen(write, "w") as pipe:
+                json.dump(record, pipe)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"error": "the process died"}
+
+
+# --- measured -----------------------------------------------------------------------------------------------------------
+
+
+def measured(name: str, limit_bytes: int | None = None) -> Record:
+    """The counters after a program, which may take `limit_bytes` at most."""
+    torch.cuda.init()
+    total = torch.cuda.get_device_properties(0).total_memory
+    if limit_bytes is not None:
+        torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
+    full = False
+    try:
+        PROGRAMS[name]()
+    except torch.cuda.OutOfMemoryError:
+        full = True
+    stats = torch.cuda.memory_stats()
+    return {
+        "allocated": stats["allocated_bytes.all.peak"],
+        "reserved": stats["reserved_bytes.all.peak"],
+        "retries": stats["num_alloc_retries"],
+        "out_of_memory": full,
+        "used": total - torch.cuda.mem_get_info()[0],
+    }
+
+
+def device_facts() -> Record:
+    """What the device says of itself."""
+    facts = torch.cuda.get_device_properties(0)
+    return {
+        "name": facts.name,
+        "total_bytes": facts.total_memory,
+        "capability": [facts.major, facts.minor],
+        "multiprocessors": facts.multi_processor_count,
+    }
+
+
+def measure(names: list[str], tight: bool) -> Record:
+    """Every program with all the memory there is, and with the shares of what it took then."""
+    found: Record = {"made_by": made_by(), "device": in_child(device_facts), "programs": {}}
+    for name in names:
+        record = found["programs"][name] = in_child(lambda name=name: measured(name))
+        limits = [round(record["reserved"] * share) for share in SHARES] if tight and "reserved" in record else []
+        record["limited"] = [
+            [limit, in_child(lambda n=name, b=limit: measured(n, b)).get("out_of_memory")] for limit in limits
+        ]
+        progress(name, record)
+    return found
+
+
+# --- predicted ----------------------------------------------------------------------------------------------------------
+
+
+def predicted(name: str, device: Record, limits: list[int]) -> Record:
+    """The forecast for a card like the device, and whether it fits where there is less."""
+    from memlab.predictor.cards import Card
+    from memlab.predictor.forecast import forecast
+    from memlab.predictor.pretend import PretendCuda
+    from memlab.predictor.probe import PretendProbe
+
+    def card(total: int) -> Card:
+        capability = tuple(device["capability"])
+        return Card(device["name"], total, capability, (0, 0), total, total, device["multiprocessors"])
+
+    begin = time.perf_counter()
+    with PretendCuda(card(device["total_bytes"])) as pretend:
+        probe = PretendProbe(pretend)
+        probe.start()
+        PROGRAMS[name]()
+        trace = probe.stop()
+    took_s = time.perf_counter() - begin
+    conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    found = forecast(trace, card(device["total_bytes"]), conf)
+    facts = found.trace.made_by.device(0)
+    return {
+        "allocated": facts.end_peak_allocated_bytes,
+        "reserved": facts.end_peak_reserved_bytes,
+        "allocated_interval": found.allocated_bytes,
+        "reserved_interval": found.reserved_bytes,
+        "limited": [[limit, forecast(trace, card(max(limit, 64 << 20)), conf).fits] for limit in limits],
+        "assumptions": found.assumptions,
+        "events": len(trace.events),
+        "took_s": took_s,
+    }
+
+
+def predict(names: list[str], truth: Record) -> Record:
+    """Every program that was measured."""
+    import memlab.predictor.forecast  # noqa: F401 (imported once, before the forks)
+
+    found: Record = {"made_by": made_by(), "programs": {}}
+    for name in names:
+        limits = [limit for limit, _ in truth["programs"].get(name, {}).get("limited", [])]
+        record = in_child(lambda name=name, limits=limits: predicted(name, truth["device"], limits))
+        found["programs"][name] = record
+        progress(name, record)
+    return found
+
+
+# --- compared -----------------------------------------------------------------------------------------------------------
+
+
+def rows(truth: Record, foretold: Record) -> Iterator[Record]:
+    """A row for each program that both have."""
+    for name, real in truth["programs"].items():
+        found = foretold["programs"].get(name)
+        if found is None or "error" in real:
+            continue
+        if "error" in found:
+            yield {"name": name, "error": found["error"]}
+            continue
+        answers = [
+            (fits, full)
+            for (_, fits), (_, full) in zip(found["limited"], real["limited"], strict=False)
+            if full is not None
+        ]
+        yield {
+            "name": name,
+            "allocated": real["allocated"],
+            "reserved": real["reserved"],
+            "allocated_error": found["allocated"] / real["allocated"] - 1,
+            "reserved_error": found["reserved"] / real["reserved"] - 1,
+            "answers": len(answers),
+            "close": sum(fits == "close" for fits, _ in answers),
+            "wrong": sum((fits, full) in (("yes", True), ("no", False)) for fits, full in answers),
+        }
+
+
+def share(values: list[float], part: float) -> float:
+    """The value that this part of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(part * (len(ordered) - 1)))] if ordered else float("nan")
+
+
+def summary(table: list[Record]) -> Iterator[str]:
+    """The figures of a comparison."""
+    good = [row for row in table if "error" not in row]
+    for of in ("allocated", "reserved"):
+        errors = [abs(row[f"{of}_error"]) for row in good]
+        exact = sum(error == 0 for error in errors)
+        yield (
+            f"peak {of}: median error {statistics.median(errors):.2%}, 95th percentile {share(errors, 0.95):.2%}, "
+            f"largest {max(errors):.2%}; exact in {exact} of {len(errors)}"
+        )
+    answers, close, wrong = (sum(row[key] for row in good) for key in ("answers", "close", "wrong"))
+    yield f"fits or not: {answers} questions, {answers - close - wrong} right, {close} too close to call, {wrong} wrong"
+    failed = [row for row in table if "error" in row]
+    yield f"programs: {len(table)}, of which {len(failed)} could not be predicted"
+
+
+def lines(truth: Record, foretold: list[Record]) -> Iterator[str]:
+    """The table as Markdown."""
+    yield f"Measured: {truth['device']['name']}, {truth['made_by']}. Predicted: {'; '.join(one['made_by'] for one in foretold)}."
+    tables = [list(rows(truth, one)) for one in foretold]
+    for one, table in zip(foretold, tables, strict=True):
+        yield f"\nPredicted with {one['made_by']}:\n"
+        yield from (f"- {line}" for line in summary(table))
+    if len(foretold) > 1:
+        yield f"\nThe same figures with both: {same(foretold)}."
+    yield "\n| program | allocated, MiB | reserved, MiB | error of allocated | error of reserved | fits: close, wrong |"
+    yield "|---|---|---|---|---|---|"
+    for row in tables[0]:
+        if "error" in row:
+            yield f"| {row['name']} | – | – | {row['error']} | | |"
+            continue
+        sizes = f"{row['allocated'] / 2**20:.1f} | {row['reserved'] / 2**20:.0f}"
+        errors = f"{row['allocated_error']:+.2%} | {row['reserved_error']:+.2%}"
+        yield f"| {row['name']} | {sizes} | {errors} | {row['close']}, {row['wrong']} of {row['answers']} |"
+
+
+def same(foretold: list[Record]) -> str:
+    """How many programs have the same peaks in all predictions."""
+    first, *others = (one["programs"] for one in foretold)
+    agree = [
+        name
+        for name, record in first.items()
+        if all(
+            (other.get(name, {}).get("allocated"), other.get(name, {}).get("reserved"))
+            == (record.get("allocated"), record.get("reserved"))
+            for other in others
+        )
+    ]
+    rest = sorted(set(first) - set(agree))
+    return f"{len(agree)} of {len(first)}" + (f", and not {', '.join(rest)}" if rest else "")
+
+
+# --- the command --------------------------------------------------------------------------------------------------------
+
+
+def made_by() -> str:
+    """The versions."""
+    return f"torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def progress(name: str, record: Record) -> None:
+    """One line for each program."""
+    print(f"{name}: {record.get('error') or record['allocated']}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "predict", "compare"))
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--tight", action="store_true")
+    parser.add_argument("--truth", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("-p", "--program", action="append", choices=tuple(PROGRAMS))
+    asked = parser.parse_args()
+    names = asked.program or list(PROGRAMS)
+    gc.collect()
+    if asked.what == "compare":
+        truth, *foretold = (json.loads(file.read_text()) for file in asked.files)
+        text = "\n".join(lines(truth, foretold)) + "\n"
+        print(text)
+        if asked.out is not None:
+            asked.out.with_suffix(".md").write_text(text)
+            together = {"measured": truth, "predicted": foretold}
+            asked.out.with_suffix(".json").write_text(json.dumps(together, indent=1) + "\n")
+        return
+    if asked.what == "predict" and asked.truth is None:
+        parser.error("predict needs --truth FILE: the card and the limits are those of the measurement")
+    found = (
+        measure(names, asked.tight) if asked.what == "measure" else predict(names, json.loads(asked.truth.read_text()))
+    )
+    asked.files[0].write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""PyTorch's CUDA caching allocator in pure Python: the same blocks, segments, retries and failures for the same requests.
+
+It decides addresses as `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp does (2.12 to 2.15), for one device.
+
+Limits: no private pools (CUDA graphs, MemPool), no CUDA IPC; the driver's own fragmentation is not known. Work on other
+streams (`record_stream`) is taken as done when the next allocation comes, unless `waits_for_events` is set.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from memlab.allocator.blocks import RANK_BITS, Block, Home, absorb
+from memlab.allocator.conf import parse_conf
+from memlab.allocator.oom import Fullness, OutOfMemory
+from memlab.allocator.rules import SMALL_SIZE, UNLIMITED, Settings, Ties
+from memlab.allocator.segments import Driver, Observer, Place, Segments
+from memlab.allocator.statistics import ALLOC, COMPLETE, FOLD_AT, FREE, LET_GO, Statistics, code
+from memlab.errors import MemlabError
+from memlab.trace.columns import Kind
+
+FIRST_ADDRESS = 0x7F00_0000_0000
+"""Where segments begin: about where the driver puts them, and below 2**53, which viewers in JavaScript need."""
+
+_CODES = {what: (code(what, False), code(what, True)) for what in (ALLOC, FREE, LET_GO, COMPLETE)}
+_ALLOC, _FREE, _LET_GO, _COMPLETE = (_CODES[what] for what in (ALLOC, FREE, LET_GO, COMPLETE))
+
+
+class CachingAllocator:
+    """The allocator of one device with `total_bytes`, of which `context_bytes` are taken by the driver.
+
+    `conf` is written as in PYTORCH_CUDA_ALLOC_CONF (or is a `Settings`), `memory_fraction` as in
+    `torch.cuda.set_per_process_memory_fraction`; `on_event(kind, address, size, stream)` is called for every segment
+    event and for an out-of-memory (whose address is what the driver had free, as in PyTorch's history). `torch_version`
+    matters where free blocks of one size compete (see `Ties`; without it as in 2.12 and 2.13), before 2.12 also where the
+    driver puts segments: `place(size, stream)` may tell, else they follow one another from `first_address`.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        conf: str | Settings = "",
+        context_bytes: int = 0,
+        *,
+        first_address: int = FIRST_ADDRESS,
+        memory_fraction: float | None = None,
+        on_event: Observer | None = None,
+        torch_version: str = "",
+        place: Place | None = None,
+    ) -> None:
+        settings = parse_conf(conf) if isinstance(conf, str) else conf
+        fraction = settings.memory_fraction if memory_fraction is None else memory_fraction
+        _check(total_bytes, context_bytes, fraction)
+        self.settings = settings
+        self.context_bytes = context_bytes
+        self.waits_for_events = False
+        self.allocated_bytes = self.requested_bytes = self.peak_allocated_bytes = 0
+        self._statistics = Statistics(settings)
+        self._segments = Segments(
+            settings,
+            Driver(total_bytes, context_bytes, first_address, place),
+            self._statistics,
+            int(fraction * total_bytes) if fraction < 1 else None,
+            on_event,
+            Ties.of(torch_version),
+        )
+        self._journal = self._statistics.journal
+        self._small, self._large = self._segments.small, self._segments.large
+        self._serials = self._segments.serials if self._segments.ties is Ties.AGE else None
+        self._pending: dict[Block, None] = {}
+        self._rounded: dict[int, int] = {}
+        self._best_fit_is_enough = not settings.expandable_segments and settings.max_split_size == UNLIMITED
+        self._ages = self._segments.limit_bytes is not None and settings.garbage_collection_threshold > 0
+
+    def __repr__(self) -> str:
+        return f"<CachingAllocator: {self.allocated_bytes} bytes allocated, {self.reserved_bytes} reserved>"
+
+    # --- figures ----------------------------------------------------------------------------------------------------
+
+    @property
+    def total_bytes(self) -> int:
+        """The memory of the device."""
+        return self._segments.driver.total_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What the driver has left."""
+        return self._segments.driver.free_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator holds."""
+        return self._segments.reserved_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most it held."""
+        return self._segments.peak_reserved_bytes
+
+    @property
+    def num_alloc_retries(self) -> int:
+        """How often the driver refused and all that was cached went back to it."""
+        return self._statistics.num_alloc_retries
+
+    @property
+    def num_ooms(self) -> int:
+        """How often nothing helped."""
+        return self._statistics.num_ooms
+
+    def memory_stats(self) -> dict[str, int]:
+        """What `torch.cuda.memory_stats` would say, as far as it applies (no private pools)."""
+        return self._statistics.as_dict()
+
+    def grow(self, nbytes: int) -> None:
+        """Give the device more memory: for rehearsals that are to go on where it is full."""
+        self._segments.driver.total_bytes += nbytes
+
+    def reset_peaks(self) -> None:
+        """Count peaks anew from here on, as `torch.cuda.reset_peak_memory_stats`."""
+        self._statistics.reset_peaks()
+        self.peak_allocated_bytes = self.allocated_bytes
+        self._segments.peak_reserved_bytes = self._segments.reserved_bytes
+
+    def reset_accumulated(self) -> None:
+        """Count totals, retries and failures anew, as `torch.cuda.reset_accumulated_memory_stats`."""
+        self._statistics.reset_accumulated()
+
+    # --- allocating -------------------------------------------------------------------------------------------------
+
+    def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
+        """Hand out a block; None for no bytes, as PyTorch's null pointer. Raises `OutOfMemory`."""
+        size = self._rounded.get(nbytes) or self._round(nbytes)
+        if not size:
+            return None
+        if self._pending and not self.waits_for_events:
+            self._complete_all()
+        pool = self._small if size <= SMALL_SIZE else self._large
+        home = pool.homes.get(stream) or pool.open(stream)
+        if self._best_fit_is_enough and not self._ages:
+            at = bisect_left(home.keys, size << RANK_BITS)
+            block = home.blocks.pop(home.keys.pop(at)) if at < len(home.keys) else None
+        else:
+            pool.searches += self._ages
+            block = self._search(home, size)
+        if block is None:
+            block = self._segments.obtain(home, size, self._complete_all)
+            if block is None:
+                raise self._out_of_memory(nbytes, size, stream)
+        return self._hand_out(block, size, nbytes)
+
+    def _round(self, nbytes: int) -> int:
+        if nbytes < 0:
+            raise MemlabError(f"a block cannot have {nbytes} bytes: give a number from 0 on")
+        if len(self._rounded) > 1 << 16:
+            self._rounded.clear()
+        size = self._rounded[nbytes] = self.settings.round(int(nbytes)) if nbytes else 0
+        return size
+
+    def _search(self, home: Home, size: int) -> Block | None:
+        """The free block that fits best (get_free_block), where expandable segments and oversize blocks have a say."""
+        position = home.first(size)
+        block = home.at(position)
+        if block is None:
+            return None
+        if self.settings.expandable_segments:
+            # What a block can grow to counts as its size, so the search goes on while the next one can grow less.
+            while (larger := home.at(position + 1)) is not None and _room(larger) < _room(block):
+                position, block = position + 1, larger
+        if not self.settings.fits(block.size, size):
+            return None
+        home.remove(block)
+        return block
+
+    def _hand_out(self, block: Block, size: int, nbytes: int) -> Block:
+        """Split what is too large and count (alloc_found_block): the low part is a new block, the rest keeps its object."""
+        home, before = block.home, block.previous
+        rest = block.size - size
+        splits = split_bytes = 0
+        counts = block.segment is None
+        was_split = before is not None or block.next is not None
+        if rest and self.settings.splits(block.size, size):
+            serial = block.serial if self._serials is None else next(self._serials)
+            low = Block(block.address, size, home, serial, block.segment)
+            low.previous = before
+            if before is not None:
+                before.next = low
+            low.next = block
+            block.previous = low
+            block.address += size
+            block.size = rest
+            if self._ages:
+                block.born = self._searches(home)
+            home.add(block)
+            if counts:
+                splits, split_bytes = (0, -size) if was_split else (1, rest)
+            block = low
+        elif was_split and counts:
+            splits, split_bytes = -1, -block.size
+        block.is_allocated = block.is_busy = True
+        block.requested_bytes = nbytes
+        self.requested_bytes += nbytes
+        self.allocated_bytes += block.size
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        self._journal.append((_ALLOC[home.is_small], block.size, nbytes, splits, split_bytes))
+        if len(self._journal) > FOLD_AT:
+            self._statistics.fold()
+        return block
+
+    def _searches(self, home: Home) -> int:
+        return (self._small if home.is_small else self._large).searches
+
+    def _out_of_memory(self, nbytes: int, size: int, stream: int) -> OutOfMemory:
+        segments, driver = self._segments, self._segments.driver
+        if segments.on_event is not None:
+            segments.on_event(Kind.OOM, driver.free_bytes, size, stream)
+        self._statistics.num_ooms += 1
+        fullness = Fullness(
+            tried_bytes=self.settings.segment_size(size),
+            total_bytes=driver.total_bytes,
+            free_bytes=driver.free_bytes,
+            process_bytes=driver.used_bytes,
+            allocated_bytes=self.allocated_bytes,
+            reserved_bytes=self.reserved_bytes,
+            limit_bytes=segments.limit_bytes,
+        )
+        return OutOfMemory(nbytes, fullness)
+
+    # --- letting go -------------------------------------------------------------------------------------------------
+
+    def free(self, block: Block | None) -> None:
+        """Take a block back; where another stream has used it, it is *allocated* no more but cannot be used yet."""
+        if block is None:
+            return
+        if not block.is_allocated:
+            raise MemlabError(f"{block!r} is not allocated: it was freed before, or is not this allocator's")
+        block.is_allocated = False
+        self.allocated_bytes -= block.size
+        if block.uses:
+            self._journal.append((_LET_GO[block.home.is_small], block.size, block.requested_bytes, 0, 0))
+            self._pending[block] = None
+        else:
+            self._release(block, _FREE)
+
+    def record_stream(self, block: Block | None, stream: int) -> None:
+        """Note that another stream uses a block: once freed it waits for that stream. Its own stream is passed over."""
+        if block is not None and stream != block.home.stream:
+            block.uses = {*(block.uses or ()), stream}
+
+    def complete(self, block: Block) -> None:
+        """The other streams are done with a block that was freed: now it can be used again."""
+        if block not in self._pending:
+            raise MemlabError(f"{block!r} does not wait for another stream")
+        del self._pending[block]
+        block.uses = None
+        self._release(block, _COMPLETE)
+
+    @property
+    def pending(self) -> tuple[Block, ...]:
+        """Blocks that were freed while another stream used them."""
+        return tuple(self._pending)
+
+    def _complete_all(self) -> None:
+        for block in self.pending:
+            self.complete(block)
+
+    def empty_cache(self) -> None:
+        """Give what is free back to the driver, as `torch.cuda.empty_cache`: whole segments only, or whole pages."""
+        self._segments.release_cached(self._complete_all)
+
+    def _release(self, block: Block, codes: tuple[int, int]) -> None:
+        """Join a block with its free neighbours and make it free (free_block): the object of the block stays."""
+        home, size, requested = block.home, block.size, block.requested_bytes
+        block.is_busy = False
+        self.requested_bytes -= requested
+        splits = split_bytes = 0
+        if (before := block.previous) is not None and not before.is_busy and (joined := absorb(block, before)):
+            splits, split_bytes = -1, -joined
+        if (after := block.next) is not None and not after.is_busy and (joined := absorb(block, after)):
+            splits, split_bytes = splits - 1, split_bytes - joined
+        if self._ages:
+            block.born = self._searches(home)
+        home.add(block)
+        if block.segment is not None:
+            splits = split_bytes = 0  # PyTorch leaves expandable segments out: their pages can always be given back
+        elif block.previous is not None or block.next is not None:
+            splits, split_bytes = splits + 1, split_bytes + block.size
+        self._journal.append((codes[home.is_small], size, requested, splits, split_bytes))
+
+
+def _room(block: Block) -> int:
+    """How large a free block is, with the unmapped range behind it that it can grow into."""
+    after = block.next
+    return block.size + (after.size if after is not None and not after.is_mapped else 0)
+
+
+def _check(total_bytes: int, context_bytes: int, fraction: float) -> None:
+    if total_bytes <= 0 or not 0 <= context_bytes <= total_bytes:
+        raise MemlabError(
+            f"a device of {total_bytes} bytes cannot hold a context of {context_bytes}: give sizes in bytes"
+        )
+    if not 0 <= fraction <= 1:
+        raise MemlabError(f"memory_fraction must lie between 0 and 1, got {fraction}")

@@ -1,0 +1,177 @@
+"""The text of PYTORCH_CUDA_ALLOC_CONF, read as PyTorch reads it.
+
+Checks and their order are those of c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp (2.12). Settings
+that change what is simulated but are not simulated are refused by name; those of pinned host memory, locks and graph
+capture change nothing here and are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memlab.allocator.rules import INTERVALS, LARGE_SEGMENT, MIN_LARGE_ALLOC, Settings
+from memlab.errors import MemlabError
+from memlab.units import MiB
+
+_LIMIT_MB = 1 << 40  # what is above cannot be meant; PyTorch's size_t would wrap around
+_WITHOUT_EFFECT = {
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "graph_capture_record_stream_reuse",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "pinned_use_background_threads",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_free_catch_all",
+}
+
+
+class ConfError(MemlabError):
+    """A text that PyTorch would refuse as PYTORCH_CUDA_ALLOC_CONF, or a setting that is not simulated."""
+
+
+def parse_conf(text: str) -> Settings:
+    """Read settings such as "expandable_segments:True,max_split_size_mb:128"; an empty text means the defaults.
+
+    >>> parse_conf("large_segment_size_mb:12").large_segment_size // MiB
+    12
+    """
+    found: dict[str, Any] = {}
+    pairs = _pairs("".join(text.split()))
+    # Other sizes are held against that of large segments, wherever it stands (2.12.1 on the pretend device).
+    for key, value in sorted(pairs, key=lambda pair: pair[0] != "large_segment_size_mb"):
+        if key in _READERS:
+            field, read = _READERS[key]
+            found[field] = read(key, value, found)
+        elif key not in _WITHOUT_EFFECT:
+            known = ", ".join(sorted({*_READERS, *_WITHOUT_EFFECT} - {"backend", "throw_on_cudamalloc_oom"}))
+            raise ConfError(f"unknown allocator setting {key[:60]!r}: PyTorch knows {known}")
+    found.pop("backend", None)
+    # Without a word about it this limit is the size of large segments, not 20 MiB (2.12.1 on the pretend device).
+    found.setdefault("max_non_split_rounding_size", found.get("large_segment_size", LARGE_SEGMENT))
+    return Settings(**found)
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """The settings as (key, value); a comma at the end is allowed, as in PyTorch."""
+    for part in re.split(r",(?![^\[]*\])", text.removesuffix(",")) if text else ():
+        key, colon, value = part.partition(":")
+        if not colon or not key or not value:
+            raise ConfError(
+                f"not an allocator setting: {part[:60]!r}. Write key:value, for example max_split_size_mb:128"
+            )
+        yield key, value
+
+
+def _whole(key: str, value: str) -> int:
+    if not value.isdecimal() or int(value) >= _LIMIT_MB:
+        raise ConfError(f"{key} must be a whole number of MiB, got {value[:60]!r}")
+    return int(value)
+
+
+def _megabytes(key: str, value: str, found: dict[str, Any]) -> int:
+    """A size that must not be below the large segments, as far as they are set by now."""
+    least = found.get("large_segment_size", LARGE_SEGMENT)
+    size = _whole(key, value) * MiB
+    if size < least:
+        raise ConfError(f"{key} must be at least {least // MiB}, the size of large segments; got {value}")
+    return size
+
+
+def _large_segment(key: str, value: str, _: dict[str, Any]) -> int:
+    size = _whole(key, value) * MiB
+    if size <= MIN_LARGE_ALLOC:
+        raise ConfError(f"{key} must be above {MIN_LARGE_ALLOC // MiB}, got {value}")
+    return size
+
+
+def _flag(key: str, value: str, _: dict[str, Any]) -> bool:
+    if value not in ("True", "False"):
+        raise ConfError(f"{key} must be True or False, got {value[:60]!r}")
+    return value == "True"
+
+
+def _share(key: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfError(f"{key} must be a number between 0 and 1, got {value[:60]!r}") from None
+
+
+def _threshold(key: str, value: str, _: dict[str, Any]) -> float:
+    share = _share(key, value)
+    if not 0 < share < 1:
+        raise ConfError(f"{key} must lie above 0 and below 1, got {value}")
+    return share
+
+
+def _fraction(key: str, value: str, _: dict[str, Any]) -> float:
+    share = _share(key, value)
+    if not 0 <= share <= 1:
+        raise ConfError(f"{key} must lie between 0 and 1, got {value}")
+    return share
+
+
+def _divisions(key: str, value: str, _: dict[str, Any]) -> tuple[int, ...]:
+    if not value.startswith("["):
+        return (_steps(key, value, least=1),) * INTERVALS
+    if not value.endswith("]"):
+        raise ConfError(f"{key}: the list is not closed: {value[:60]!r}")
+    table = [0] * INTERVALS
+    last, is_first = 0, True  # the first size speaks for all below it, ">" for all above the one before
+    for entry in filter(None, value[1:-1].split(",")):
+        size, _colon, steps = entry.partition(":")
+        count = _steps(key, steps, least=0)
+        if size == ">":
+            table[last + 1 :] = [count] * (INTERVALS - last - 1)
+            continue
+        last = min(_interval(key, size), INTERVALS - 1)
+        begin = 0 if is_first else last
+        table[begin : last + 1] = [count] * (last + 1 - begin)
+        is_first = False
+    return tuple(table)
+
+
+def _steps(key: str, value: str, least: int) -> int:
+    if not value.isdecimal() or not _is_power2(int(value)) or int(value) < least:
+        raise ConfError(f"{key}: the number of divisions must be a power of two, got {value[:60]!r}")
+    return int(value)
+
+
+def _interval(key: str, value: str) -> int:
+    if not value.isdecimal() or int(value) < 1 or not _is_power2(int(value)):
+        raise ConfError(f"{key}: a list has sizes in MiB that are powers of two, got {value[:60]!r}")
+    return int(value).bit_length() - 1
+
+
+def _is_power2(number: int) -> bool:
+    """Also of 0, which stands for no divisions in a list."""
+    return number & (number - 1) == 0
+
+
+def _backend(key: str, value: str, _: dict[str, Any]) -> str:
+    if value != "native":
+        raise ConfError(f"{key}:{value[:60]} is not simulated: only PyTorch's own allocator, backend:native, is")
+    return value
+
+
+def _never(key: str, value: str, found: dict[str, Any]) -> bool:
+    if _flag(key, value, found):
+        raise ConfError(f"{key}:True is not simulated: leave it out")
+    return False
+
+
+_READERS: dict[str, tuple[str, Callable[[str, str, dict[str, Any]], Any]]] = {
+    "backend": ("backend", _backend),
+    "large_segment_size_mb": ("large_segment_size", _large_segment),
+    "max_split_size_mb": ("max_split_size", _megabytes),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_size", _megabytes),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "expandable_segments": ("expandable_segments", _flag),
+    "per_process_memory_fraction": ("memory_fraction", _fraction),
+    "throw_on_cudamalloc_oom": ("backend", _never),
+}

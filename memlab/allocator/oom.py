@@ -1,0 +1,64 @@
+"""Out of memory: the exception, with the text that PyTorch would show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memlab.errors import MemlabError
+from memlab.units import GiB, KiB, MiB
+
+_ADVICE = (
+    "If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+    "fragmentation.  See documentation for Memory Management  "
+    "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fullness:
+    """The state of the device in which an allocation failed, in bytes; `limit_bytes` is None without a memory fraction."""
+
+    tried_bytes: int
+    total_bytes: int
+    free_bytes: int
+    process_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    limit_bytes: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What PyTorch writes (TORCH_CHECK_WITH(OutOfMemoryError, ...) in DeviceCachingAllocator::malloc)."""
+        limit = "" if self.limit_bytes is None else f"{torch_size(self.limit_bytes)} allowed; "
+        return (
+            f"CUDA out of memory. Tried to allocate {torch_size(self.tried_bytes)}. "
+            f"GPU 0 has a total capacity of {torch_size(self.total_bytes)} "
+            f"of which {torch_size(self.free_bytes)} is free. "
+            f"Including non-PyTorch memory, this process has {torch_size(self.process_bytes)} memory in use. {limit}"
+            f"Of the allocated memory {torch_size(self.allocated_bytes)} is allocated by PyTorch, "
+            f"and {torch_size(self.reserved_bytes - self.allocated_bytes)} is reserved by PyTorch but unallocated. "
+            f"{_ADVICE}"
+        )
+
+
+class OutOfMemory(MemlabError):
+    """The simulated device is full: the text is PyTorch's; `requested_bytes` is what was asked for, `fullness` the state."""
+
+    def __init__(self, requested_bytes: int, fullness: Fullness) -> None:
+        super().__init__(fullness.text)
+        self.requested_bytes = requested_bytes
+        self.fullness = fullness
+
+
+def torch_size(count: int) -> str:
+    """A size as the allocator writes it (format_size in CUDACachingAllocator.cpp).
+
+    >>> torch_size(1024), torch_size(20 << 20)
+    ('1024 bytes', '20.00 MiB')
+    """
+    if count <= KiB:
+        return f"{count} bytes"
+    for limit, unit in ((MiB, "KiB"), (GiB, "MiB")):
+        if count <= limit:
+            return f"{count / (limit >> 10):.2f} {unit}"
+    return f"{count / GiB:.2f} GiB"

@@ -1,0 +1,66 @@
+"""Many storages that one list keeps as one row: `losses[…]` instead of a hundred lines that differ in a number alone.
+
+Pure: it works on paths as texts. Single outputs (`Out[7]`) stay what they are, since each tells of a cell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memlab.names.census import Storage
+
+FEW = 3
+"""So many entries of a list are still shown one by one."""
+ANY = "[…]"
+_ENTRY = re.compile(r"\[\d+\]")
+_OUTPUT = re.compile(r"(?:Out|_oh)\[")
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Storages under one path, in which `[…]` stands for the numbers of many entries; the largest first."""
+
+    path: str
+    storages: tuple[Storage, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Their bytes together."""
+        return sum(one.nbytes for one in self.storages)
+
+    def common(self, name: str) -> object:
+        """The value that a field has for all of them, "various" where it differs."""
+        first = getattr(self.storages[0], name)
+        return first if all(getattr(one, name) == first for one in self.storages) else "various"
+
+
+def folded(storages: Iterable[Storage]) -> list[Fold]:
+    """Rows for these storages, the largest first."""
+    groups: dict[tuple[object, ...], list[Storage]] = {}
+    for one in storages:
+        pattern = pattern_of(one.path)
+        alike = (pattern, one.category, one.dtype, one.device, len(one.shape or ())) if ANY in pattern else (one.key,)
+        groups.setdefault(alike, []).append(one)
+    rows = [row for group in groups.values() for row in _rows(group)]
+    return sorted(rows, key=lambda row: -row.nbytes)
+
+
+def _rows(group: list[Storage]) -> list[Fold]:
+    if len(group) <= FEW:
+        return [Fold(one.path, (one,)) for one in group]
+    return [Fold(pattern_of(group[0].path), tuple(group))]
+
+
+def pattern_of(path: str) -> str:
+    """A path without the numbers of its entries; of what a graph keeps, only whose graph it is.
+
+    >>> pattern_of("losses[17]"), pattern_of("log['x'][2].grad_fn -> MulBackward0 -> saved self"), pattern_of("Out[3]")
+    ('losses[…]', "log['x'][…].grad_fn -> ...", 'Out[3]')
+    """
+    own, graph, _ = path.partition(".grad_fn -> ")
+    pattern = own if _OUTPUT.match(own) else _ENTRY.sub(ANY, own)
+    if graph and ANY in pattern:
+        return f"{pattern}.grad_fn -> ..."
+    return pattern + path[len(own) :]

@@ -1,0 +1,201 @@
+"""A forked child: it has everything that the parent has, and gives nothing back but messages. Linux only.
+
+With a GPU in sight libc's `_Fork` is used, because an earlier backward pass has made autograd refuse to work in a child of
+`os.fork`. It leaves malloc's locks as other threads held them, so the child says hello first, and one that cannot is
+replaced. A plain fork just before lets OpenBLAS end its threads, which its own handler would do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, NoReturn
+
+from memlab.errors import PredictionError
+from memlab.predictor.child import fence, inherit
+from memlab.predictor.child.channel import Channel, opened
+from memlab.predictor.child.frames import Printed, Writer
+from memlab.predictor.child.log import FAILED, Log
+from memlab.seams import process
+
+Work = Callable[[Channel], None]
+FRAMES, OUT, ERR = "frames", "stdout", "stderr"
+AFTER_DEATH_S = 2.0
+"""So long the pipes of a dead child are read: a process of another session may go on writing there."""
+PATIENCE_S = (1.0, 3.0, 9.0)
+"""How long the first child may take to say hello, and those that replace it."""
+
+
+class ForkedChild:
+    """The parent's side of a forked child. `start` it, take what it sends by `listen`, and `end` it, always."""
+
+    def __init__(self, work: Work, scratch: Path) -> None:
+        self._work, self._scratch = work, scratch
+        self.pid, self._parent = 0, os.getpid()
+        self._sources: dict[int, str] = {}
+        self._death = -1
+        self._died_at = 0.0
+        self._box: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._notes: IO[bytes] = tempfile.TemporaryFile("ab+")  # noqa: SIM115
+        self.notes: list[str] = []
+
+    def start(self) -> None:
+        """Fork, until a child says hello."""
+        skips = process.gpu_in_sight()
+        if skips and not process.can_skip_handlers():
+            skips = False
+            self.notes.append(
+                "This system's libc has no _Fork (glibc 2.34 has): after a backward pass in the notebook "
+                "autograd refuses to work in the prediction."
+            )
+        for patience_s in PATIENCE_S:
+            self._fork(skips)
+            if self._says_hello(patience_s):
+                return
+            self._kill()
+        raise PredictionError(
+            f"none of {len(PATIENCE_S)} forked children came to life: threads of this kernel that are busy all the time "
+            "keep them from it. Restart the kernel, or predict without those threads."
+        )
+
+    def _fork(self, skips: bool) -> None:
+        if skips:  # the handler of OpenBLAS, as every other, runs in the parent of this one
+            short = process.fork(skip_handlers=False)
+            if short == 0:
+                os._exit(0)
+            _wait(short)
+        ends = [os.pipe() for _ in range(3)]
+        try:
+            pid = process.fork(skip_handlers=skips)
+        except BaseException:
+            for descriptor in (end for pair in ends for end in pair):
+                os.close(descriptor)
+            raise
+        if pid == 0:
+            self._be_child([write for _, write in ends])
+        self.pid = pid
+        for _, write in ends:
+            os.close(write)
+        self._sources = dict(zip((read for read, _ in ends), (FRAMES, OUT, ERR), strict=True))
+        self._death = os.pidfd_open(pid)
+
+    def _says_hello(self, patience_s: float) -> bool:
+        """The first message lies in the pipe, or the child is dead: which is something to say, too."""
+        poll = select.poll()
+        frames = next(fd for fd, name in self._sources.items() if name == FRAMES)
+        for descriptor in (frames, self._death):
+            poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(patience_s * 1000))
+
+    def listen(self, timeout_s: float) -> Iterator[tuple[str, bytes]]:
+        """What came from which source; nothing within the time: nothing. `is_over` says when there is no more."""
+        poll = select.poll()
+        for descriptor in (*self._sources, self._death):
+            poll.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1000)}
+        if self._death in ready:
+            self._died_at = self._died_at or time.monotonic()
+            self._kill_group()  # what it left behind must not keep its pipes full for ever
+        if ready == {self._death} or (self._died_at and time.monotonic() - self._died_at > AFTER_DEATH_S):
+            self._sources_closed()
+            return
+        for descriptor in sorted(ready & self._sources.keys()):
+            data = os.read(descriptor, 1 << 20)
+            if data:
+                yield self._sources[descriptor], data
+            else:
+                del self._sources[descriptor]
+                os.close(descriptor)
+
+    def _sources_closed(self) -> None:
+        """The child is dead and nothing is left to read, though others may hold the pipes open."""
+        for descriptor in self._sources:
+            os.close(descriptor)
+        self._sources.clear()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can come."""
+        return not self._sources
+
+    def ask_where(self) -> None:
+        """Let a living child write down where it is; faulthandler answers at once, whatever it is doing."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._death, signal.SIGUSR1)
+            time.sleep(0.05)
+
+    def end(self) -> int | None:
+        """Kill what is left, and give the exit code (negative: the signal); None where somebody else took it."""
+        return self._kill()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _kill(self) -> int | None:
+        if not self.pid:
+            return None
+        self._kill_group()
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)  # in the moment before it had a group of its own
+        code = None
+        with contextlib.suppress(ChildProcessError):  # a handler of SIGCHLD waited for it
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._sources_closed()
+        os.close(self._death)
+        self.pid, self._death = 0, -1
+        return code
+
+    def close(self) -> tuple[str, bytes]:
+        """What faulthandler wrote, and the log of the fence."""
+        with self._box, self._notes:
+            self._box.seek(0)
+            self._notes.seek(0)
+            return self._box.read().decode(errors="replace"), self._notes.read()
+
+    def _be_child(self, ends: list[int]) -> NoReturn:
+        """The child's life. Whatever happens, it must not go back to where the fork was."""
+        try:
+            frames, out, err = ends
+            writer = Writer(frames)
+            bytes(100_000)  # a malloc that cannot come from this thread's own cache
+            writer.send("hello", None)
+            inherit.leave_the_group(self._parent)
+            inherit.replace_streams(out, err)
+            faulthandler.enable(self._box, all_threads=False)
+            faulthandler.register(signal.SIGUSR1, self._box, all_threads=False)
+            log = Log(self._notes.fileno())
+            inherit.make_own((*ends, self._box.fileno(), self._notes.fileno()), self._scratch, log)
+            sys.stdout, sys.stderr = Printed(writer, OUT, 1), Printed(writer, ERR, 2)
+            fence.build(self._scratch, log)
+            with opened(Channel(writer, self._scratch, log)) as channel:
+                self._work(channel)
+            writer.drain()
+        except BaseException:
+            with contextlib.suppress(BaseException):
+                os.write(self._box.fileno(), f"{traceback.format_exc()}{FAILED}\n".encode())
+        finally:
+            gc.disable()
+            os._exit(0)  # no atexit, no destructors: they belong to the parent
+
+
+def _wait(pid: int) -> None:
+    """Wait for a child that only has to end, and no longer than the first of ours may take."""
+    death = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(death, select.POLLIN)
+    if not poll.poll(PATIENCE_S[0] * 1000):
+        os.kill(pid, signal.SIGKILL)
+    os.close(death)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)

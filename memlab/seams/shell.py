@@ -1,0 +1,267 @@
+"""Private hooks of IPython and ipykernel, for a cell that runs in a forked child: who gets what the shell says.
+
+Seen in IPython 9.18 and ipykernel 7.4. Everything ipykernel says to a front end passes `Session.send`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+Say = Callable[[str, Any], None]
+SHOWN = ("display_data", "update_display_data", "execute_result", "clear_output", "error")
+"""The messages that make an output. Widgets (comms) and states have no meaning outside of the process that sends them."""
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class Funnel:
+    """In the child: lets everything that the shell would tell a front end go to `say(kind, content)`.
+
+    The error that ends the cell is kept as `error`; one of a cell that runs inside of it (`run_cell`) is an output.
+    """
+
+    def __init__(
+        self, shell: Any, say: Say, print_text: Callable[[str, str], None], started: Callable[[str], None]
+    ) -> None:
+        self.shell, self._say, self._print = shell, say, print_text
+        shell.system = _told(shell.system, started)
+        self.error: tuple[str, str, list[str]] | None = None
+        self._depth = 0
+        shell.events.register("pre_execute", self._deeper)
+        shell.events.register("post_execute", self._higher)
+        shell._showtraceback = self._show_error
+        kernel = getattr(shell, "kernel", None)
+        if _is_bare(shell):
+            self._results_as_outputs()
+        if kernel is not None:
+            kernel._allow_stdin = False
+            type(kernel.session).send = self._sender()
+        if not hasattr(shell.display_pub, "pub_socket"):  # a terminal's, or that of %%capture
+            shell.display_pub.publish = self._publish
+            shell.display_pub.clear_output = lambda wait=False: self._say("clear_output", {"wait": wait})
+
+    def _deeper(self) -> None:
+        self._depth += 1
+
+    def _higher(self) -> None:
+        self._depth -= 1
+
+    def _sender(self) -> Callable[..., None]:
+        """What stands for Session.send(stream, msg_or_type, content=None, ...)."""
+
+        def send(session: Any, stream: Any, kind: Any, content: Any = None, *args: Any, **kwargs: Any) -> None:
+            if isinstance(kind, dict):
+                kind, content = kind["msg_type"], kind["content"]
+            if kind == "stream":
+                self._print(content["name"], content["text"])
+            elif kind in SHOWN:
+                self._say(kind, _without_widget(content))
+
+        return send
+
+    def _results_as_outputs(self) -> None:
+        """Let the last value be an output, which the parent shows as its own shell does, and not text."""
+        hook = self.shell.displayhook
+
+        def write(data: Any, metadata: Any = None) -> None:
+            content = {"data": data, "metadata": metadata or {}, "execution_count": self.shell.execution_count}
+            self._say("execute_result", content)
+
+        hook.write_output_prompt = hook.finish_displayhook = lambda: None
+        hook.write_format_data = write
+
+    def _publish(
+        self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **_: Any
+    ) -> None:
+        plain = {kind: base64.b64encode(v).decode() if isinstance(v, bytes) else v for kind, v in data.items()}
+        content = {"data": plain, "metadata": metadata or {}, "transient": transient or {}}
+        self._say("update_display_data" if update else "display_data", _without_widget(content))
+
+    def _show_error(self, kind: type[BaseException], value: BaseException, lines: list[str]) -> None:
+        """InteractiveShell._showtraceback, with which the shell shows every error that it has formatted."""
+        found = (kind.__name__, _text_of(value), list(lines))
+        if self._depth <= 1:
+            self.error = found
+        else:
+            self._say("error", {"ename": found[0], "evalue": found[1], "traceback": found[2]})
+
+
+def _told(system: Callable[[str], Any], started: Callable[[str], None]) -> Callable[[str], Any]:
+    """`!command` as it was, after telling: it runs in a pseudo-terminal in which no audit hook can note what begins."""
+
+    def run(command: str) -> Any:
+        started(f"!{command}")
+        return system(command)
+
+    return run
+
+
+def _is_bare(shell: Any) -> bool:
+    """Whether it is a shell without a front end, as `fresh` makes them."""
+    module = sys.modules.get("IPython.core.interactiveshell")
+    return module is not None and type(shell) is module.InteractiveShell
+
+
+def _without_widget(content: Any) -> Any:
+    """An output without the view of a widget, which lives in the child alone; its text stays."""
+    if isinstance(content, dict) and _WIDGET in content.get("data", ()):
+        return {**content, "data": {kind: value for kind, value in content["data"].items() if kind != _WIDGET}}
+    return content
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "<its text cannot be had>"
+
+
+def number_the_cell(shell: Any, transformed: str) -> None:
+    """In the child: let the cell have the number of the one that is running, and `;` at its end mean silence.
+
+    IPython counts on when a cell begins, and asks the last of its inputs about the semicolon.
+    """
+    running = getattr(getattr(shell, "displayhook", None), "exec_result", None)
+    count = getattr(running, "execution_count", None)
+    if isinstance(count, int):
+        shell.execution_count = count
+    with contextlib.suppress(AttributeError, IndexError):
+        shell.history_manager.input_hist_parsed[-1] = transformed
+
+
+def transform(shell: Any, above: str, body: str) -> tuple[str, Any]:
+    """The body of a cell as Python, so that its lines have the numbers they have in the notebook; (code, what failed).
+
+    The line above stays as a comment. IPython drops blank lines at the top, and a body that begins with another cell magic
+    is rewritten as a whole: empty lines are put in front of that.
+    """
+    head = f"# {above.strip()}\n"
+    rest = body.lstrip("\n")
+    if rest.lstrip().startswith("%%"):
+        text, first = rest.lstrip(), "\n" * (1 + len(body) - len(rest))
+    else:
+        text, first = head + body, ""
+    try:
+        return first + shell.transform_cell(text), None
+    except Exception:
+        return head + body, sys.exc_info()
+
+
+def code_name(shell: Any, transformed: str, raw: str) -> str:
+    """The file name of the code of a cell; `compile.cache`, with which IPython is going to ask for it."""
+    with contextlib.suppress(Exception):
+        return str(shell.compile.cache(transformed, shell.execution_count, raw_code=raw))
+    return ""
+
+
+async def execute(shell: Any, raw: str, transformed: str, failed: Any) -> BaseException | None:
+    """Run a cell as the kernel does, with what belongs to its end; its error, None where all went well."""
+    result = None
+    try:
+        result = await shell.run_cell_async(
+            raw, store_history=False, transformed_cell=transformed, preprocessing_exc_tuple=failed
+        )
+    finally:  # ipykernel's do_execute; here matplotlib shows its figures
+        shell.events.trigger("post_execute")
+        shell.events.trigger("post_run_cell", result)
+    return result.error_before_exec or result.error_in_exec
+
+
+def publish(shell: Any, kind: str, content: Any) -> None:
+    """In the parent: show what the child has shown, as this shell shows things."""
+    pub = shell.display_pub
+    if kind in ("display_data", "update_display_data"):
+        update = kind == "update_display_data"
+        pub.publish(data=content["data"], metadata=content["metadata"], transient=content["transient"], update=update)
+    elif kind == "clear_output":
+        pub.clear_output(content["wait"])
+    elif hasattr(pub, "pub_socket"):
+        hook = shell.displayhook
+        sys.stdout.flush()
+        sys.stderr.flush()
+        hook.session.send(hook.pub_socket, kind, content, parent=hook.parent_header, ident=_topic(hook, kind))
+    elif kind == "error":
+        print("\n".join(content["traceback"]))
+    else:
+        print(f"Out[{content['execution_count']}]: {content['data'].get('text/plain', '')}")
+
+
+def _topic(hook: Any, kind: str) -> bytes | None:
+    topic = hook.topic
+    return topic.replace(b"execute_result", kind.encode()) if isinstance(topic, bytes) else None
+
+
+def formatted(shell: Any, error: BaseException, ours: Callable[[str], bool]) -> list[str]:
+    """An error as the shell shows it, or as Python does without one; frames at the top that are ours are left out."""
+    place = first_of_others(error.__traceback__, ours)
+    if shell is not None:
+        with contextlib.suppress(Exception):
+            return list(shell.InteractiveTB.structured_traceback(type(error), error, place, tb_offset=0))
+    return traceback.format_exception(type(error), error, place)
+
+
+def first_of_others(place: TracebackType | None, ours: Callable[[str], bool]) -> TracebackType | None:
+    """The traceback from the first frame on that is not ours; all of it where every frame is."""
+    found = place
+    while found is not None and ours(found.tb_frame.f_code.co_filename):
+        found = found.tb_next
+    return found or place
+
+
+def show_as(error: BaseException, render: Callable[[], list[str]]) -> None:
+    """Let IPython show an error by these lines; it asks errors for `_render_traceback_`."""
+    error._render_traceback_ = render  # type: ignore[attr-defined]
+
+
+def show_without(error: BaseException, shell: Any, ours: Callable[[str], bool]) -> None:
+    """Let IPython show an error without the frames that are ours, wherever they lie; the traceback itself stays whole."""
+
+    def render() -> list[str]:
+        kept = _without(error.__traceback__, ours)
+        return list(shell.InteractiveTB.structured_traceback(type(error), error, kept, tb_offset=1))
+
+    show_as(error, render)
+
+
+def _without(place: TracebackType | None, ours: Callable[[str], bool]) -> TracebackType | None:
+    kept: TracebackType | None = None
+    frames = []
+    while place is not None:
+        frames.append(place)
+        place = place.tb_next
+    for one in reversed(frames):
+        if not ours(one.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return kept
+
+
+def look(shell: Any) -> dict[str, Any]:
+    """What a shell in a fresh process needs to show things as this one does; plain values."""
+    running = getattr(getattr(shell, "displayhook", None), "exec_result", None)
+    return {
+        "count": getattr(running, "execution_count", None) or shell.execution_count,
+        "colors": str(getattr(shell, "colors", "nocolor")),
+        "active_types": list(getattr(shell.display_formatter, "active_types", [])),
+    }
+
+
+def fresh(names: dict[str, Any], folder: Path, look: dict[str, Any]) -> Any:
+    """A new shell, whose last values are outputs of their own as in a notebook; it writes into `folder` alone."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    made = InteractiveShell.instance(config=config, user_ns=names, ipython_dir=str(folder / "ipython"))
+    made.execution_count = look["count"]
+    with contextlib.suppress(Exception):
+        made.colors = look["colors"]
+    if look["active_types"] and made.display_formatter is not None:
+        made.display_formatter.active_types = look["active_types"]
+    return made

@@ -1,0 +1,282 @@
+"""`memlab.predict`: what a step would take on a card, without a GPU; `max_batch`: the largest batch that fits."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from memlab.errors import PredictionError
+from memlab.predictor import child, rehearsal
+from memlab.predictor.cards import Card, find
+from memlab.predictor.child import Outcome
+from memlab.predictor.forecast import Fits, Forecast, Interval, Part, forecast, forecast_of
+from memlab.session.progress import Progress
+from memlab.session.run import Run
+from memlab.session.runs import runs
+from memlab.trace.file import loads
+from memlab.trace.trace import Trace
+from memlab.units import format_bytes
+
+CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+class Prediction(Run):
+    """A run that was foretold: the face of a Run, with peaks as intervals, `fits` and `assumptions`.
+
+    `trace` is the run on the card, up to where its memory runs out. `asked` has the requests, from which another card can be
+    foretold (`for_card`); a prediction that was read from a file has none.
+    """
+
+    def __init__(self, name: str, trace: Trace, asked: Trace | None = None, conf: str = "") -> None:
+        super().__init__(name, trace)
+        self.asked, self.conf = asked, conf
+
+    @property
+    def forecast(self) -> Forecast:
+        """Everything foretold, as a value."""
+        found = forecast_of(self.trace)
+        assert found is not None
+        return found
+
+    @property
+    def card(self) -> Card:
+        """The card it was predicted for."""
+        return self.forecast.card
+
+    @property
+    def fits(self) -> Fits:
+        """Whether it fits on the card: "yes", "no", or "close" where the interval crosses what the card has."""
+        return self.forecast.fits
+
+    @property
+    def allocated_bytes(self) -> Interval:
+        """Peak of *allocated* that the run needs, at least and at most."""
+        return self.forecast.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> Interval:
+        """Peak of *reserved* that the run needs, at least and at most."""
+        return self.forecast.reserved_bytes
+
+    @property
+    def peak_device_bytes(self) -> Interval:  # type: ignore[override]  # a prediction is an interval
+        """Peak of what the driver would report as used on the device, at least and at most."""
+        return self.forecast.device_bytes
+
+    @property
+    def margin_bytes(self) -> Interval:
+        """What would be left on the card at the peak, at least and at most; below zero: what is missing."""
+        return self.forecast.margin_bytes
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What had to be assumed."""
+        return self.forecast.assumptions
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is no tensor of the program: context, workspaces."""
+        return self.forecast.parts
+
+    @property
+    def out_of_memory(self) -> str:
+        """The error it would raise on the card, "" where it fits for certain."""
+        return self.forecast.out_of_memory
+
+    def for_card(self, card: str | Card) -> Prediction:
+        """The same requests on another card: at once, with the kernels of the first one."""
+        if self.asked is None:
+            raise PredictionError(
+                f"prediction {self.name!r} was read from a file without its requests: predict it again."
+            )
+        return predicted(self.name, self.asked, find(card), self.conf)
+
+    def __repr__(self) -> str:
+        return f"<Prediction {self.name!r}: {verdict(self.forecast)}>"
+
+
+def verdict(found: Forecast) -> str:
+    """One sentence: the card, whether it fits, what it needs, what the card has."""
+    answer = {"yes": "fits", "no": "does not fit", "close": "too close to call"}[found.fits]
+    usable = interval((found.card.usable_bytes, found.card.usable_high_bytes))
+    return f"{answer} on {found.card.name}: needs {interval(found.device_bytes)} of {usable}"
+
+
+def interval(of: Interval) -> str:
+    """Two sizes as a text; one where they are the same."""
+    low, high = format_bytes(of[0]), format_bytes(of[1])
+    return low if low == high else f"{low} to {high}"
+
+
+def predict(
+    step: Callable[[], object],
+    card: str | Card,
+    *,
+    name: str | None = None,
+    conf: str | None = None,
+    limit_s: float | None = None,
+    raises_oom: bool = False,
+) -> Prediction:
+    """What `step` would take on `card`, on any machine: `step` is called without arguments and works on "cuda".
+
+    It runs on tensors without data in a child process: what it changes, binds and writes stays there. `card` is a name
+    (`memlab.cards`), a size ("8GiB") or a Card; `conf` what PYTORCH_CUDA_ALLOC_CONF says on the card, by default what it says
+    here. It goes on where the card is full, to tell what it needs; with `raises_oom` it gets the error that it would get
+    there, and may catch it. Raises PredictionError where the step fails, or cannot be predicted.
+    """
+    if not callable(step):
+        raise PredictionError(
+            f"predict needs a function without arguments, got {type(step).__name__}: pass lambda: ..."
+        )
+    where, settings = find(card), configured(conf)
+    work = functools.partial(_work, step, where, settings, raises_oom)
+    with Progress(where.name) as progress:
+        outcome = child.run(work, limit_s=limit_s, on_frame=progress.show)
+    return finished(outcome, name or runs.new_name(), where, settings)
+
+
+def _work(step: Callable[[], object], card: Card, conf: str, raises_oom: bool, channel: Any) -> bytes:
+    return rehearsal.rehearsed(step, card, conf, raises_oom)
+
+
+def configured(conf: str | None) -> str:
+    """What PYTORCH_CUDA_ALLOC_CONF says, or would say."""
+    return conf if conf is not None else next((os.environ[one] for one in CONF if one in os.environ), "")
+
+
+def finished(outcome: Outcome, name: str, card: Card, conf: str) -> Prediction:
+    """The prediction of a child that has ended, among the runs; an error where it has none to give."""
+    if outcome.result is None:
+        raise failure(outcome)
+    found = predicted(name, loads(outcome.result), card, conf, outcome)
+    runs.add(found)
+    return found
+
+
+def failure(outcome: Outcome) -> PredictionError:
+    """Why there is no prediction, in one line, with the traceback of the child as a note."""
+    if outcome.error is None:
+        return PredictionError(
+            f"there is no prediction: the child process {outcome.ended or 'ended without a result'}."
+        )
+    error = PredictionError(f"the step failed where it was rehearsed: {outcome.error}")
+    error.add_note("\n".join(outcome.error.traceback))
+    return error
+
+
+def predicted(name: str, asked: Trace, card: Card, conf: str, outcome: Outcome | None = None) -> Prediction:
+    """The prediction of requests for a card."""
+    found = forecast(asked, card, conf)
+    run = Prediction(name, found.trace, asked, conf)
+    run.finish(found.trace, [*_said(found), *(_told(outcome) if outcome is not None else ())])
+    return run
+
+
+def _said(found: Forecast) -> list[str]:
+    lines = [f"Predicted, nothing ran on a card: {verdict(found)}."]
+    if found.out_of_memory:
+        may = "It would raise" if found.fits == "no" else "It may raise"
+        lines.append(f"{may}: {found.out_of_memory.splitlines()[0]}")
+    return lines
+
+
+def _told(outcome: Outcome) -> list[str]:
+    """What is to be known of the child."""
+    lines = list(outcome.notes)
+    if outcome.refused:
+        lines.append(f"Held off in the child process: {'; '.join(outcome.refused)}.")
+    if outcome.started:
+        lines.append(f"Programs that it started for real: {'; '.join(outcome.started)}.")
+    return lines
+
+
+# --- the largest batch -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One batch size that was predicted."""
+
+    batch: int
+    fits: Fits
+    device_bytes: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class MaxBatch:
+    """The largest batch that fits on a card: for certain, and perhaps; 0 where none does. `tried` has the predictions."""
+
+    card: Card
+    batch: int
+    perhaps: int
+    tried: tuple[Tried, ...]
+
+    def __int__(self) -> int:
+        return self.batch
+
+    __index__ = __int__
+
+    def __str__(self) -> str:
+        rest = f"; {self.batch + 1} to {self.perhaps} are too close to call" if self.perhaps > self.batch else ""
+        lines = [f"largest batch on {self.card.name}: {self.batch}{rest}"]
+        lines += [f"  {one.batch:>8}  {one.fits:<5}  {interval(one.device_bytes)}" for one in self.tried]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def to_pandas(self) -> Any:
+        """A row for each batch that was predicted, sizes in bytes."""
+        import pandas
+
+        rows = [(one.batch, one.fits, *one.device_bytes) for one in self.tried]
+        return pandas.DataFrame(rows, columns=["batch", "fits", "device_low_bytes", "device_high_bytes"])
+
+
+def max_batch(
+    make_step: Callable[[int], Callable[[], object]],
+    card: str | Card,
+    *,
+    at_most: int = 1 << 16,
+    conf: str | None = None,
+    limit_s: float | None = None,
+) -> MaxBatch:
+    """The largest batch that fits on `card`, up to `at_most`: `make_step(batch)` gives the step to predict.
+
+    A handful of predictions, each of a child process: batches are doubled, and what lies between is halved.
+    """
+    if not callable(make_step):
+        raise PredictionError(f"max_batch needs a function of the batch, got {type(make_step).__name__}.")
+    if type(at_most) is not int or at_most < 1:
+        raise PredictionError(f"at_most is a number of 1 or more, got {at_most!r:.80}.")
+    where, tried = find(card), dict[int, Tried]()
+
+    def fits(batch: int) -> Fits:
+        if batch not in tried:
+            found = predict(_step_of(make_step, batch), where, name=f"batch {batch}", conf=conf, limit_s=limit_s)
+            tried[batch] = Tried(batch, found.fits, found.peak_device_bytes)
+        return tried[batch].fits
+
+    batch = _largest(lambda one: fits(one) == "yes", 0, at_most)
+    perhaps = _largest(lambda one: fits(one) != "no", batch, at_most)
+    return MaxBatch(where, batch, perhaps, tuple(tried[one] for one in sorted(tried)))
+
+
+def _step_of(make_step: Callable[[int], Callable[[], object]], batch: int) -> Callable[[], object]:
+    def step() -> object:
+        return make_step(batch)()
+
+    return step
+
+
+def _largest(holds: Callable[[int], bool], known: int, at_most: int) -> int:
+    """The largest number up to `at_most` for which it holds, where it holds for `known` and all below."""
+    low, high = known, known + 1
+    while high <= at_most and holds(high):
+        low, high = high, min(2 * high, at_most) if high < at_most else at_most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

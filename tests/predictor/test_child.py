@@ -1,0 +1,370 @@
+"""Work in a forked child: its result comes back, its end is told in one line, and the parent stays as it is."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memlab.errors import PredictionError
+from memlab.predictor.child import current, run
+from memlab.predictor.child import fork as forks
+from memlab.predictor.child.parent import TAIL
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child is forked on Linux alone")
+
+
+def test_what_the_work_returns_and_sends_comes_back():
+    frames: list[dict] = []
+
+    def work(channel):
+        assert current() is channel
+        for step in range(3):
+            channel.send({"step": step, "share": 0.5, "what": ["a", None]})
+        return bytes(range(256)) * 10_000
+
+    outcome = run(work, on_frame=frames.append)
+    assert outcome.result == bytes(range(256)) * 10_000
+    assert frames == [{"step": step, "share": 0.5, "what": ["a", None]} for step in range(3)]
+    assert (outcome.ended, outcome.error, outcome.refused, outcome.started, outcome.notes) == ("", None, (), (), ())
+    assert current() is None
+
+
+def test_text_appears_here_as_it_was_printed(capsys):
+    def work(channel):
+        print("one")
+        print("two", file=sys.stderr)
+        sys.stdout.write("drei: \N{SNOWMAN}\ud800\n")
+        sys.stdout.buffer.write(b"four\n")
+        return b""
+
+    outcome = run(work)
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == sorted(["one", "drei: \N{SNOWMAN}\\ud800", "four"])
+    assert err == "two\n"
+    assert "drei" in outcome.printed
+
+
+def test_a_very_large_text_arrives_whole_and_its_end_is_kept(capsys):
+    outcome = run(lambda channel: print("x" * 3_000_000 + "end") or b"")
+    assert capsys.readouterr().out == "x" * 3_000_000 + "end\n"
+    assert len(outcome.printed) == TAIL
+    assert outcome.printed.endswith("xend\n")
+
+
+def test_many_lines_from_threads_arrive_whole(capsys):
+    def work(channel):
+        threads = [threading.Thread(target=lambda n=n: [print(f"{n} " * 300) for _ in range(200)]) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return b"done"
+
+    assert run(work).result == b"done"
+    written = [line for line in capsys.readouterr().out.split("\n") if line]
+    assert sorted("".join(written).split()) == sorted(str(n) for n in range(4) for _ in range(300 * 200))
+
+
+def test_an_error_comes_back_as_texts_without_our_frames():
+    def work(channel):
+        raise ValueError("no such thing")
+
+    error = run(work).error
+    assert (error.name, error.text, str(error)) == ("ValueError", "no such thing", "ValueError: no such thing")
+    assert 'raise ValueError("no such thing")' in "".join(error.traceback)
+    assert "memlab/predictor" not in "".join(error.traceback)
+
+
+@pytest.mark.parametrize(
+    ("work", "name", "text"),
+    [
+        (lambda channel: sys.exit(4), "SystemExit", "4"),
+        (lambda channel: input("?"), "EOFError", ""),
+        (lambda channel: signal.default_int_handler(2, None), "KeyboardInterrupt", ""),
+        (lambda channel: "text", "PredictionError", "work in a child has to return bytes, and not str."),
+    ],
+)
+def test_how_work_may_fail(work, name, text):
+    outcome = run(work)
+    assert (outcome.error.name, outcome.ended) == (name, "")
+    assert text in outcome.error.text
+
+
+@pytest.mark.parametrize(
+    ("work", "ended"),
+    [
+        (lambda channel: os._exit(3), "the predicted step exited with status 3"),
+        (lambda channel: os._exit(70), "the predicted step exited with status 70"),
+        (
+            lambda channel: os.kill(os.getpid(), signal.SIGKILL),
+            "was killed by SIGKILL (possibly because memory ran out)",
+        ),
+        (lambda channel: os.abort(), "the predicted step was killed by SIGABRT at line {line} of {file}"),
+        (lambda channel: ctypes.string_at(0), "the predicted step was killed by SIGSEGV at line {line} of {file}"),
+        (lambda channel: os.kill(os.getpid(), signal.SIGTERM), "the predicted step was killed by SIGTERM"),
+    ],
+)
+def test_how_a_child_may_die(work, ended):
+    outcome = run(work)
+    line = work.__code__.co_firstlineno
+    assert ended.format(line=line, file=__file__) in outcome.ended
+    assert (outcome.result, outcome.error) == (None, None)
+
+
+def test_what_was_printed_before_a_death_is_there(capsys):
+    run(lambda channel: (print("before"), os.abort()))
+    assert capsys.readouterr().out == "before\n"
+
+
+@pytest.mark.parametrize("wait", [threading.Event().wait, lambda: [None for _ in iter(int, 1)]], ids=["lock", "loop"])
+def test_a_child_that_hangs_is_stopped(wait):
+    def work(channel):
+        wait()
+
+    outcome = run(work, limit_s=0.5)
+    assert outcome.ended.startswith("the predicted step was stopped after 0.5 s at line ")
+    assert __file__ in outcome.ended
+
+
+@pytest.mark.parametrize("limit_s", [0, -1, float("nan")])
+def test_a_limit_has_to_be_a_time(limit_s):
+    with pytest.raises(PredictionError, match="seconds above 0"):
+        run(lambda channel: b"", limit_s=limit_s)
+
+
+def test_what_cannot_be_asked():
+    with pytest.raises(PredictionError, match="needs a function"):
+        run(b"work")
+    with pytest.raises(PredictionError, match="'fork' or 'fresh', and not by 'spawn'"):
+        run(lambda channel: b"", how="spawn")
+
+
+# --- the parent stays as it is ---
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """A hash of parameters, gradients, Adam's state and the random states; the objects and the thread count, too."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        state = optimizer.state[parameter]
+        for tensor in (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["step"]):
+            found.update(tensor.detach().numpy().tobytes())
+        found.update(f"{id(parameter)} {type(parameter)} {parameter.device} {parameter._version}".encode())
+    found.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
+    found.update(repr(np.random.get_state()).encode() + str(torch.get_num_threads()).encode())
+    return found.hexdigest()
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(64, 300)).sum().backward()
+    optimizer.step()
+
+
+def test_training_in_the_child_leaves_model_optimizer_and_random_states():
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer)  # on as many threads as there are: their pool does not survive a fork
+    before = state_of(model, optimizer)
+
+    def work(channel):
+        for _ in range(3):
+            train(model, optimizer)
+        model.to(torch.float16)
+        random.random(), np.random.rand(), torch.set_num_threads(2)
+        sys.modules[__name__].__dict__["left_behind"] = 1
+        return state_of(model.float(), optimizer).encode()
+
+    outcome = run(work, limit_s=60)
+    assert outcome.result not in (None, before.encode())
+    assert state_of(model, optimizer) == before
+    assert "left_behind" not in globals()
+    train(model, optimizer)
+
+
+def test_parallel_operations_work_on_both_sides():
+    a, b = torch.randn(1500, 1500), np.ones((700, 700))
+    pointwise = torch.randn(4_000_000)
+    a @ a, b @ b, pointwise.exp()
+
+    def work(channel):
+        assert torch.isfinite(a @ a).all()
+        assert (b @ b)[0, 0] == 700
+        assert pointwise.exp().min() > 0
+        x = torch.randn(4, 3, 32, 32, requires_grad=True)
+        torch.nn.functional.conv2d(x, torch.randn(8, 3, 3, 3, requires_grad=True)).sum().backward()
+        return b"fine"
+
+    assert run(work, limit_s=60).result == b"fine"
+    a @ a, b @ b, pointwise.exp()
+
+
+def test_work_of_another_thread_of_the_parent_does_not_matter():
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    threads = [threading.Thread(target=busy) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        assert [run(lambda channel: b"ok", limit_s=60).result for _ in range(5)] == [b"ok"] * 5
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_child_may_be_made_in_another_thread():
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.append(run(lambda channel: b"there")))
+    thread.start()
+    thread.join()
+    assert outcomes[0].result == b"there"
+
+
+def test_a_child_that_never_says_hello_is_replaced(monkeypatch):
+    real, made = forks.ForkedChild._says_hello, []
+
+    def says_hello(child, patience_s):
+        made.append(child.pid)
+        return len(made) > 2 and real(child, patience_s)
+
+    monkeypatch.setattr(forks.ForkedChild, "_says_hello", says_hello)
+    assert run(lambda channel: b"third").result == b"third"
+    assert len(set(made)) == 3
+    monkeypatch.setattr(forks.ForkedChild, "_says_hello", lambda child, patience_s: False)
+    with pytest.raises(PredictionError, match="none of 3 forked children came to life"):
+        run(lambda channel: b"never")
+
+
+def test_a_failure_of_ours_in_the_child_is_an_error_here(monkeypatch):
+    monkeypatch.setattr(forks.inherit, "make_own", lambda *args: 1 / 0)
+    with pytest.raises(PredictionError, match="could not be prepared: ZeroDivisionError"):
+        run(lambda channel: b"")
+
+
+def test_a_child_of_the_child_gives_nothing_of_its_own(capsys):
+    def work(channel):
+        pid = os.fork()
+        sys.stdout.write("child\n" if pid else "grandchild\n")
+        channel.send({"from": bool(pid)})
+        if pid:
+            os.waitpid(pid, 0)
+        return b"child" if pid else b"grandchild"
+
+    frames: list[dict] = []
+    outcome = run(work, on_frame=frames.append)
+    assert (outcome.result, frames) == (b"child", [{"from": True}])
+    assert sorted(capsys.readouterr().out.split()) == ["child", "grandchild"]
+
+
+def test_what_the_child_started_goes_with_it():
+    def work(channel):
+        process = subprocess.Popen(["sleep", "1000"])
+        channel.send({"pid": process.pid})
+        return b""
+
+    pids: list[dict] = []
+    assert run(work, on_frame=pids.append, limit_s=30).ended == ""
+    deadline = time.monotonic() + 10
+    place = Path(f"/proc/{pids[0]['pid']}/cwd")  # which a dead process that nobody has waited for has not
+    while place.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not place.exists()
+
+
+def test_a_process_of_another_session_does_not_keep_the_parent():
+    def work(channel):
+        subprocess.Popen(
+            "while true; do echo again; sleep 0.01; done & echo $! 1>&2", shell=True, start_new_session=True
+        )
+        time.sleep(0.3)
+        return b"over"
+
+    outcome = run(work, limit_s=60)
+    assert outcome.result == b"over"
+    words = [word for word in outcome.printed.split() if word.isdigit()]
+    os.kill(int(words[0]), signal.SIGKILL)
+
+
+def test_ctrl_c_ends_child_and_group(monkeypatch):
+    seen: list[dict] = []
+
+    def on_frame(values):
+        seen.append(values)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def work(channel):
+        process = subprocess.Popen(["sleep", "1000"])
+        channel.send({"pid": os.getpid(), "started": process.pid})
+        time.sleep(1000)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(work, on_frame=on_frame)
+    with pytest.raises(ProcessLookupError):
+        os.kill(seen[0]["pid"], 0)
+    assert not any(Path(f"/proc/{pid}/cwd").exists() for pid in seen[0].values())
+
+
+def test_an_error_in_on_frame_ends_the_child():
+    def on_frame(values):
+        raise LookupError(values["pid"])
+
+    with pytest.raises(LookupError) as raised:
+        run(lambda channel: (channel.send({"pid": os.getpid()}), time.sleep(1000)), on_frame=on_frame)
+    with pytest.raises(ProcessLookupError):
+        os.kill(raised.value.args[0], 0)
+
+
+def test_the_child_dies_with_the_parent(tmp_path):
+    code = (
+        "import os, time; from memlab.predictor.child import run\n"
+        "run(lambda channel: (channel.send({'pid': os.getpid()}), time.sleep(1000)),"
+        " on_frame=lambda values: (print(values['pid'], flush=True), os.kill(os.getpid(), 9)))"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{int(done.stdout)}/cwd").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{int(done.stdout)}/cwd").exists()
+
+
+def test_thirty_runs_leave_nothing():
+    def left() -> tuple[int, list[str], str]:
+        temporary = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("memlab-")]
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        return len(os.listdir("/proc/self/fd")), temporary, repr(signal.getsignal(signal.SIGINT))
+
+    works = [lambda channel: b"ok", lambda channel: 1 / 0, lambda channel: os.abort(), lambda channel: os._exit(1)]
+    run(works[0])
+    before = left()
+    for number in range(30):
+        run(works[number % len(works)])
+    assert left() == before
+
+
+def test_a_parent_that_ignores_its_children_is_not_confused():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert run(lambda channel: b"ok").result == b"ok"
+        assert "took its exit status" in run(lambda channel: os._exit(3)).ended
+    finally:
+        signal.signal(signal.SIGCHLD, before)

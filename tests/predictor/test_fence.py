@@ -1,0 +1,267 @@
+"""The fence of a child: nothing is written, deleted or sent outside of its scratch folder, and what was held off is listed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from memlab.predictor.child import landlock, run
+from memlab.predictor.child.log import MOST_LINES, Found, counted
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child is forked on Linux alone")
+needs_landlock = pytest.mark.skipif(landlock.version() < 6, reason="this Linux has no Landlock, or an older one")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A folder to work in, with a file, a folder with a file, and a program's worth of rights."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("kept")
+    Path("sub").mkdir()
+    Path("sub/inner").write_text("kept too")
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() if path.is_file() else "" for path in folder.rglob("*")}
+
+
+HELD_OFF = [
+    (lambda: Path("new").write_text("x"), "writing 'new'"),
+    (lambda: open("file", "a"), "writing 'file'"),  # noqa: PTH123, SIM115
+    (lambda: open("file", "r+b"), "writing 'file'"),  # noqa: PTH123, SIM115
+    (lambda: os.open("file", os.O_RDWR), "writing 'file'"),
+    (lambda: os.open("new", os.O_CREAT), "writing 'new'"),
+    (lambda: Path("file").unlink(), "deleting 'file'"),
+    (lambda: shutil.rmtree("sub"), "deleting 'inner'"),
+    (lambda: Path("sub").rmdir(), "deleting 'sub'"),
+    (lambda: Path("file").rename("other"), "renaming 'file' to 'other'"),
+    (lambda: shutil.move("file", "sub"), "renaming 'file' to 'sub/file'"),
+    (lambda: Path("made").mkdir(), "making the folder 'made'"),
+    (lambda: os.makedirs("a/b"), "making the folder 'a'"),  # noqa: PTH103
+    (lambda: Path("link").symlink_to("file"), "linking 'link'"),
+    (lambda: os.link("file", "link"), "linking 'link'"),
+    (lambda: os.truncate("file", 0), "changing 'file'"),
+    (lambda: Path("file").chmod(0o777), "changing 'file'"),
+    (lambda: os.utime("file", (0, 0)), "changing 'file'"),
+    (lambda: sqlite3.connect("data.db"), "opening the database 'data.db'"),
+    (lambda: torch.save({"x": torch.ones(3)}, "model.pt"), "writing 'model.pt'"),
+    (lambda: torch.save({}, "modèle.pt"), "writing 'modèle.pt'"),
+    (lambda: torch.save({}, "old.pt", _use_new_zipfile_serialization=False), "writing 'old.pt'"),
+    (lambda: os.kill(os.getppid(), signal.SIGTERM), f"sending signal 15 to process {os.getpid()}"),
+    (lambda: os.kill(1, signal.SIGTERM), "sending signal 15 to process 1"),
+    (lambda: os.kill(-1, signal.SIGTERM), "sending signal 15 to process -1"),
+]
+
+
+@pytest.mark.parametrize(("act", "what"), HELD_OFF, ids=[what for _, what in HELD_OFF])
+def test_what_is_held_off(folder, act, what):
+    before = contents(folder)
+
+    def work(channel):
+        with pytest.raises(PermissionError, match="held off in a prediction"):
+            act()
+        return b"went on"
+
+    outcome = run(work)
+    assert outcome.error is None, "".join(outcome.error.traceback)
+    assert outcome.result == b"went on"
+    assert outcome.refused[0] == what  # shutil.move tries to copy after that
+    assert contents(folder) == before
+
+
+def test_connections_are_held_off():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def work(channel):
+            for connect in (
+                lambda: socket.create_connection(("127.0.0.1", port)),
+                lambda: socket.create_connection(("192.0.2.1", 80)),
+                lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", port)),
+                lambda: socket.create_connection(("nowhere.invalid", 80)),
+                lambda: socket.gethostbyname("nowhere.invalid"),
+                lambda: socket.socket(socket.AF_UNIX).connect("/run/some.sock"),
+            ):
+                with pytest.raises(OSError, match="held off in a prediction"):
+                    connect()
+            return b"went on"
+
+        outcome = run(work)
+        assert outcome.error is None, "".join(outcome.error.traceback)
+        assert outcome.refused == (
+            f"connecting to 127.0.0.1:{port} (2 times)",
+            "connecting to 192.0.2.1:80",
+            "looking up nowhere.invalid (2 times)",
+            "connecting to '/run/some.sock'",
+        )
+
+
+def test_what_harms_nobody_is_let_through(folder):
+    def work(channel):
+        assert Path("file").read_text() == "kept"
+        assert [name for name in os.listdir(".") if name.startswith("f")] == ["file"]  # noqa: PTH208
+        os.makedirs("sub", exist_ok=True)  # noqa: PTH103
+        Path("nothing").unlink(missing_ok=True)
+        with pytest.raises(FileNotFoundError):
+            Path("nothing").rename("other")
+        Path(os.devnull).write_text("x")
+        assert sqlite3.connect(":memory:").execute("select 1").fetchone() == (1,)
+        ours, theirs = socket.socketpair()
+        ours.sendall(b"x")
+        assert theirs.recv(1) == b"x"
+        os.kill(os.getpid(), 0)
+        shared = torch.zeros(1000).share_memory_()
+        assert shared.sum() == 0
+        program = subprocess.Popen(["sleep", "100"])
+        program.terminate()
+        assert program.wait() == -signal.SIGTERM
+        return b"fine"
+
+    outcome = run(work)
+    assert outcome.error is None, "".join(outcome.error.traceback)
+    assert (outcome.refused, outcome.notes) == ((), ())
+    assert outcome.started == ("sleep 100",)
+
+
+def test_started_programs_are_listed():
+    def work(channel):
+        subprocess.run(["true"], check=True)
+        subprocess.run("true && true", shell=True, check=True)
+        subprocess.check_output(["true"])
+        os.system("true")
+        os.waitpid(os.posix_spawn("/bin/true", ["true", "quite"], {}), 0)
+        return b""
+
+    outcome = run(work)
+    assert outcome.started == ("true (3 times)", "/bin/sh -c true && true", "true quite")
+
+
+@needs_landlock
+def test_programs_cannot_write_delete_connect_or_kill(folder):
+    before = contents(folder)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        connect = f"import socket; socket.create_connection(('127.0.0.1', {port}))"
+        commands = (
+            "echo x > new", "echo x >> file", "rm file", "rm -r sub", "mv file other", "mkdir made", "ln -s file link",
+            f"kill {os.getpid()}", f"{sys.executable} -c \"{connect}\"",
+        )  # fmt: skip
+
+        def work(channel):
+            for command in commands:
+                assert subprocess.run(command, shell=True, stderr=subprocess.DEVNULL).returncode, command
+            assert (
+                subprocess.run("echo x > $TMPDIR/new && rm $TMPDIR/new && echo x > /dev/null", shell=True).returncode
+                == 0
+            )
+            return b"fine"
+
+        outcome = run(work)
+        assert outcome.error is None, "".join(outcome.error.traceback)
+        server.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert contents(folder) == before
+
+
+def test_what_processes_of_the_child_try_is_held_off_and_listed(folder):
+    def work(channel):
+        for _ in range(2):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    Path("new").write_text("x")
+                finally:
+                    os._exit(0)
+            os.waitpid(pid, 0)
+        return b""
+
+    assert run(work).refused == ("writing 'new' (2 times)",)
+    assert not Path("new").exists()
+
+
+def test_what_was_held_off_before_a_death_is_listed(folder):
+    def work(channel):
+        with pytest.raises(OSError):
+            Path("new").write_text("x")
+        os._exit(1)
+
+    assert run(work).refused == ("writing 'new'",)
+
+
+def test_the_list_has_an_end(folder):
+    def work(channel):
+        for _ in range(MOST_LINES + 1000):
+            with pytest.raises(PermissionError):
+                os.mkdir("x" * 250)  # noqa: PTH102
+        return b""
+
+    outcome = run(work)
+    assert outcome.refused == (f"making the folder '{'x' * 180}… ({MOST_LINES - 1} times)",)
+    assert outcome.notes == (f"More than {MOST_LINES} attempts were held off; those after that are not listed.",)
+
+
+def test_without_landlock_the_audit_hook_holds_and_the_lack_is_named(folder, monkeypatch):
+    monkeypatch.setattr(landlock, "version", lambda: 0)
+
+    def work(channel):
+        with pytest.raises(PermissionError):
+            Path("new").write_text("x")
+        with pytest.raises(PermissionError):
+            torch.save({}, "new.pt")
+        return b"fine"
+
+    outcome = run(work)
+    assert outcome.error is None, "".join(outcome.error.traceback)
+    assert outcome.refused == ("writing 'new'", "writing 'new.pt'")
+    assert len(outcome.notes) == 1
+    assert outcome.notes[0].startswith("The fence does not hold programs that the cell starts")
+
+
+def test_the_parent_is_not_fenced(folder):
+    run(lambda channel: b"")
+    Path("new").write_text("x")
+    torch.save({}, "new.pt")
+    assert Path("new").read_text() == "x"
+    assert Path("new.pt").stat().st_size
+
+
+@needs_landlock
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_it_holds_for_a_user_who_is_not_root():
+    code = (
+        "import os, tempfile\n"
+        "from memlab.predictor.child import run, fork, fence\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "def work(channel):\n"
+        "    os.system('echo x > new; echo x >> old')\n"
+        "    try: os.unlink('old')\n"
+        "    except PermissionError: return b'held off'\n"
+        "outcome = run(work)\n"
+        "print(outcome.result, outcome.error, outcome.refused, outcome.notes, sorted(os.listdir()))"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)  # noqa: PTH101
+        old = Path(folder, "old")
+        old.write_text("")
+        old.chmod(0o666)
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": folder}
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.stdout == "b'held off' None (\"deleting 'old'\",) () ['old']\n", done.stderr
+        assert old.read_text() == ""
+
+
+def test_a_log_is_read_as_far_as_it_goes():
+    found = Found.of(b'["refused", "a"]\n["refused", "a"]\n["other", "b"]\n[1]\n["started", "c')
+    assert (counted(found.refused), counted(found.started)) == (("a (2 times)",), ())

@@ -1,0 +1,106 @@
+"""What code finds when it asks for the device, and what its questions about memory are answered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+MIB = 1 << 20
+
+
+def test_there_is_one_card_as_described(pretend):
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
+    properties = torch.cuda.get_device_properties(0)
+    assert (properties.name, properties.total_memory, properties.major) == ("Pretend 8", 8 << 30, 8)
+    assert torch.cuda.get_device_capability() == (8, 6) and torch.cuda.get_device_name("cuda") == "Pretend 8"
+    assert torch.cuda.is_bf16_supported() and torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator().type == "cuda" and torch.backends.cudnn.is_available()
+    torch.cuda.synchronize(), torch.cuda.set_device(0), torch.cuda.manual_seed_all(1), torch.manual_seed(1)
+    with torch.cuda.device(0), torch.random.fork_rng(devices=[0]):
+        assert torch.ones(1, device="cuda").is_cuda
+
+
+def test_memory_is_counted_as_the_allocator_does(pretend):
+    x = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() == 5 * MIB and torch.cuda.memory_reserved() == 20 * MIB
+    y = torch.empty(3, device="cuda")
+    assert torch.cuda.memory_allocated() == 5 * MIB + 512 and torch.cuda.memory_reserved() == 22 * MIB
+    free, total = torch.cuda.mem_get_info()
+    assert (total - free, total) == (22 * MIB, 8 << 30)
+    del x, y
+    assert torch.cuda.memory_allocated() == 0 and torch.cuda.max_memory_allocated() == 5 * MIB + 512
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.empty_cache()
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_reserved() == 0
+    assert torch.cuda.memory_stats()["num_alloc_retries"] == 0
+    assert "CUDA Memory" in torch.cuda.memory_summary() or "memory" in torch.cuda.memory_summary().lower()
+    assert pretend.log.emptied == [4]
+    assert any("in use" in text for text in pretend.assumptions)
+
+
+def test_streams_are_known_to_their_allocations(pretend):
+    side = torch.cuda.Stream()
+    a = torch.empty(1024, device="cuda")
+    with torch.cuda.stream(side):
+        b = torch.empty(1024, device="cuda")
+        assert torch.cuda.current_stream() == side
+    assert torch.cuda.current_stream() == torch.cuda.default_stream() != side
+    assert list(pretend.log.columns()["stream"]) == [0, side.cuda_stream]
+    torch.cuda.current_stream().wait_stream(side)
+    b.record_stream(torch.cuda.current_stream())
+    assert pretend.log.recorded_streams == [(2, 1, 0)]
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record(), end.record(), end.synchronize()
+    assert start.elapsed_time(end) > 0 and end.query()
+    del a, b
+
+
+def test_a_full_card_raises_as_on_cuda_and_code_can_go_on():
+    from conftest_cards import card
+
+    from memlab.predictor.pretend import PretendCuda
+
+    with PretendCuda(card(64 * MIB)) as pretend:
+        batch, tried = 1024, []
+        while True:
+            try:
+                tried.append(batch)
+                x = torch.empty(batch, 64 << 10, dtype=torch.uint8, device="cuda")
+                y = x.clone()
+                break
+            except torch.cuda.OutOfMemoryError as error:
+                assert "CUDA out of memory. Tried to allocate" in str(error) and isinstance(error, RuntimeError)
+                x = None
+                batch //= 2
+        assert tried == [1024, 512] and y.shape[0] == 512
+        assert pretend.log.allocator.num_ooms == len(pretend.log.out_of_memory) == 1
+
+
+def test_an_error_keeps_nothing_alive_that_cuda_would_not():
+    from conftest_cards import card
+
+    from memlab.predictor.pretend import PretendCuda
+
+    with PretendCuda(card(64 * MIB)) as pretend:
+        weight = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+        kept = None
+        try:
+            torch.cat([weight.clone(), torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")])
+        except torch.cuda.OutOfMemoryError as error:
+            kept = error
+        pretend.log.settle_deaths()
+        assert pretend.log.allocator.requested_bytes == 8 * MIB, "the arguments went, though the error lives"
+        assert kept is not None
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_the_allocator_has_the_settings_of_the_process(conf):
+    from conftest_cards import card
+
+    from memlab.predictor.pretend import PretendCuda
+
+    with PretendCuda(card(), conf) as pretend:
+        x = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_reserved() == (40 if conf else 30) * MIB
+        del x
+    assert pretend.log.allocator.settings.expandable_segments == bool(conf)

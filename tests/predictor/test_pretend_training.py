@@ -1,0 +1,167 @@
+"""Training loops on the pretend card: optimizers with the defaults of CUDA, scalers, loaders."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p),
+    "adamw": lambda p: torch.optim.AdamW(p),
+    "adamw for-loop": lambda p: torch.optim.AdamW(p, foreach=False),
+    "adamw fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "adamw capturable": lambda p: torch.optim.AdamW(p, capturable=True),
+    "amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p),
+    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "adamax": lambda p: torch.optim.Adamax(p),
+    "nadam": lambda p: torch.optim.NAdam(p),
+    "radam": lambda p: torch.optim.RAdam(p),
+    "asgd": lambda p: torch.optim.ASGD(p),
+    "rprop": lambda p: torch.optim.Rprop(p),
+    "adafactor": lambda p: torch.optim.Adafactor(p),
+    "muon": lambda p: torch.optim.Muon([one for one in p if one.dim() == 2]),
+}
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)).cuda()
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    x, y = torch.randn(16, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_step_and_keep_their_state_on_the_card(pretend, name):
+    if name == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    model = net()
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    for _ in range(2):
+        step(model, optimizer)
+    states = [
+        v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor) and v.dim()
+    ]
+    assert states and all(one.is_cuda for one in states)
+
+
+def test_the_default_is_foreach_as_on_cuda(pretend):
+    assert torch.optim.optimizer if hasattr(torch.optim, "optimizer") else True
+    peaks = {}
+    for foreach in (None, True, False):
+        model = nn.Linear(512, 512, bias=False).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
+        model.weight.grad = torch.zeros_like(model.weight)
+        optimizer.step()
+        before = len(pretend.log)
+        optimizer.step()
+        peaks[foreach] = [pretend.log.nbytes[row] for row in range(before, len(pretend.log))]
+        del model, optimizer
+    assert peaks[None] == peaks[True]
+
+
+def test_the_steps_of_the_default_adamw_stay_on_the_host(pretend):
+    model = net()
+    for fused, where in ((False, "cpu"), (True, "cuda")):
+        optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+        step(model, optimizer)
+        assert {state["step"].device.type for state in optimizer.state.values()} == {where}
+
+
+def test_lbfgs_calls_its_closure(pretend):
+    model = net()
+    optimizer, calls = torch.optim.LBFGS(model.parameters(), max_iter=3), []
+    x = torch.randn(16, 32, device="cuda")
+
+    def closure():
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert calls
+
+
+@pytest.mark.parametrize("make", [lambda: torch.amp.GradScaler("cuda"), lambda: torch.cuda.amp.GradScaler()])
+def test_a_scaler_does_not_skip_the_step(pretend, make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model, scaler = net(), make()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(torch.randn(16, 32, device="cuda")).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.is_enabled() and optimizer.state
+    assert isinstance(scaler.get_scale(), float)
+
+
+def test_a_loader_pins_and_moves(pretend):
+    data = TensorDataset(torch.randn(64, 8), torch.arange(64))
+    seen, before = [], pretend.log.allocator.requested_bytes
+    for x, y in DataLoader(data, batch_size=16, shuffle=True, pin_memory=True):
+        seen += y.tolist()
+        x, y = x.to("cuda", non_blocking=True), y.cuda(non_blocking=True)
+        assert x.is_cuda and y.is_cuda
+    assert sorted(seen) == list(range(64)), "host data stays what it is"
+    del x, y
+    pretend.log.settle_deaths()
+    assert pretend.log.allocator.requested_bytes == before
+    assert torch.zeros(4).pin_memory().device.type == "cpu"
+    assert torch.empty(4, pin_memory=True).device.type == "cpu"
+
+
+def test_a_generator_of_the_card(pretend):
+    generator = torch.Generator("cuda").manual_seed(1)
+    assert isinstance(generator, torch.Generator) and generator.device.type == "cuda"
+    assert torch.randn(4, device="cuda", generator=generator).is_cuda
+    assert torch.rand(4, generator=torch.Generator().manual_seed(1)).device.type == "cpu"
+    torch.empty(4, device="cuda").normal_(generator=generator)
+
+
+def test_compiled_code_is_run_as_it_is_and_said(pretend):
+    @torch.compile
+    def double(x):
+        return x * 2
+
+    model = torch.compile(net(), mode="max-autotune")
+    model.compile()
+    assert double(model(torch.ones(2, 32, device="cuda"))).is_cuda
+    assert any("eager" in text for text in pretend.assumptions)
+
+
+def test_an_average_of_a_model(pretend):
+    model = net()
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    average.update_parameters(model)
+    assert next(average.parameters()).is_cuda
+
+
+def test_distributed_runs_are_refused_by_name(pretend):
+    from memlab.errors import PredictionError
+
+    with pytest.raises(PredictionError, match="distributed"):
+        torch.distributed.init_process_group("nccl")
+    with pytest.raises(PredictionError, match="CUDA graph"):
+        torch.cuda.CUDAGraph()

@@ -1,0 +1,141 @@
+"""The pretend probe: a trace like that of a measured cell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from memlab.analysis.breakdown import breakdown
+from memlab.errors import PredictionError
+from memlab.predictor.pretend import PretendCuda
+from memlab.predictor.probe import ENGINE, NOTES, PretendProbe
+from memlab.probes.marks import marker
+from memlab.trace.file import load, save
+from memlab.trace.columns import Category, Kind, Phase, deltas
+from memlab.trace.trace import Trace
+
+
+def trained(pretend: PretendCuda, steps: int = 2) -> Trace:
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    probe = PretendProbe(pretend)
+    probe.start()
+    for _ in range(steps):
+        x, y = torch.randn(64, 256, device="cuda"), torch.randint(10, (64,), device="cuda")
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return probe.stop()
+
+
+def test_blocks_have_categories_names_phases_and_modules(pretend):
+    trace = trained(pretend)
+    names = {trace.text("name", index): block for block, index in enumerate(trace.blocks.name) if index >= 0}
+    category = {name: Category(trace.blocks.category[block]) for name, block in names.items()}
+    assert category["Sequential.0.weight"] == Category.PARAMETER and category["grad of Sequential.2.bias"] == Category.GRADIENT
+    assert category["exp_avg of Sequential.0.weight"] == Category.OPTIMIZER and category["input of Sequential"] == Category.INPUT
+    assert {Phase(code) for code in trace.blocks.phase} == set(Phase)
+    modules = {trace.text("module", index) for index in trace.blocks.module}
+    assert {"Sequential", "Sequential.0", "Sequential.1", "Sequential.2"} <= modules
+    kept = [b for b in range(len(trace.blocks)) if trace.blocks.category[b] == Category.ACTIVATION]
+    assert kept and all(trace.text("op", trace.blocks.op[b]).startswith("aten.") for b in kept)
+
+
+def test_what_was_there_is_adopted_and_the_rows_are_in_order(pretend):
+    trace = trained(pretend)
+    events = trace.events
+    assert trace.first_row == 4 and (events.kind[:4] == Kind.ADOPT).all() and (events.kind[4:] != Kind.ADOPT).all()
+    assert (np.diff(events.time_ns) >= 0).all() and set(events.device) == {0}
+    assert (np.bincount(events.block[events.kind == Kind.ALLOC]) <= 1).all()
+    freed = events.block[events.kind == Kind.FREE]
+    assert len(freed) == len(set(freed))
+    assert (trace.marks.row >= trace.first_row).all()
+
+
+def test_the_trace_says_who_made_it_and_can_be_read(pretend, tmp_path):
+    trace = trained(pretend)
+    device = trace.made_by.device(0)
+    assert trace.made_by.engine == ENGINE and device.name == "Pretend 8" and device.capacity_bytes == 8 << 30
+    assert [gap.name for gap in trace.gaps][0] == "predicted"
+    parts = breakdown(trace, device=0)
+    peak = int(np.cumsum(deltas(trace.events, "requested")).max())
+    assert sum(parts.values()) == peak and parts["parameter"]
+    save(trace, tmp_path / "run.memlab")
+    again = load(tmp_path / "run.memlab")
+    assert again.notes[NOTES]["operators"] == trace.notes[NOTES]["operators"]
+
+
+def test_notes_have_what_is_no_event(pretend):
+    probe = PretendProbe(pretend)
+    before = torch.empty(1024, device="cuda")
+    torch.cuda.empty_cache()
+    probe.start()
+    torch.empty(512, device="cuda")
+    torch.cuda.empty_cache()
+    side = torch.cuda.Stream()
+    x = torch.empty(64, 64, device="cuda")
+    x.record_stream(side)
+    x @ x
+    x.sum().item()
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(9 << 30, dtype=torch.uint8, device="cuda")
+    notes = probe.stop().notes[NOTES]
+    assert notes["emptied"] == [3] and notes["recorded_streams"] == [[4, 2, side.cuda_stream]]
+    row, name, stream, in_backward, shapes, dtype = notes["operators"][0]
+    assert (row, name, stream, in_backward, dtype) == (4, "aten.mm.default", 0, False, "float32")
+    assert shapes == [[64, 64], [64, 64]]
+    assert notes["out_of_memory"][0][1:] == [9 << 30, 0]
+    assert any("read" in text for text, _ in notes["assumptions"])
+    del before
+
+
+def test_operators_of_backward_are_told_from_those_of_forward(pretend):
+    trace = trained(pretend)
+    operators = trace.notes[NOTES]["operators"]
+    assert {one[3] for one in operators if "mm" in one[1]} == {True, False}
+
+
+def test_nothing_is_left_on_after_an_error(pretend):
+    users = marker.users
+    probe = PretendProbe(pretend)
+    probe.start()
+    with pytest.raises(ZeroDivisionError):
+        1 / 0  # noqa: B018
+    probe.stop()
+    assert marker.users == users
+
+
+def test_without_pretend_cuda_there_is_nothing_to_follow():
+    from conftest_cards import card
+
+    with pytest.raises(PredictionError, match="not on"):
+        PretendProbe(PretendCuda(card())).start()
+
+
+def test_phases_and_modules_are_those_of_the_same_cell_on_the_host(pretend):
+    """What a measured cell on the CPU says of phases, a predicted one says too."""
+    from memlab.probes.cpu import CpuProbe
+
+    def cell(device: str) -> None:
+        model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        for _ in range(2):
+            model(torch.ones(16, 32, device=device)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def summary(trace: Trace) -> list[tuple[str, str]]:
+        rows = trace.events.block[trace.events.kind == Kind.ALLOC]
+        return [(Phase(trace.blocks.phase[b]).name, trace.text("module", trace.blocks.module[b]))
+                for b in rows if trace.blocks.phase[b] == Phase.FORWARD]  # fmt: skip
+
+    probe = PretendProbe(pretend)
+    probe.start()
+    cell("cuda")
+    predicted = summary(probe.stop())
+    measured = CpuProbe()
+    measured.start()
+    cell("cpu")
+    assert summary(measured.stop()) == predicted
