@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-ADDRESS_BITS = 48
-RANK_BITS = 80
+ADDRESS_BITS = 62
+RANK_BITS = 102
 """A free block's key: its size, then its serial number, then its address."""
 
 

@@ -49,8 +49,10 @@ class CachingAllocator:
         place: Place | None = None,
     ) -> None:
         settings = parse_conf(conf) if isinstance(conf, str) else conf
-        fraction = settings.memory_fraction if memory_fraction is None else memory_fraction
-        _check(total_bytes, context_bytes, fraction)
+        if total_bytes <= 0 or not 0 <= context_bytes <= total_bytes:
+            raise MemlabError(
+                f"a device of {total_bytes} bytes cannot hold a context of {context_bytes}: give sizes in bytes"
+            )
         self.settings = settings
         self.context_bytes = context_bytes
         self.waits_for_events = False
@@ -60,7 +62,6 @@ class CachingAllocator:
             settings,
             Driver(total_bytes, context_bytes, first_address, place),
             self._statistics,
-            int(fraction * total_bytes) if fraction < 1 else None,
             on_event,
             Ties.of(torch_version),
         )
@@ -70,10 +71,23 @@ class CachingAllocator:
         self._pending: dict[Block, None] = {}
         self._rounded: dict[int, int] = {}
         self._best_fit_is_enough = not settings.expandable_segments and settings.max_split_size == UNLIMITED
-        self._ages = self._segments.limit_bytes is not None and settings.garbage_collection_threshold > 0
+        self.set_memory_fraction(settings.memory_fraction if memory_fraction is None else memory_fraction)
 
     def __repr__(self) -> str:
         return f"<CachingAllocator: {self.allocated_bytes} bytes allocated, {self.reserved_bytes} reserved>"
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Take no more than this share of the device, as `torch.cuda.set_per_process_memory_fraction`."""
+        if not 0 <= fraction <= 1:
+            raise MemlabError(f"memory_fraction must lie between 0 and 1, got {fraction}")
+        self.memory_fraction = fraction
+        self._segments.limit_bytes = int(fraction * self.total_bytes) if fraction < 1 else None
+        self._ages = fraction < 1 and self.settings.garbage_collection_threshold > 0
+
+    def grow(self, total_bytes: int) -> None:
+        """Give the device more memory: for those who want to know how far it would have gone."""
+        self._segments.driver.total_bytes = max(total_bytes, self.total_bytes)
+        self.set_memory_fraction(self.memory_fraction)
 
     # --- figures ----------------------------------------------------------------------------------------------------
 
@@ -292,12 +306,3 @@ def _room(block: Block) -> int:
     """How large a free block is, with the unmapped range behind it that it can grow into."""
     after = block.next
     return block.size + (after.size if after is not None and not after.is_mapped else 0)
-
-
-def _check(total_bytes: int, context_bytes: int, fraction: float) -> None:
-    if total_bytes <= 0 or not 0 <= context_bytes <= total_bytes:
-        raise MemlabError(
-            f"a device of {total_bytes} bytes cannot hold a context of {context_bytes}: give sizes in bytes"
-        )
-    if not 0 <= fraction <= 1:
-        raise MemlabError(f"memory_fraction must lie between 0 and 1, got {fraction}")

@@ -3,9 +3,10 @@
 A predicted trace knows what was asked, when and on which stream. `settle` asks the simulated allocator for it and gives
 the trace that a measurement would have given: addresses, allocated bytes, segments, and the end where memory runs out.
 
-Conventions: a row SEGMENT_FREE of 0 bytes means that the program emptied the cache there (it stays in the result, so that
-a settled trace can be settled again, for another card); a row OOM means that an allocation failed there and the program
-went on, as it is asked again here. Rows of other devices pass through.
+What the program did beside asking and letting go is told by the notes of a pretend trace (`REQUESTS`), or by rows: a row
+SEGMENT_FREE of 0 bytes means that it emptied the cache there, a row OOM that an allocation failed there and it went on (it
+is asked for again here), a row FREE_PENDING that another stream still used a block. The result has rows for all of it, so
+that it can be settled again, for another card. Rows of other devices pass through.
 
 Limits: the program is not run again, so that what it would have done otherwise on this card is not known: where it failed
 to allocate and this card has room, the trace goes on as if it had failed, and a note says so.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -34,8 +36,13 @@ DEVICE = 0
 NOTE = "allocator"
 """Where the notes of a settled trace say for which memory it was settled, and the text of the out-of-memory that ended it."""
 
+REQUESTS = "pretend"
+"""Where the notes of a pretend trace (`memlab.predictor.probe`) have what is no event, with the rows that it came before:
+"emptied" [row], "out_of_memory" [[row, bytes, stream]], "recorded_streams" [[row, block, stream]], "operators" [[row, ...]]."""
+
 _BORN = (int(Kind.ADOPT), int(Kind.ALLOC))
 _PHASE_OTHER = 0
+_ROWS_NOW = ("emptied", "out_of_memory", "recorded_streams")
 
 Row = tuple[int, int, int, int, int, int, int, int]
 """The columns of Events."""
@@ -114,6 +121,7 @@ class _Run:
     alive: dict[int, Block | None] = field(default_factory=dict)
     block_of: dict[Block, int] = field(default_factory=dict)
     start: dict[str, int] = field(default_factory=dict)
+    done_by_next_request: list[int] = field(default_factory=list)
     first_row: int = 0
     retries_before: int = 0
     out_of_memory: str = ""
@@ -124,11 +132,16 @@ class _Run:
         events = self.source.events
         columns = zip(*(column.tolist() for column in events.arrays().values()), strict=True)
         comes, goes = self._extras_by_row()
+        beside = self._beside_by_row()
         try:
             for position, row in enumerate(columns):
-                self._at(position, row[0], comes, goes)
+                self._begin(position, row[0])
+                for happening in beside.get(position, ()):
+                    happening()
+                self._insert(position, comes, goes)
                 self._row(row)
-            self._at(len(events), self.clock.now_ns, comes, goes)
+            self._begin(len(events), self.clock.now_ns)
+            self._insert(len(events), comes, goes)
         except OutOfMemory as full:
             self.out_of_memory = str(full)
         if not self.start:
@@ -143,13 +156,28 @@ class _Run:
                 goes.setdefault(extra.until_row, []).append(number)
         return comes, goes
 
-    def _at(self, position: int, time_ns: int, comes: dict[int, list[int]], goes: dict[int, list[int]]) -> None:
-        """Before a row: the start of the run, extras that go, extras that come (and go at once)."""
+    def _beside_by_row(self) -> dict[int, list[Callable[[], None]]]:
+        """What the notes have: uses by other streams, failures that the program survived, the cache emptied."""
+        notes = self.source.notes.get(REQUESTS, {})
+        found: dict[int, list[Callable[[], None]]] = {}
+        for row, number, stream in notes.get("recorded_streams", ()):
+            found.setdefault(row, []).append(partial(self._use, number, stream))
+        for row, requested, stream in notes.get("out_of_memory", ()):
+            found.setdefault(row, []).append(partial(self._fail_again, requested, stream))
+        for row in notes.get("emptied", ()):
+            found.setdefault(row, []).append(self._empty_cache)
+        return found
+
+    def _begin(self, position: int, time_ns: int) -> None:
+        """Before a row of the source."""
         if position == self.source.first_row:
             self._note_start()
         self.begins.append(len(self.rows))
         if position >= self.source.first_row:
             self.clock.now_ns = max(self.clock.now_ns, time_ns)
+
+    def _insert(self, position: int, comes: dict[int, list[int]], goes: dict[int, list[int]]) -> None:
+        """Before a row: extras that go, extras that come (and go at once)."""
         base = len(self.source.blocks)
         leaving = goes.get(position, ())
         for number in leaving:
@@ -179,12 +207,20 @@ class _Run:
         elif kind == Kind.OOM:
             self._fail_again(requested, stream)
         elif kind == Kind.SEGMENT_FREE and size == 0:
-            self._write(kind, -1, 0, 0, stream, 0)
-            self._watch(self.allocator.empty_cache)
+            self._empty_cache()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
+    def _empty_cache(self) -> None:
+        self._write(int(Kind.SEGMENT_FREE), -1, 0, 0, 0, 0)
+        self._watch(self.allocator.empty_cache)
+
+    def _use(self, number: int, stream: int) -> None:
+        self.allocator.record_stream(self.alive.get(number), stream)
+
     def _allocate(self, kind: int, number: int, requested: int, stream: int) -> None:
+        if requested:
+            self._complete()
         block = self._watch(lambda: self.allocator.malloc(requested, stream))
         self.alive[number] = block
         size, address = (0, 0) if block is None else (block.size, block.address)
@@ -196,7 +232,12 @@ class _Run:
         """The end of a block: also the second half, where it waited for another stream."""
         if number not in self.alive:
             return  # it waited for another stream, and a synchronisation ended that already
-        block = self.alive.pop(number)
+        block = self.alive[number]
+        if block is not None and block.is_allocated and block.uses:
+            self._let_go(number)
+            self.done_by_next_request.append(number)
+            return
+        del self.alive[number]
         if block is None:
             self._write(int(Kind.FREE), number, 0, 0, 0, 0)
             return
@@ -209,6 +250,12 @@ class _Run:
         allocated = size if was_allocated else 0
         self._write(int(Kind.FREE), number, block.requested_bytes, allocated, block.stream, address)
 
+    def _complete(self) -> None:
+        """Where only the notes tell of other streams, those are done by the next request, as the allocator has it."""
+        numbers, self.done_by_next_request = self.done_by_next_request, []
+        for number in numbers:
+            self._free(number)
+
     def _let_go(self, number: int) -> None:
         block = self.alive[number]
         size, address, stream = (0, 0, 0) if block is None else (block.size, block.address, block.stream)
@@ -219,6 +266,7 @@ class _Run:
 
     def _fail_again(self, requested: int, stream: int) -> None:
         """An allocation that failed where the trace was made, and that the program survived."""
+        self._complete()
         try:
             block = self._watch(lambda: self.allocator.malloc(requested, stream))
         except OutOfMemory:
@@ -266,7 +314,7 @@ class _Run:
             recategorised=changes.replace(row=begins[np.minimum(changes.row, len(begins) - 1)]),
             samples=samples,
             made_by=self._made_by(),
-            notes={**source.notes, NOTE: self._note()},
+            notes={**self._notes(begins.tolist()), NOTE: self._note()},
             **self._blocks_and_texts(),
         )
 
@@ -303,6 +351,15 @@ class _Run:
             num_alloc_retries=self.allocator.num_alloc_retries - self.retries_before,
             **levels,
         )
+
+    def _notes(self, begins: list[int]) -> dict[str, Any]:
+        """The notes of the source; what of them is rows now is taken out."""
+        notes = dict(self.source.notes)
+        if REQUESTS in notes:
+            own = {key: value for key, value in notes[REQUESTS].items() if key not in _ROWS_NOW}
+            operators = [one for one in own.get("operators", ()) if one[0] < len(begins)]
+            notes[REQUESTS] = own | {"operators": [[begins[one[0]], *one[1:]] for one in operators]}
+        return notes
 
     def _note(self) -> dict[str, Any]:
         return {

@@ -43,13 +43,15 @@ class Pool:
 class Driver:
     """The device's memory: so many bytes, of which segments and pages are taken.
 
-    Addresses are never used twice, unless `place` tells them.
+    Addresses of segments are never used twice, unless `place` tells them; those of expandable segments, which are larger
+    than the device, are.
     """
 
     total_bytes: int
     used_bytes: int
     next_address: int
     place: Place | None = None
+    given_back: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def free_bytes(self) -> int:
@@ -67,6 +69,8 @@ class Driver:
         """A range of addresses, without memory behind it."""
         if self.place is not None and (told := self.place(size, stream)) is not None:
             return told
+        if again := self.given_back.get(size):
+            return again.pop()
         address = self.next_address
         self.next_address += -(-size // ROUND_LARGE) * ROUND_LARGE
         return address
@@ -79,9 +83,9 @@ class Segments:
     settings: Settings
     driver: Driver
     statistics: Statistics
-    limit_bytes: int | None
     on_event: Observer | None
     ties: Ties = Ties.AGE
+    limit_bytes: int | None = None
     small: Pool = field(default_factory=lambda: Pool(True))
     large: Pool = field(default_factory=lambda: Pool(False))
     serials: count[int] = field(default_factory=count)
@@ -240,6 +244,7 @@ class Segments:
                 self._unmap(block)
                 if not block.is_split:  # all of the segment is unmapped: its addresses go, too
                     block.home.remove_unmapped(block)
+                    self.driver.given_back.setdefault(block.size, []).append(block.address)
 
     def _release_segment(self, block: Block) -> None:
         block.home.remove(block)

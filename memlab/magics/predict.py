@@ -57,11 +57,19 @@ def _raise(outcome: Outcome, found: Prediction | None, wanted: Options) -> None:
     if outcome.error is not None:
         raise _as_raised(outcome.error)
     if found is None:
-        raise failure(outcome)
+        raise _in_one_line(failure(outcome))
     limit = wanted.budget_bytes
     if limit is not None and found.allocated_bytes[0] > limit:
         needs = format_bytes(found.allocated_bytes[0])
-        raise BudgetExceeded(f"run {found.name!r}: needs {needs} allocated, above its budget of {format_bytes(limit)}.")
+        text = f"run {found.name!r}: needs {needs} allocated, above its budget of {format_bytes(limit)}."
+        raise _in_one_line(BudgetExceeded(text))
+
+
+def _in_one_line(error: MemlabError) -> MemlabError:
+    """The error, which the shell shows without our frames."""
+    lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+    error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+    return error
 
 
 def _as_raised(error: ChildError) -> CellError:

@@ -152,22 +152,22 @@ def _ignored(count: int) -> None:
     """Nothing: see `keep_one_thread`."""
 
 
-def tell_of_torch_files(tell: Callable[[str], None]) -> None:
-    """Call `tell(path)` before torch opens a file for writing in C++, which no audit hook sees.
+def divert_torch_files(divert: Callable[[str], str]) -> None:
+    """Let `divert(path)` say where torch writes instead, when it opens a file in C++, which no audit hook sees.
 
     torch._C.PyTorchFileWriter, which torch.serialization calls with a path or a file object; seen in 2.11 to 2.15.
     """
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if torch is None:
         return
     writer = torch._C.PyTorchFileWriter
 
-    def told(target: Any, *args: Any, **kwargs: Any) -> Any:
+    def diverted(target: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(target, str | bytes | os.PathLike):
-            tell(os.fsdecode(target))
+            target = divert(os.fsdecode(target))
         return writer(target, *args, **kwargs)
 
-    torch._C.PyTorchFileWriter = told
+    torch._C.PyTorchFileWriter = diverted
 
 
 def gpu_in_sight() -> bool:

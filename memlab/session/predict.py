@@ -186,6 +186,8 @@ def _said(found: Forecast) -> list[str]:
 def _told(outcome: Outcome) -> list[str]:
     """What is to be known of the child."""
     lines = list(outcome.notes)
+    if outcome.error is not None:
+        lines.append(f"The cell raised {outcome.error}.")
     if outcome.refused:
         lines.append(f"Held off in the child process: {'; '.join(outcome.refused)}.")
     if outcome.started:

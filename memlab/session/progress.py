@@ -1,4 +1,4 @@
-"""How far a prediction is: one line in its place, which is gone when it has ended."""
+"""How far a prediction is: one line in its place, which in a terminal is gone when it has ended."""
 
 from __future__ import annotations
 
@@ -55,9 +55,15 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        took = format_seconds(time.monotonic() - self._begin)
+        end = (
+            f"predicted for {self._what} in {took}"
+            if error is None
+            else f"stopped predicting for {self._what} after {took}"
+        )
         with contextlib.suppress(Exception):
             if self._place is not None:
-                self._place.update({"text/plain": ""}, raw=True)
+                self._place.update({"text/plain": end}, raw=True)
             elif self._width:
                 sys.stderr.write(f"\r{' ' * self._width}\r")
                 sys.stderr.flush()

@@ -100,6 +100,36 @@ def test_programs_are_served_alike():
     assert sum(line["retries"] > line["ooms"] for line in lines) > 5, "some only had to try again"
 
 
+MEASURE = """
+import contextlib, io, json, sys
+import torch
+import memlab
+from benchmarks.programs import PROGRAMS
+from memlab.allocator import settle
+
+conf, name = sys.argv[1:]
+if conf:
+    torch._C._accelerator_setAllocatorSettings(conf)
+torch.cuda.init()
+free, total = torch.cuda.mem_get_info()
+with contextlib.redirect_stdout(io.StringIO()), memlab.track(name) as run:
+    PROGRAMS[name]()
+settled = settle(run.trace, total, conf, total - free)
+columns = ("kind", "block", "requested_bytes", "allocated_bytes", "stream")
+differ = [name for name in columns if getattr(run.trace.events, name).tolist() != getattr(settled.events, name).tolist()]
+print(json.dumps([len(settled.events), differ, run.trace.made_by.device(0) == settled.made_by.device(0)]))
+"""
+
+
+@pytest.mark.parametrize("conf", ["", EXPANDABLE], ids=["default", "expandable"])
+@pytest.mark.parametrize("name", ["varying_lengths", "two_streams_at_work"])
+def test_a_measured_trace_settles_to_itself(name, conf):
+    """What a measurement shows, told as mere requests, becomes what the measurement shows: row by row."""
+    rows, differ, same_facts = json.loads(run(["-c", MEASURE, conf, name]).stdout)
+    assert (differ, same_facts) == ([], True)
+    assert rows > 300
+
+
 READ = """
 import json, torch
 torch.empty(1, device="cuda")

@@ -57,6 +57,17 @@ def test_text_appears_here_as_it_was_printed(capsys):
     assert "drei" in outcome.printed
 
 
+def test_text_of_c_code_and_of_streams_that_were_kept_is_not_lost():
+    code = (
+        "import sys, ctypes; from memlab.predictor.child import run\n"
+        "libc, out = ctypes.CDLL(None), sys.stdout\n"
+        "libc.printf(b'c before;'); out.write('python before;')\n"
+        "run(lambda channel: libc.printf(b'c;') and out.write('python;') and b'')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert sorted(done.stdout.split(";")) == ["", "c", "c before", "python", "python before"]
+
+
 def test_a_very_large_text_arrives_whole_and_its_end_is_kept(capsys):
     outcome = run(lambda channel: print("x" * 3_000_000 + "end") or b"")
     assert capsys.readouterr().out == "x" * 3_000_000 + "end\n"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
-from kernel import Kernel, kernel
+from kernel import ANSI, ROOT, Kernel, kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child is forked on Linux alone")
 
@@ -244,3 +246,38 @@ def test_many_cells_leave_no_descriptors_and_no_processes(notebook):
     assert notebook.run("for n in range(10): go(['1', '1/0', 'os.abort()', 'display(1)'][n % 4])").status == "ok"
     assert notebook.value(count) == before
     assert notebook.run("try: os.waitpid(-1, os.WNOHANG)\nexcept ChildProcessError: print('none')").stdout == "none\n"
+
+
+def test_under_capture_the_outputs_are_captured(notebook):
+    reply = notebook.run("%%capture kept\ngo(\"print('text'); display(2)\")")
+    assert (reply.stdout, reply.shown) == ("", [])
+    assert notebook.value("(kept.stdout, [output.data['text/plain'] for output in kept.outputs])") == ("text\n", ["2"])
+
+
+def test_displays_of_work_that_is_no_cell_appear_too(notebook):
+    reply = notebook.run("from memlab.predictor.child import run\nrun(lambda channel: display(3) or print('x') or b'').result")
+    assert (reply.order, reply.out) == (["display_data", "stream", "execute_result"], "b''")
+    reply = notebook.run("print(''.join(run(lambda channel: 1 / 0).error.traceback))")
+    assert "----> 1" in ANSI.sub("", reply.stdout)
+    assert "memlab/" not in reply.stdout
+
+
+def test_in_a_terminal_a_cell_prints_what_it_would_print(tmp_path):
+    code = r"""
+from IPython.terminal.interactiveshell import TerminalInteractiveShell
+from traitlets.config import Config
+from memlab.predictor.child import run_cell
+config = Config(); config.HistoryManager.enabled = False
+config.TerminalInteractiveShell.simple_prompt = True
+config.TerminalInteractiveShell.colors = 'nocolor'
+shell = TerminalInteractiveShell.instance(config=config)
+shell.user_ns.update(run_cell=run_cell, shell=shell)
+shell.run_cell(r"o = run_cell(shell, 'print(1); display(2)\n!echo 3\n6 * 7')", store_history=True)
+shell.run_cell(r"o = run_cell(shell, 'x = 1\n\n1/0')", store_history=True)
+print(o.error, "line 4" in ''.join(o.error.traceback), 'x' in shell.user_ns)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["1", "2", "3", "Out[1]: 42", "ZeroDivisionError: division by zero True False"], done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -36,36 +37,25 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() if path.is_file() else "" for path in folder.rglob("*")}
 
 
-HELD_OFF = [
-    (lambda: Path("new").write_text("x"), "writing 'new'"),
-    (lambda: open("file", "a"), "writing 'file'"),  # noqa: PTH123, SIM115
-    (lambda: open("file", "r+b"), "writing 'file'"),  # noqa: PTH123, SIM115
-    (lambda: os.open("file", os.O_RDWR), "writing 'file'"),
-    (lambda: os.open("new", os.O_CREAT), "writing 'new'"),
-    (lambda: Path("file").unlink(), "deleting 'file'"),
+REFUSED = [
+    (lambda: os.mkdir("made", dir_fd=os.open(".", os.O_RDONLY)), "making the folder 'made'"),
     (lambda: shutil.rmtree("sub"), "deleting 'inner'"),
-    (lambda: Path("sub").rmdir(), "deleting 'sub'"),
-    (lambda: Path("file").rename("other"), "renaming 'file' to 'other'"),
-    (lambda: shutil.move("file", "sub"), "renaming 'file' to 'sub/file'"),
-    (lambda: Path("made").mkdir(), "making the folder 'made'"),
-    (lambda: os.makedirs("a/b"), "making the folder 'a'"),  # noqa: PTH103
+    (lambda: Path("sub").rename("other"), "renaming 'sub' to 'other'"),
     (lambda: Path("link").symlink_to("file"), "linking 'link'"),
     (lambda: os.link("file", "link"), "linking 'link'"),
     (lambda: os.truncate("file", 0), "changing 'file'"),
     (lambda: Path("file").chmod(0o777), "changing 'file'"),
     (lambda: os.utime("file", (0, 0)), "changing 'file'"),
+    (lambda: io.FileIO("file", "w"), "writing 'file'"),
     (lambda: sqlite3.connect("data.db"), "opening the database 'data.db'"),
-    (lambda: torch.save({"x": torch.ones(3)}, "model.pt"), "writing 'model.pt'"),
-    (lambda: torch.save({}, "modèle.pt"), "writing 'modèle.pt'"),
-    (lambda: torch.save({}, "old.pt", _use_new_zipfile_serialization=False), "writing 'old.pt'"),
     (lambda: os.kill(os.getppid(), signal.SIGTERM), f"sending signal 15 to process {os.getpid()}"),
     (lambda: os.kill(1, signal.SIGTERM), "sending signal 15 to process 1"),
     (lambda: os.kill(-1, signal.SIGTERM), "sending signal 15 to process -1"),
 ]
 
 
-@pytest.mark.parametrize(("act", "what"), HELD_OFF, ids=[what for _, what in HELD_OFF])
-def test_what_is_held_off(folder, act, what):
+@pytest.mark.parametrize(("act", "what"), REFUSED, ids=[what for _, what in REFUSED])
+def test_what_is_refused(folder, act, what):
     before = contents(folder)
 
     def work(channel):
@@ -76,7 +66,7 @@ def test_what_is_held_off(folder, act, what):
     outcome = run(work)
     assert outcome.error is None, "".join(outcome.error.traceback)
     assert outcome.result == b"went on"
-    assert outcome.refused[0] == what  # shutil.move tries to copy after that
+    assert outcome.refused == (what,)
     assert contents(folder) == before
 
 
@@ -182,6 +172,7 @@ def test_what_processes_of_the_child_try_is_held_off_and_listed(folder):
             if pid == 0:
                 try:
                     Path("new").write_text("x")
+                    assert Path("new").read_text() == "x"
                 finally:
                     os._exit(0)
             os.waitpid(pid, 0)
@@ -193,8 +184,7 @@ def test_what_processes_of_the_child_try_is_held_off_and_listed(folder):
 
 def test_what_was_held_off_before_a_death_is_listed(folder):
     def work(channel):
-        with pytest.raises(OSError):
-            Path("new").write_text("x")
+        Path("new").write_text("x")
         os._exit(1)
 
     assert run(work).refused == ("writing 'new'",)
@@ -204,11 +194,14 @@ def test_the_list_has_an_end(folder):
     def work(channel):
         for _ in range(MOST_LINES + 1000):
             with pytest.raises(PermissionError):
-                os.mkdir("x" * 250)  # noqa: PTH102
+                os.truncate("file" + "/." * 250, 0)
         return b""
 
     outcome = run(work)
-    assert outcome.refused == (f"making the folder '{'x' * 180}… ({MOST_LINES - 1} times)",)
+    assert len(outcome.refused) == 1
+    assert outcome.refused[0].startswith("changing 'file/./.")
+    assert outcome.refused[0].endswith(f"… ({MOST_LINES - 1} times)")
+    assert len(outcome.refused[0]) < 230
     assert outcome.notes == (f"More than {MOST_LINES} attempts were held off; those after that are not listed.",)
 
 
@@ -217,9 +210,8 @@ def test_without_landlock_the_audit_hook_holds_and_the_lack_is_named(folder, mon
 
     def work(channel):
         with pytest.raises(PermissionError):
-            Path("new").write_text("x")
-        with pytest.raises(PermissionError):
-            torch.save({}, "new.pt")
+            io.FileIO("new", "w")
+        torch.save({}, "new.pt")
         return b"fine"
 
     outcome = run(work)
@@ -246,8 +238,8 @@ def test_it_holds_for_a_user_who_is_not_root():
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "def work(channel):\n"
         "    os.system('echo x > new; echo x >> old')\n"
-        "    try: os.unlink('old')\n"
-        "    except PermissionError: return b'held off'\n"
+        "    os.unlink('old')\n"
+        "    return b'held off'\n"
         "outcome = run(work)\n"
         "print(outcome.result, outcome.error, outcome.refused, outcome.notes, sorted(os.listdir()))"
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
+import torch.utils.checkpoint
 
 MIB = 1 << 20
 
@@ -104,3 +108,24 @@ def test_the_allocator_has_the_settings_of_the_process(conf):
         assert torch.cuda.memory_reserved() == (40 if conf else 30) * MIB
         del x
     assert pretend.log.allocator.settings.expandable_segments == bool(conf)
+
+
+def test_an_error_that_is_over_leaves_no_garbage(pretend):
+    """Non-reentrant checkpoints stop their second run by an error; a cycle would keep its frames until a collection."""
+    gc.disable()
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.1)).cuda()
+        x = torch.randn(16, 64, device="cuda", requires_grad=True)
+        resting = torch.cuda.memory_allocated()
+        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+        torch.autograd.grad(y.sum(), x)
+        del y
+        assert torch.cuda.memory_allocated() == resting
+        for wrong in (lambda: x @ x, lambda: torch.nn.functional.dropout(x, 2.0), lambda: x + torch.ones(16, 64)):
+            with pytest.raises((RuntimeError, ValueError)):
+                wrong()
+        kept = weakref.ref(x)
+        del x, wrong
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -81,20 +81,24 @@ def test_the_steps_of_the_default_adamw_stay_on_the_host(pretend):
         assert {state["step"].device.type for state in optimizer.state.values()} == {where}
 
 
-def test_lbfgs_calls_its_closure(pretend):
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_lbfgs_goes_on_as_long_as_it_may_and_keeps_its_history(pretend, line_search):
     model = net()
-    optimizer, calls = torch.optim.LBFGS(model.parameters(), max_iter=3), []
-    x = torch.randn(16, 32, device="cuda")
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=8, max_eval=100, history_size=5, line_search_fn=line_search)
+    x, calls = torch.randn(16, 32, device="cuda"), []
 
     def closure():
         calls.append(1)
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
+        assert loss.item() == 1.0, "the user's code reads what it always reads"
         return loss
 
     optimizer.step(closure)
-    assert calls
+    state = next(iter(optimizer.state.values()))
+    assert state["n_iter"] == 8 and len(state["old_dirs"]) == 5 and len(calls) >= 8
+    assert any("LBFGS" in text for text in pretend.assumptions)
 
 
 @pytest.mark.parametrize("make", [lambda: torch.amp.GradScaler("cuda"), lambda: torch.cuda.amp.GradScaler()])

@@ -1,8 +1,9 @@
 """What a child may not do to the world: write and delete outside of its scratch folder, connect, signal others.
 
-A best effort, not a sandbox. An audit hook refuses with the error that code expects of a full or closed system
-(PermissionError, ConnectionRefusedError), and lists what it refused; Landlock, where Linux has it, holds what no audit
-hook sees: C++ code and programs that the child starts. Those are listed when they start.
+A best effort, not a sandbox. Three walls, from the inside out: a layer of files (`overlay`) in which writing and deleting
+seem to work; an audit hook that refuses what goes by other ways, with the error that code expects of a closed system
+(PermissionError, ConnectionRefusedError); and Landlock, where Linux has it, for what no audit hook sees: C++ code and
+programs that the child starts. What the first two held off is listed, and so are programs when they start.
 
 An audit hook cannot be removed: it lives as long as the child.
 """
@@ -31,15 +32,15 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 def build(scratch: Path, log: Log) -> None:
     """Fence this process in, for as long as it lives."""
-    fence = Fence(scratch, log)
-    overlay = Overlay(scratch, log, fence.may_write, _shown)
     devices = [Path("/dev", name) for name in landlock.DEVICES]
     held = landlock.restrict([scratch, *devices])
+    fence = Fence(scratch, log, held > 0)
+    overlay = Overlay(scratch, log, fence.may_write, _shown)
     if held < 4:
         missing = "their connections" if held else "what C++ code and they themselves write"
         log.note(f"The fence does not hold programs that the cell starts: {missing} ({_system()} lacks the means).")
     overlay.install()
-    process.tell_of_torch_files(overlay.writing)
+    process.divert_torch_files(overlay.writing)
     sys.addaudithook(fence.hook)
 
 
@@ -50,8 +51,9 @@ def _system() -> str:
 class Fence:
     """The audit hook: one method per kind of event, by name of the event."""
 
-    def __init__(self, scratch: Path, log: Log) -> None:
+    def __init__(self, scratch: Path, log: Log, system_holds: bool) -> None:
         self._inside = os.path.realpath(scratch) + os.sep
+        self._system_holds = system_holds
         self._log, self._group = log, os.getpgrp() if hasattr(os, "getpgrp") else 0
         self._answers: dict[str, Callable[..., None]] = {
             "open": self._open,
@@ -114,7 +116,8 @@ class Fence:
         self._path(new, "linking", fds[-1] if fds else -1)
 
     def _database(self, path: Any) -> None:
-        if path not in (":memory:", b":memory:", ""):
+        is_memory = not path or ":memory:" in os.fsdecode(path)
+        if not is_memory and not (self._system_holds and _is_there(path)):  # to be read, which sqlite does by itself
             self._path(path, "opening the database")
 
     def _path(self, path: Any, doing: str, folder_fd: int = -1) -> None:
@@ -129,7 +132,7 @@ class Fence:
             name = os.fsdecode(path)
             if folder_fd >= 0:  # which means nothing where the path is absolute
                 name = str(Path(f"/proc/self/fd/{folder_fd}").readlink() / name)
-            real = _real(name)
+            real = os.path.realpath(name)
         except (OSError, TypeError, ValueError):
             return True  # Python itself is going to complain about it
         return (real + os.sep).startswith(self._inside) or _keeps_nothing(real)
@@ -191,14 +194,6 @@ class Fence:
         self._log.started(os.fsdecode(command))
 
 
-def _real(name: str) -> str:
-    """The path without links on the way; not by `os.path.realpath`, which asks functions that the overlay replaces."""
-    try:
-        return str(_realpath(name))
-    except OSError:
-        return os.path.abspath(name)
-
-
 def _is_known(host: str) -> bool:
     """Whether a name needs no server to be known."""
     try:
@@ -234,4 +229,7 @@ def _keeps_nothing(real: str) -> bool:
 def _shown(path: Any) -> str:
     """A path as the user knows it: relative to the folder they work in, where it lies below."""
     name = os.fsdecode(path)
-    return repr(name.removeprefix(f"{Path.cwd()}{os.sep}"))
+    try:
+        return repr(name.removeprefix(f"{Path.cwd()}{os.sep}"))
+    except OSError:  # the folder is gone
+        return repr(name)

@@ -51,6 +51,7 @@ class ForkedChild:
 
     def start(self) -> None:
         """Fork, until a child says hello."""
+        inherit.flush_all(())  # of C code; or the child would say it again
         skips = process.gpu_in_sight()
         if skips and not process.can_skip_handlers():
             skips = False
@@ -176,10 +177,12 @@ class ForkedChild:
             faulthandler.register(signal.SIGUSR1, self._box, all_threads=False)
             log = Log(self._notes.fileno())
             inherit.make_own((*ends, self._box.fileno(), self._notes.fileno()), self._scratch, log)
+            kept = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
             sys.stdout, sys.stderr = Printed(writer, OUT, 1), Printed(writer, ERR, 2)
             fence.build(self._scratch, log)
             with opened(Channel(writer, self._scratch, log)) as channel:
                 self._work(channel)
+            inherit.flush_all(kept)
             writer.drain()
         except BaseException:
             with contextlib.suppress(BaseException):

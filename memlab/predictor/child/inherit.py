@@ -17,8 +17,9 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from memlab.predictor.child import mappings
 from memlab.predictor.child.log import Log
@@ -50,6 +51,17 @@ def replace_streams(out: int, err: int) -> None:
         os.dup2(new, old)
     os.close(nothing)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
+
+
+def flush_all(streams: Iterable[Any]) -> None:
+    """Write out what C code and the standard streams that Python code may have kept hold back; nobody else does it."""
+    for stream in streams:
+        with contextlib.suppress(Exception):
+            stream.flush()
+    libc = ctypes.CDLL(None)
+    for name in ("stdout", "stderr"):
+        with contextlib.suppress(ValueError):
+            libc.fflush(ctypes.c_void_p.in_dll(libc, name))
 
 
 def make_own(keep: Collection[int], scratch: Path, log: Log) -> None:

@@ -16,6 +16,7 @@ import errno
 import io
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,21 +36,22 @@ class Overlay:
         self._layer = str(scratch / LAYER)
         self._log, self._is_free, self._shown = log, is_free, shown
         self._gone: set[str] = set()
+        self._asking = threading.local()
         _mkdir(self._layer)
 
     def install(self) -> None:
         """Put this process's functions for files over the layer; there is no way back."""
-        builtins.open = io.open = self._opening(io.open)  # type: ignore[assignment]
+        builtins.open = io.open = self._opening(io.open)
         os.open = self._opening_low(os.open)
         for name in ("stat", "lstat", "access", "listdir", "scandir", "chdir", "utime", "chmod", "readlink"):
             setattr(os, name, self._looking(getattr(os, name)))
-        os.listdir, os.scandir = self._listing, self._scanning  # type: ignore[assignment]
-        os.mkdir = self._plain(os.mkdir, self._make)  # type: ignore[assignment]
-        os.rmdir = self._plain(os.rmdir, self._delete)  # type: ignore[assignment]
-        os.remove = self._plain(os.remove, self._delete)  # type: ignore[assignment]
-        os.unlink = self._plain(os.unlink, self._delete)  # type: ignore[assignment]
-        os.rename = self._moving(os.rename)  # type: ignore[assignment]
-        os.replace = self._moving(os.replace)  # type: ignore[assignment]
+        os.listdir, os.scandir = self._listing, self._scanning
+        os.mkdir = self._plain(os.mkdir, self._make)
+        os.rmdir = self._plain(os.rmdir, self._delete)
+        os.remove = self._plain(os.remove, self._delete)
+        os.unlink = self._plain(os.unlink, self._delete)
+        os.rename = self._moving(os.rename)
+        os.replace = self._moving(os.replace)
 
     def writing(self, path: Any, *, keeps: bool = False, creates: bool = True, exclusive: bool = False) -> Any:
         """The path at which to write instead of this one; the same where nothing has to be diverted."""
@@ -62,7 +64,7 @@ class Overlay:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         if self._is_folder(full):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if (not was_there and not creates) or not self._is_folder(os.path.dirname(full)):
+        if (not was_there and not creates) or not self._is_folder(_above(full)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if not _exists(over):
             if keeps and was_there and not self._copy(full):
@@ -88,10 +90,16 @@ class Overlay:
         if isinstance(path, int) or path is None:
             return None
         try:
-            full = os.path.abspath(os.fsdecode(path))
+            full = os.path.normpath(Path(os.fsdecode(path)).absolute())
         except (TypeError, ValueError, OSError):
             return None
-        return None if self._is_free(full) else full
+        if getattr(self._asking, "now", False):  # the answer needs the functions that are replaced here
+            return None
+        self._asking.now = True
+        try:
+            return None if self._is_free(full) else full
+        finally:
+            self._asking.now = False
 
     def _is_gone(self, full: str) -> bool:
         return bool(self._gone) and any(full == one or full.startswith(one + os.sep) for one in self._gone)
@@ -105,9 +113,9 @@ class Overlay:
     def _make_parents(self, full: str) -> None:
         """The folders above a path in the layer; they are real ones, or there already."""
         place = self._layer
-        for part in os.path.dirname(full).split(os.sep)[1:]:
+        for part in Path(full).parent.parts[1:]:
             place = f"{place}{os.sep}{part}"
-            if part and not _is_folder(place):
+            if not _is_folder(place):
                 _mkdir(place)
 
     def _copy(self, full: str) -> bool:
@@ -133,7 +141,11 @@ class Overlay:
 
     def _opening_low(self, original: Callable[..., int]) -> Callable[..., int]:
         def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-            if dir_fd is None and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) and not flags & os.O_DIRECTORY:
+            if (
+                dir_fd is None
+                and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+                and not flags & os.O_DIRECTORY
+            ):
                 keeps, creates = not flags & os.O_TRUNC, bool(flags & os.O_CREAT)
                 path = self.writing(path, keeps=keeps, creates=creates, exclusive=creates and bool(flags & os.O_EXCL))
             elif dir_fd is None:
@@ -163,7 +175,7 @@ class Overlay:
     def _make(self, path: Any, full: str) -> None:
         if self._is_there(full):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        if not self._is_folder(os.path.dirname(full)):
+        if not self._is_folder(_above(full)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self._make_parents(full)
         _mkdir(self._layer + full)
@@ -204,7 +216,7 @@ class Overlay:
                 original(src, dst)  # the fence refuses it
         target = dst
         if new_full is not None:
-            if not self._is_folder(os.path.dirname(new_full)):
+            if not self._is_folder(_above(new_full)):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), dst)
             self._make_parents(new_full)
             target = self._layer + new_full
@@ -219,7 +231,7 @@ class Overlay:
         if full is None or not (self._gone or _exists(self._layer + full)):
             return _listdir(self.reading(path))
         real = _listdir(full) if _is_folder(full) and not self._is_gone(full) else []
-        names = {name for name in real if not self._is_gone(os.path.join(full, name))}
+        names = {name for name in real if not self._is_gone(f"{full}{os.sep}{name}")}
         if _is_folder(self._layer + full):
             names |= set(_listdir(self._layer + full))
         return [os.fsencode(name) for name in sorted(names)] if isinstance(path, bytes) else sorted(names)
@@ -236,7 +248,7 @@ class Overlay:
         names = {entry.name for entry in ours}
         if _is_folder(full) and not self._is_gone(full):
             with _scandir(path) as real:
-                yield from (e for e in real if e.name not in names and not self._is_gone(os.path.join(full, e.name)))
+                yield from (e for e in real if e.name not in names and not self._is_gone(f"{full}{os.sep}{e.name}"))
         yield from ours
 
 
@@ -260,6 +272,10 @@ class _Entries:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _above(full: str) -> str:
+    return str(Path(full).parent)
 
 
 def _exists(path: str) -> bool:

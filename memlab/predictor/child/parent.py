@@ -128,22 +128,17 @@ def watch(
     with contextlib.suppress(Exception):
         sys.stdout.flush()  # or the child would say it again
         sys.stderr.flush()
-    scratch, child, stopped, code = None, None, False, None
-    try:
-        with interrupts.held():
-            scratch = Path(tempfile.mkdtemp(prefix="memlab-"))
-            child = make(scratch)
-            child.start()
-        stopped = _hear(child, heard, None if limit_s is None else began + limit_s)
-    finally:
-        with interrupts.held():
-            if child is not None:
-                code = child.end()
-                box, log = child.close()
-            held = _held(scratch)
-            if scratch is not None:
-                shutil.rmtree(scratch, ignore_errors=True)
-    found = Found.of(log)
+    stopped, end = False, _End()
+    with interrupts.gate() as gate:
+        try:
+            child = end.begin(make)
+            gate.open()
+            stopped = _hear(child, heard, None if limit_s is None else began + limit_s)
+        finally:
+            gate.is_open = False
+            end.come()
+    code, box, held = end.code, end.box, end.held
+    found = Found.of(end.log)
     found.refused.update(f"writing {name!r}, which was open" for name in held)
     if box.strip().endswith(FAILED) and not heard.is_done:
         raise PredictionError(f"{what} could not be prepared: {box.strip().splitlines()[-2]}")
@@ -159,9 +154,37 @@ def watch(
     )
 
 
-def _held(scratch: Path | None) -> list[str]:
+@dataclass(slots=True)
+class _End:
+    """The child and its folder, and what is left of them once they have gone."""
+
+    code: int | None = None
+    box: str = ""
+    log: bytes = b""
+    held: list[str] = field(default_factory=list)
+    _scratch: Path | None = None
+    _child: Child | None = None
+
+    def begin(self, make: Callable[[Path], Child]) -> Child:
+        """Make the folder, and start the child."""
+        self._scratch = Path(tempfile.mkdtemp(prefix="memlab-"))
+        self._child = make(self._scratch)
+        self._child.start()
+        return self._child
+
+    def come(self) -> None:
+        """Kill what lives, read what it left, delete the folder."""
+        if self._child is not None:
+            self.code = self._child.end()
+            self.box, self.log = self._child.close()
+        if self._scratch is not None:
+            self.held = _held(self._scratch)
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _held(scratch: Path) -> list[str]:
     """The files that were open in the parent, and that the child would have written to."""
-    if scratch is None or not (scratch / "held").exists():
+    if not (scratch / "held").exists():
         return []
     from memlab.predictor.child.inherit import written_to_open_files
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memlab.predictor.pretend import blanks
+from memlab.predictor.pretend import blanks, searches
 from memlab.predictor.pretend.rules import operator
 from memlab.predictor.pretend.tensors import PretendTensor, is_pretend
 from memlab.seams.dispatch import TensorBase
@@ -95,6 +95,9 @@ def item(func: Any, args: Any, kwargs: Any, run: Any) -> Any:
     values = known(tensor)
     if values is not None:
         return func(values)
+    searched = searches.answer(tensor, run)
+    if searched is not None:
+        return searched
     verdict = tensor.__dict__.get("verdict")
     if verdict is not None:
         run.assume(FINITE)
@@ -248,6 +251,9 @@ _TABLE = {
     "aten.bincount.default": _bincount,
 }
 _VERDICTS = {
+    "aten.le.Scalar": searches.compared,
+    "aten.gt.Scalar": searches.compared,
+    "aten.lt.Scalar": searches.compared,
     "aten.ne.Tensor": judged(False),
     "aten.eq.Tensor": judged(True),
     "aten.eq.Scalar": judged(False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from typing import Any
@@ -19,7 +20,6 @@ from memlab.predictor.pretend import copies, lazy, streams
 from memlab.predictor.pretend.memory import Memory, nothing
 from memlab.predictor.pretend.mode import device_context, factories
 from memlab.predictor.pretend.patches import Patches
-from memlab.predictor.pretend.shapes import patches as shape_patches
 from memlab.predictor.pretend.tensors import (
     CUDA0,
     LEGACY_TYPES,
@@ -34,6 +34,7 @@ from memlab.predictor.pretend.tensors import (
     with_index,
 )
 from memlab.seams.dispatch import TensorBase
+from memlab.seams.fakes import LOGGER
 
 COMPILED = "compiled code is predicted as eager: torch.compile did nothing"
 _Generator = torch.Generator
@@ -83,8 +84,9 @@ def _tensors(patches: Patches) -> None:
         **_host_reads(),
     )
     patches.put(fake_tensor.FakeTensorMode, avoid_device_init=property(lambda mode: True))
-    module, values = shape_patches()
-    patches.put(module, **values)
+    patches.put(fake_tensor, init_gpu_context=nothing)
+    # Before it raises the error of an operator it writes a traceback to the log, which keeps the arguments alive.
+    patches.put(logging.getLogger(LOGGER), disabled=True)
     patches.put(torch, **factories(), _has_compatible_shallow_copy_type=_compatible)
     patches.put(torch.utils, swap_tensors=swap)
     patches.put(torch.UntypedStorage, data_ptr=_address_of)

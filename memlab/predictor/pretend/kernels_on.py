@@ -48,8 +48,10 @@ def _put(library: Any, func: Any, rule: Any, run: Run) -> None:
                 return rule(func, args, kwargs, run)
             except BaseException as problem:
                 error = bare(problem)
-            del args, kwargs
-            raise error
+            try:
+                raise error
+            finally:  # a frame that holds its own error keeps all frames alive until the garbage is collected
+                del args, kwargs, error
         return func.decompose(*args, **kwargs)  # of the tensors that shape functions work with
 
     with warnings.catch_warnings():

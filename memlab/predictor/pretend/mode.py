@@ -35,8 +35,10 @@ class PretendMode(TorchDispatchMode):
             return self._send(func, types, args, kwargs)
         except BaseException as problem:
             error = bare(problem)
-        del args, kwargs
-        raise error
+        try:
+            raise error
+        finally:  # a frame that holds its own error keeps all frames alive until the garbage is collected
+            del args, kwargs, error
 
     def _send(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Send an operator to where it belongs."""

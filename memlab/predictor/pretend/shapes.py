@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -185,8 +184,3 @@ class meta_kernels:  # noqa: N801  # reads as the `with` statement that it is
         State.in_kernel = False
         for guard in self._guards:
             guard.__exit__(*error)
-
-
-def patches() -> tuple[Any, dict[str, Any]]:
-    """What the shape functions must not do here: make a CUDA context."""
-    return fake_tensor, {"init_gpu_context": lambda *args: None}

@@ -43,8 +43,10 @@ class PretendTensor(torch.Tensor):
             return active.run.dispatch(func, types, args, kwargs)
         except BaseException as problem:
             error = bare(problem)
-        del args, kwargs
-        raise error
+        try:
+            raise error
+        finally:  # a frame that holds its own error keeps all frames alive until the garbage is collected
+            del args, kwargs, error
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

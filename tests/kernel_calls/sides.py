@@ -1,0 +1,93 @@
+"""Both sides of a comparison, each in a process of its own: `python -m kernel_calls.sides native|pretend MODULE OUTPUT`.
+
+Writes a JSON of case -> events: +bytes of each allocation and -bytes of each free, in order, or "!error".
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import sys
+import time
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
+"""Those of the pretend device."""
+SETTLE_S = 0.002
+"""The engine's thread lets go of the last gradients a moment after the call."""
+
+
+def native(cases: Any) -> dict[str, list[str]]:
+    torch.cuda.init()
+    gc.freeze()
+    return {name: _guarded(lambda setup=setup: _recorded(setup())) for name, setup in cases.items()}
+
+
+def _recorded(body: Any) -> list[str]:
+    body()
+    time.sleep(SETTLE_S)
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=20000, clear_history=True)
+    body()
+    time.sleep(SETTLE_S)
+    entries = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(None)
+    signs = {"alloc": "+", "free_requested": "-"}
+    return [f"{signs[one['action']]}{one['size']}" for one in entries if one["action"] in signs]
+
+
+def pretend(cases: Any, capability: tuple[int, int]) -> dict[str, list[str]]:
+    return {name: _guarded(lambda setup=setup: _foretold(setup, capability)) for name, setup in cases.items()}
+
+
+def _foretold(setup: Any, capability: tuple[int, int]) -> list[str]:
+    from memlab.predictor.pretend import PretendCuda
+    from memlab.trace.columns import Kind
+
+    card = types.SimpleNamespace(
+        name="pretend", total_bytes=8 << 30, usable_bytes=8 << 30, compute_capability=capability, context_bytes=(0, 0),
+        multiprocessors=MULTIPROCESSORS[capability],
+    )  # fmt: skip
+    with PretendCuda(card) as pretending:
+        body = setup()
+        body()
+        before = len(pretending.log)
+        body()
+        columns = pretending.log.columns()
+        del body
+    kinds, sizes = columns["kind"][before:], columns["nbytes"][before:]
+    return [f"{'+' if kind == Kind.ALLOC else '-'}{size}" for kind, size in zip(kinds, sizes, strict=True)]
+
+
+def _guarded(run: Any) -> list[str]:
+    try:
+        return list(run())
+    except Exception as error:
+        return [f"!{type(error).__name__}: {str(error)[:200]}"]
+
+
+def ordered(events: list[str]) -> list[str]:
+    """Frees that follow each other may do so in any order: two threads let go."""
+    out: list[str] = []
+    frees: list[str] = []
+    for event in events:
+        if event[0] == "-":
+            frees.append(event)
+        else:
+            out += [*sorted(frees), event]
+            frees = []
+    return out + sorted(frees)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    side, module, output, capability = sys.argv[1:5]
+    table = importlib.import_module(f"kernel_calls.{module}").CASES
+    major, minor = map(int, capability.split("."))
+    found = native(table) if side == "native" else pretend(table, (major, minor))
+    Path(output).write_text(json.dumps(found), encoding="utf-8")

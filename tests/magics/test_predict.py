@@ -1,0 +1,106 @@
+"""`%%memtrack --predict CARD` and `%memfit` in a real kernel."""
+
+from __future__ import annotations
+
+import pytest
+from kernel import Kernel, kernel
+
+SETUP = """%load_ext memlab
+import torch, random
+from torch import nn
+model = nn.Linear(64, 64)
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    with kernel(tmp_path_factory.mktemp("predict"), SETUP) as one:
+        yield one
+
+
+TRAINING = """%%memtrack --predict 'RTX 4060' --name foretold
+big = nn.Sequential(*[nn.Linear(512, 512) for _ in range(3)]).to("cuda")
+model.to("cuda")
+print("on", model.weight.device)
+loss = big(torch.randn(8, 512, device="cuda")).sum()
+loss.backward()
+random.random()
+len(list(big.parameters()))
+"""
+
+
+def test_a_cell_runs_elsewhere_and_leaves_a_report(notebook: Kernel):
+    before = notebook.value("(random.getstate()[1][:5], torch.get_rng_state().sum().item(), model.weight.sum().item())")
+    reply = notebook.run(TRAINING)
+    assert reply.status == "ok", reply.traceback
+    assert (reply.out, reply.stdout) == ("6", "on cuda:0\n")
+    assert "fits on RTX 4060" in reply.report
+    assert "big.0" in reply.report
+    assert any("application/vnd.plotly.v1+json" in kinds for kinds in reply.kinds)
+    assert notebook.value("('big' in globals(), 'loss' in globals(), str(model.weight.device))") == (
+        False,
+        False,
+        "cpu",
+    )
+    after = notebook.value("(random.getstate()[1][:5], torch.get_rng_state().sum().item(), model.weight.sum().item())")
+    assert after == before
+    assert notebook.value("type(__import__('memlab').runs['foretold']).__name__") == "Prediction"
+
+
+def test_the_cells_error_goes_out_with_its_line_and_the_report_is_shown(notebook: Kernel):
+    reply = notebook.run("%%memtrack --predict T4\nx = torch.ones(1 << 20, device='cuda')\n\n1 / 0\n")
+    assert (reply.status, reply.error) == ("error", "ZeroDivisionError")
+    assert reply.lines == [4]
+    assert "memlab/" not in reply.traceback
+    assert "The cell raised ZeroDivisionError: division by zero." in reply.report
+
+
+def test_a_budget_is_held_against_what_it_needs(notebook: Kernel):
+    cell = "%%memtrack --predict 'RTX 3050 Laptop' --budget 1GiB\nx = [torch.ones(1 << 28, device='cuda') for _ in range(9)]"
+    reply = notebook.run(cell)
+    assert reply.error == "BudgetExceeded"
+    assert "needs 9.00 GiB allocated, above its budget of 1.00 GiB" in reply.traceback
+    assert "memlab/" not in reply.traceback
+    assert "It would raise: CUDA out of memory" in reply.report
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("--predict nothing", "no card is known as 'nothing'"),
+        ("--predict ''", "no card is known as ''"),
+        ("--predict", "expected one argument"),
+        ("--predict T4 --lines", "--lines does not go with --predict"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(notebook: Kernel, line, text):
+    reply = notebook.run(f"%%memtrack {line}\nprint('ran')")
+    assert reply.error == "UsageError"
+    assert text in reply.traceback + reply.stderr
+    assert not reply.stdout
+
+
+def test_one_statement_is_predicted_too(notebook: Kernel):
+    reply = notebook.run("%memtrack --predict T4 --name one y = torch.ones(1 << 20, device='cuda')")
+    assert reply.status == "ok", reply.traceback
+    assert "fits on T4" in reply.report
+    assert notebook.value("'y' in globals()") is False
+
+
+def test_the_table_of_cards(notebook: Kernel):
+    notebook.run(TRAINING)
+    assert "foretold on 65 cards" in notebook.run("%memfit foretold").out or ""
+    reply = notebook.run("%memfit foretold T4, 8GiB")
+    assert reply.out is not None
+    assert reply.out.splitlines()[0] == "foretold on 2 cards"
+    assert "fits" in reply.out
+    reply = notebook.run("%memfit no such thing")
+    assert reply.error == "UsageError"
+    assert "Nor is there a run of that name" in reply.traceback + reply.stderr
+
+
+def test_ctrl_c_ends_the_child(notebook: Kernel):
+    cell = "%%memtrack --predict T4\nprint('begun', flush=True)\nwhile True:\n    torch.ones(9, device='cuda')\n"
+    reply = notebook.run(cell, interrupt_at="begun")
+    assert reply.error == "KeyboardInterrupt"
+    assert notebook.value("__import__('psutil').Process().children()") == []

@@ -1,0 +1,216 @@
+"""Files in a child: writing and deleting seem to work there, each path is listed, and the disk stays as it is."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memlab.predictor.child import run
+from memlab.predictor.child.overlay import COPIED_BYTES
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child is forked on Linux alone")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A folder to work in, with a file, and a folder with a file."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("kept")
+    Path("sub").mkdir()
+    Path("sub/inner").write_text("kept too")
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def held_off(folder: Path, work) -> tuple[str, ...]:
+    """Do work that asserts; what was held off, when the folder is as it was."""
+    before = contents(folder)
+    outcome = run(lambda channel: work() or b"fine", limit_s=60)
+    assert outcome.error is None, "".join(outcome.error.traceback)
+    assert outcome.result == b"fine"
+    assert contents(folder) == before
+    return outcome.refused
+
+
+def fails(kind: type[OSError], act) -> None:
+    """An error that says nothing of a fence: the one that would have come without it."""
+    with pytest.raises(kind) as raised:
+        act()
+    assert "held off" not in str(raised.value)
+
+
+def test_a_new_file_is_written_and_read_back(folder):
+    def work():
+        Path("new").write_text("text")
+        assert Path("new").read_text() == "text"
+        with open("new", "a") as file:  # noqa: PTH123
+            file.write(" more")
+        assert Path("new").stat().st_size == 9
+        assert (os.path.exists("new"), os.path.isfile("new"), Path("new").is_dir()) == (True, True, False)  # noqa: PTH110, PTH113
+        assert sorted(os.listdir()) == ["file", "new", "sub"]  # noqa: PTH208
+        assert sorted(path.name for path in Path().iterdir()) == ["file", "new", "sub"]
+        assert sorted(glob.glob("*")) == ["file", "new", "sub"]  # noqa: PTH207
+        assert [sorted(files) for _, _, files in os.walk(".")] == [["file", "new"], ["inner"]]
+
+    assert held_off(folder, work) == ("writing 'new' (2 times)",)
+
+
+def test_an_old_file_is_changed_for_the_child_alone(folder):
+    def work():
+        with open("file", "r+") as file:  # noqa: PTH123
+            assert file.read() == "kept"
+            file.write(", and longer")
+        assert Path("file").read_text() == "kept, and longer"
+        with open("sub/inner", "a") as file:  # noqa: PTH123
+            file.write("!")
+        assert Path("sub/inner").read_text() == "kept too!"
+        Path("file").write_text("new")
+        assert Path("file").read_text() == "new"
+
+    assert held_off(folder, work) == ("writing 'file' (2 times)", "writing 'sub/inner'")
+
+
+def test_folders_are_made_and_used(folder):
+    def work():
+        os.makedirs("a/b/c", exist_ok=True)  # noqa: PTH103
+        Path("a/b").mkdir(parents=True, exist_ok=True)
+        Path("sub").mkdir(exist_ok=True)
+        Path("a/b/c/file").write_text("deep")
+        assert [path.name for path in Path("a").rglob("*")] == ["b", "c", "file"]
+        os.chdir("a/b")
+        assert Path("c/file").read_text() == "deep"
+        Path("here").write_text("x")
+        shutil.rmtree("c")
+        assert os.listdir() == ["here"]  # noqa: PTH208
+
+    found = held_off(folder, work)
+    assert found[:4] == ("making the folder 'a'", "making the folder 'a/b'", "making the folder 'a/b/c'", "writing 'a/b/c/file'")
+
+
+def test_what_is_deleted_is_gone_for_the_child(folder):
+    def work():
+        Path("file").unlink()
+        assert not Path("file").exists()
+        fails(FileNotFoundError, lambda: open("file"))  # noqa: PTH123, SIM115
+        fails(FileNotFoundError, lambda: Path("file").unlink())
+        fails(OSError, lambda: Path("sub").rmdir())
+        os.remove("sub/inner")  # noqa: PTH107
+        assert list(Path("sub").iterdir()) == []
+        Path("sub").rmdir()
+        assert sorted(os.listdir()) == []  # noqa: PTH208
+        fails(FileNotFoundError, lambda: Path("sub/new").write_text("x"))
+        Path("file").write_text("again")
+        assert Path("file").read_text() == "again"
+        Path("sub").mkdir()
+        assert list(Path("sub").iterdir()) == []
+
+    assert held_off(folder, work) == (
+        "deleting 'file'", "deleting 'sub/inner'", "deleting 'sub'", "writing 'file'", "making the folder 'sub'",
+    )  # fmt: skip
+
+
+def test_a_checkpoint_is_replaced_as_programs_do_it(folder):
+    def work():
+        for step in range(3):
+            torch.save({"step": step, "x": torch.ones(10) * step}, "model.pt.tmp")
+            os.replace("model.pt.tmp", "model.pt")  # noqa: PTH105
+        assert torch.load("model.pt")["step"] == 2
+        assert not Path("model.pt.tmp").exists()
+        shutil.move("file", "sub/moved")
+        assert (Path("sub/moved").read_text(), Path("file").exists()) == ("kept", False)
+        shutil.copy("sub/moved", "copy")
+        assert Path("copy").read_text() == "kept"
+        Path(tempfile.gettempdir(), "outside").write_text("in")
+        os.rename(Path(tempfile.gettempdir(), "outside"), "in")  # noqa: PTH104
+        assert Path("in").read_text() == "in"
+
+    found = held_off(folder, work)
+    assert found[:2] == ("writing 'model.pt.tmp' (3 times)", "renaming 'model.pt.tmp' to 'model.pt' (3 times)")
+
+
+def test_libraries_write(folder):
+    def work():
+        torch.save({"x": torch.ones(3)}, "modèle.pt")
+        torch.save({"x": torch.ones(3)}, Path("sub/old.pt"), _use_new_zipfile_serialization=False)
+        assert torch.load("modèle.pt")["x"].tolist() == torch.load("sub/old.pt")["x"].tolist() == [1, 1, 1]
+        np.save("array.npy", np.arange(3))
+        assert np.load("array.npy").tolist() == [0, 1, 2]
+        with gzip.open("text.gz", "wt") as file:
+            file.write("packed")
+        assert gzip.open("text.gz", "rt").read() == "packed"
+        handler = logging.FileHandler("run.log")
+        handler.emit(logging.makeLogRecord({"msg": "logged"}))
+        handler.close()
+        assert Path("run.log").read_text() == "logged\n"
+        with Path("a.json").open("w") as file:
+            json.dump([1], file)
+        memory = np.memmap("map", dtype="u1", mode="w+", shape=(10,))
+        memory[:] = 7
+        assert np.fromfile("map", dtype="u1").tolist() == [7] * 10
+
+    assert {one.partition(" (")[0] for one in held_off(folder, work)} == {
+        f"writing '{name}'" for name in ("modèle.pt", "sub/old.pt", "array.npy", "text.gz", "run.log", "a.json", "map")
+    }
+
+
+def test_errors_are_those_that_would_have_come(folder):
+    def work():
+        fails(FileExistsError, lambda: open("file", "x"))  # noqa: PTH123, SIM115
+        fails(FileNotFoundError, lambda: open("nothing", "r+"))  # noqa: PTH123, SIM115
+        fails(FileNotFoundError, lambda: open("no/folder", "w"))  # noqa: PTH123, SIM115
+        fails(IsADirectoryError, lambda: open("sub", "w"))  # noqa: PTH123, SIM115
+        fails(FileExistsError, lambda: Path("sub").mkdir())
+        fails(FileExistsError, lambda: os.open("file", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        fails(FileNotFoundError, lambda: Path("no/folder").mkdir())
+        fails(FileNotFoundError, lambda: Path("nothing").rename("other"))
+        fails(FileNotFoundError, lambda: Path("nothing").stat())
+        with pytest.raises(TypeError):
+            open(3.5, "w")  # noqa: PTH123, SIM115
+
+    assert held_off(folder, work) == ()
+
+
+def test_a_large_file_is_not_copied(folder):
+    with Path("large").open("wb") as file:
+        file.truncate(COPIED_BYTES + 1)
+
+    def work(channel):
+        with pytest.raises(PermissionError, match="held off"):
+            open("large", "a")  # noqa: PTH123, SIM115
+        with pytest.raises(PermissionError, match="held off"):
+            Path("large").rename("other")
+        Path("large").write_text("new")
+        return b"fine"
+
+    assert run(work).result == b"fine"
+    assert Path("large").stat().st_size == COPIED_BYTES + 1
+
+
+def test_descriptors_are_diverted_as_well(folder):
+    def work():
+        descriptor = os.open("new", os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, b"low")
+        os.close(descriptor)
+        descriptor = os.open("file", os.O_RDWR)
+        assert os.read(descriptor, 4) == b"kept"
+        os.write(descriptor, b"!")
+        os.close(descriptor)
+        assert (Path("new").read_text(), Path("file").read_text()) == ("low", "kept!")
+        Path("touched").touch()
+        assert Path("touched").stat().st_size == 0
+
+    assert held_off(folder, work)[:2] == ("writing 'new'", "writing 'file'")
