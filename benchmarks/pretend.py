@@ -101,7 +101,13 @@ def predicted(name: str) -> dict[str, float]:
         events = len(pretend.log)
         peak = pretend.log.allocator.peak_allocated_bytes
     whole_s = time.perf_counter() - start
-    return {"whole_s": whole_s, "built_s": built_s, "step_s": min(steps), "events": events, "peak_allocated_bytes": peak}
+    return {
+        "whole_s": whole_s,
+        "built_s": built_s,
+        "step_s": min(steps),
+        "events": events,
+        "peak_allocated_bytes": peak,
+    }
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
@@ -128,7 +134,9 @@ def main() -> None:
     if wanted.model:
         print(json.dumps(measure(wanted.model, wanted.rounds)))
         return
-    print(f"{'model':12s} {'bare fwd+bwd':>13s} {'pretend fwd+bwd':>16s} {'':>7s} {'whole':>8s} {'':>7s} {'extra':>9s}  events")
+    print(
+        f"{'model':12s} {'bare fwd+bwd':>13s} {'pretend fwd+bwd':>16s} {'':>7s} {'whole':>8s} {'':>7s} {'extra':>9s}  events"
+    )
     found = []
     for name in MODELS:
         command = [sys.executable, "-m", "benchmarks.pretend", "--model", name, "--rounds", str(wanted.rounds)]

@@ -39,7 +39,9 @@ def in_ipython(code: str) -> str:
         "shell = TerminalInteractiveShell.instance(config=config)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(Path(os.devnull)), "NO_COLOR": "1"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", head + code], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", head + code], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -150,7 +152,7 @@ def test_disown_pools_and_disown_processes():
         from concurrent.futures import ThreadPoolExecutor
 
         pool = ThreadPoolExecutor(1)
-        pool._threads = {None, None}  # it believes that it has all that it needs
+        pool._threads = {None}  # it believes that it has all that it needs
         process.disown_pools()
         assert pool.submit(abs, -3).result(10) == 3
         assert ThreadPoolExecutor(1).submit(abs, -3).result(10) == 3
@@ -196,9 +198,11 @@ print([kind for kind, _ in said], list(said[0][1]['data']), funnel.error[:2], st
 def test_transform_number_the_cell_code_name_and_execute():
     code = """
 import asyncio
-code, failed = shells.transform(shell, '%%memtrack --predict T4', '\\n%time x = 1\\n\\nlines = __import__("sys")._getframe().f_lineno')
+body = '\\n%time x = 1\\n\\nlines = __import__("sys")._getframe().f_lineno'
+code, failed = shells.transform(shell, '%%memtrack --predict T4', body)
 assert failed is None and code.splitlines()[0] == '# %%memtrack --predict T4', code
-shells.number_the_cell(shell, code)
+funnel = shells.Funnel(shell, print, print, print)
+funnel.number_the_cell(code)
 name = shells.code_name(shell, code, 'raw')
 before = shell.execution_count
 events = []
@@ -206,8 +210,8 @@ for event in ('pre_execute', 'pre_run_cell', 'post_execute', 'post_run_cell'):
     shell.events.register(event, lambda *args, event=event: events.append(event))
 error = asyncio.run(shells.execute(shell, 'raw', code, failed))
 assert shell.user_ns['lines'] == 5, shell.user_ns['lines']
-assert name == shell.compile.get_code_name('raw', code, shell.execution_count)
-assert (error, before) == (None, shell.execution_count)
+assert name == shell.compile.get_code_name('raw', code, before)
+assert (error, before + 1) == (None, shell.execution_count)
 print(events)
 code, _ = shells.transform(shell, '%%memtrack', '%%python --version\\n1')
 assert code.startswith('\\nget_ipython().run_cell_magic'), code
@@ -253,7 +257,7 @@ from pathlib import Path
 made = shells.fresh({{}}, Path({str(tmp_path)!r}), {{**look, 'count': 5}})
 said = []
 shells.Funnel(made, lambda *what: said.append(what), print, print)
-made.run_cell('6 * 7')
+made.run_cell('6 * 7', store_history=True)
 print(said[0][0], said[0][1]['data'], said[0][1]['execution_count'])
 """
     assert in_ipython(code).strip() == "execute_result {'text/plain': '42'} 5"

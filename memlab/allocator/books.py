@@ -2,7 +2,7 @@
 
 History says what was asked and where it was put. What was handed out follows from the free block at that address and
 the rules for splitting, so keeping the free ranges along the addresses gives *allocated* exactly. Nothing is chosen
-here: `CachingAllocator` (predictions) will choose addresses, these books only follow them.
+here: `CachingAllocator` (predictions) chooses addresses, these books only follow them.
 """
 
 from __future__ import annotations

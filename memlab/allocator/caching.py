@@ -84,9 +84,9 @@ class CachingAllocator:
         self._segments.limit_bytes = int(fraction * self.total_bytes) if fraction < 1 else None
         self._ages = fraction < 1 and self.settings.garbage_collection_threshold > 0
 
-    def grow(self, total_bytes: int) -> None:
-        """Give the device more memory: for those who want to know how far it would have gone."""
-        self._segments.driver.total_bytes = max(total_bytes, self.total_bytes)
+    def grow(self, nbytes: int) -> None:
+        """Give the device more memory: for rehearsals that are to go on where it is full."""
+        self._segments.driver.total_bytes += nbytes
         self.set_memory_fraction(self.memory_fraction)
 
     # --- figures ----------------------------------------------------------------------------------------------------
@@ -124,10 +124,6 @@ class CachingAllocator:
     def memory_stats(self) -> dict[str, int]:
         """What `torch.cuda.memory_stats` would say, as far as it applies (no private pools)."""
         return self._statistics.as_dict()
-
-    def grow(self, nbytes: int) -> None:
-        """Give the device more memory: for rehearsals that are to go on where it is full."""
-        self._segments.driver.total_bytes += nbytes
 
     def reset_peaks(self) -> None:
         """Count peaks anew from here on, as `torch.cuda.reset_peak_memory_stats`."""

@@ -122,6 +122,7 @@ class _Run:
     block_of: dict[Block, int] = field(default_factory=dict)
     start: dict[str, int] = field(default_factory=dict)
     done_by_next_request: list[int] = field(default_factory=list)
+    last_request: int = -1
     first_row: int = 0
     retries_before: int = 0
     out_of_memory: str = ""
@@ -131,6 +132,8 @@ class _Run:
         """Ask for everything in order, up to the first allocation that does not fit."""
         events = self.source.events
         columns = zip(*(column.tolist() for column in events.arrays().values()), strict=True)
+        born = np.flatnonzero(np.isin(events.kind, _BORN) & (events.device == DEVICE))
+        self.last_request = int(born.max(initial=-1)) + 1
         comes, goes = self._extras_by_row()
         beside = self._beside_by_row()
         try:
@@ -265,11 +268,13 @@ class _Run:
         self._write(int(Kind.FREE_PENDING), number, 0, size, stream, address)
 
     def _fail_again(self, requested: int, stream: int) -> None:
-        """An allocation that failed where the trace was made, and that the program survived."""
+        """An allocation that failed where the trace was made; the program survived it if it asked for more afterwards."""
         self._complete()
         try:
             block = self._watch(lambda: self.allocator.malloc(requested, stream))
         except OutOfMemory:
+            if len(self.begins) > self.last_request:
+                raise
             return
         self.allocator.free(block)
         self.survived_elsewhere += 1

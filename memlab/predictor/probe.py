@@ -126,10 +126,18 @@ class PretendProbe:
             "emptied": [row + shift for row in log.emptied[emptied:]],
             "out_of_memory": [[row + shift, *asked] for row, *asked in log.out_of_memory[full:]],
             "recorded_streams": [
-                [row + shift, int(chosen.number[block]), stream] for row, block, stream in log.recorded_streams[streams:]
+                [row + shift, int(chosen.number[block]), stream]
+                for row, block, stream in log.recorded_streams[streams:]
             ],
             "operators": [
-                [one.row + shift, one.name, one.stream, one.in_backward, [list(shape) for shape in one.shapes], one.dtype]
+                [
+                    one.row + shift,
+                    one.name,
+                    one.stream,
+                    one.in_backward,
+                    [list(shape) for shape in one.shapes],
+                    one.dtype,
+                ]
                 for one in log.operators[operators:]
             ],
             "assumptions": [[text, count] for text, count in self.pretend.assumptions.items()],

@@ -32,7 +32,7 @@ class Funnel:
         self.shell, self._say, self._print = shell, say, print_text
         shell.system = _told(shell.system, started)
         self.error: tuple[str, str, list[str]] | None = None
-        self._depth = 0
+        self._depth, self._counts_on = 0, False
         shell.events.register("pre_execute", self._deeper)
         shell.events.register("post_execute", self._higher)
         shell._showtraceback = self._show_error
@@ -46,8 +46,25 @@ class Funnel:
             shell.display_pub.publish = self._publish
             shell.display_pub.clear_output = lambda wait=False: self._say("clear_output", {"wait": wait})
 
+    def number_the_cell(self, transformed: str) -> None:
+        """Let the next cell have the number of the one that is running, and `;` at its end mean silence.
+
+        IPython takes the number, counts on when a cell that is kept in its history has begun (`Out` has one less than the
+        count), and asks the last of its inputs about the semicolon.
+        """
+        running = getattr(getattr(self.shell, "displayhook", None), "exec_result", None)
+        count = getattr(running, "execution_count", None)
+        if isinstance(count, int):
+            self.shell.execution_count = count
+        with contextlib.suppress(AttributeError, IndexError):
+            self.shell.history_manager.input_hist_parsed[-1] = transformed
+        self._counts_on = True
+
     def _deeper(self) -> None:
         self._depth += 1
+        if self._counts_on:
+            self._counts_on = False
+            self.shell.execution_count += 1
 
     def _higher(self) -> None:
         self._depth -= 1
@@ -70,7 +87,7 @@ class Funnel:
         hook = self.shell.displayhook
 
         def write(data: Any, metadata: Any = None) -> None:
-            content = {"data": data, "metadata": metadata or {}, "execution_count": self.shell.execution_count}
+            content = {"data": data, "metadata": metadata or {}, "execution_count": hook.prompt_count}
             self._say("execute_result", content)
 
         hook.write_output_prompt = hook.finish_displayhook = lambda: None
@@ -120,19 +137,6 @@ def _text_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return "<its text cannot be had>"
-
-
-def number_the_cell(shell: Any, transformed: str) -> None:
-    """In the child: let the cell have the number of the one that is running, and `;` at its end mean silence.
-
-    IPython counts on when a cell begins, and asks the last of its inputs about the semicolon.
-    """
-    running = getattr(getattr(shell, "displayhook", None), "exec_result", None)
-    count = getattr(running, "execution_count", None)
-    if isinstance(count, int):
-        shell.execution_count = count
-    with contextlib.suppress(AttributeError, IndexError):
-        shell.history_manager.input_hist_parsed[-1] = transformed
 
 
 def transform(shell: Any, above: str, body: str) -> tuple[str, Any]:

@@ -66,7 +66,7 @@ class Diagnosis:
 
 def doctor() -> Diagnosis:
     """Look at this machine. Where CUDA is up, a few MiB are allocated on it for a moment; it is not brought up for this."""
-    checks = (_versions, _cpu_tally, _cuda_history, _nvml, _host, _notebook)
+    checks = (_versions, _cpu_tally, _cuda_history, _nvml, _host, _prediction, _notebook)
     return Diagnosis(tuple(finding for check in checks for finding in _guarded(check)))
 
 
@@ -84,6 +84,21 @@ def _versions() -> Iterator[Finding]:
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if not (2, 11) <= release < (2, 16):
         yield Finding("torch", "wrong", f"memlab was tested with torch 2.11 to 2.15, this is {torch.__version__}")
+
+
+def _prediction() -> Iterator[Finding]:
+    """In a child process, as predictions are."""
+    from memlab.predictor import child, selftest
+    from memlab.predictor.cards import cards
+
+    outcome = child.run(lambda channel: "\n".join(selftest.problems()).encode(), limit_s=60)
+    if outcome.result is None:
+        why = outcome.error or f"the child process {outcome.ended}"
+        yield Finding("prediction", "wrong", f"no cell can be predicted here: {why}")
+    elif outcome.result:
+        yield Finding("prediction", "wrong", f"PyTorch {torch.__version__}: {outcome.result.decode()}")
+    else:
+        yield Finding("prediction", "ok", f"pretend CUDA works in a child process; {len(cards)} cards are known")
 
 
 def _measured(target: str, work: Callable[[], None]) -> Trace:

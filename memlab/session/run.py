@@ -17,7 +17,7 @@ from memlab.trace.trace import Gap, Trace
 from memlab.units import format_bytes
 
 if TYPE_CHECKING:
-    from memlab.analysis.leak import Leak
+    from memlab.analysis.leak import Leaks
     from memlab.session.lines import LineReport
     from memlab.session.modules import RunModules
 
@@ -139,11 +139,13 @@ class Run:
 
         return lines(self, device)
 
-    def leaks(self, device: int | None = None) -> tuple[Leak, ...]:
+    def leaks(self, device: int | None = None) -> Leaks:
         """What grows from one iteration to the next and does not stop, with the line or module that allocates it."""
-        from memlab.analysis.leak import leaks
+        from memlab.analysis.leak import Leaks, leaks
 
-        return leaks(self.trace, self.devices[0].device.index if device is None else device) if self.devices else ()
+        if not self.devices:
+            return Leaks()
+        return leaks(self.trace, self.devices[0].device.index if device is None else device)
 
     def result(self, value: Any) -> Any:
         """Note a result of the run for later comparison and give it back; what is noted keeps no tensor alive.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from memlab.analysis.breakdown import Breakdown
+from memlab.analysis.leak import short_line
 from memlab.analysis.peak import UNKNOWN_BYTES, Peak
 from memlab.analysis.summary import DeviceSummary, Level, Summary
 from memlab.units import format_bytes, format_seconds, one_line
@@ -124,7 +125,7 @@ def _lines(one: DeviceSummary) -> Iterator[str]:
     if one.at:
         phase = [f"in phase {one.at['phase']}"] if "phase" in one.at else []
         module = [f"in {one_line(one.at['module'], 80)}"] if "module" in one.at else []
-        line = [f"at {_short_line(one.at['line'])}"] if "line" in one.at else []
+        line = [f"at {short_line(one.at['line'])}"] if "line" in one.at else []
         yield f"It was reached {', '.join(phase + module + line)}."
     has_categories = any(share.by == "category" for share in one.shares)
     for share in one.shares:
@@ -164,14 +165,6 @@ def _share_table(share: Breakdown) -> ShareTable:
     title = "at the peak" if share.by == "category" else f"largest {share.by}s"
     colours = [theme.CATEGORIES.get(name, "") if share.by == "category" else "" for name in shown]
     return ShareTable(((title, "allocated", "share"), *rows), (*colours, *[""] * bool(others)))
-
-
-def _short_line(line: str) -> str:
-    """The end of a path and the line number; a cell's temporary file is the cell."""
-    path, _, number = one_line(line).rpartition(":")
-    if "ipykernel_" in path or path.startswith("<ipython-input"):
-        return f"line {number} of a cell"
-    return f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{number}"
 
 
 def _aligned(rows: tuple[tuple[str, ...], ...]) -> Iterator[str]:

@@ -162,6 +162,34 @@ def test_a_synchronisation_ends_the_waiting_before_its_row():
     assert device(settled).num_alloc_retries == 1
 
 
+def noted(script: Script, **notes) -> Trace:
+    """A trace with notes as those of pretend CUDA."""
+    return dataclasses.replace(script.trace(), notes={replay.REQUESTS: notes | {"assumptions": [["none", 1]]}})
+
+
+def test_the_notes_tell_of_uses_by_other_streams():
+    """Such a block is free again with the next request, as the allocator has it."""
+    script = requests(6 * MiB, -1, 6 * MiB)
+    settled = settle(noted(script, recorded_streams=[[1, 0, 7]]), GiB)
+    assert kinds(settled) == ["SEGMENT_ALLOC", "ALLOC", "FREE_PENDING", "FREE", "ALLOC"]
+    assert settled.events.address[1] == settled.events.address[4]
+    assert settle(settled, GiB).events.kind.tolist() == settled.events.kind.tolist()
+    assert kinds(settle(noted(script, recorded_streams=[[1, 0, 0]]), GiB))[2:] == ["FREE", "ALLOC"], "its own stream"
+
+
+def test_the_notes_tell_where_the_cache_was_emptied_and_what_failed():
+    script = requests(30 * MiB, -1, 30 * MiB)
+    operators = [[2, "aten.mm", 0, False, [[4, 4]], "float32"]]
+    trace = noted(script, emptied=[2], out_of_memory=[[2, GiB, 0]], operators=operators)
+    settled = settle(trace, 100 * MiB)
+    assert kinds(settled) == [
+        "SEGMENT_ALLOC", "ALLOC", "FREE", "SEGMENT_FREE", "OOM", "SEGMENT_FREE", "SEGMENT_ALLOC", "ALLOC",
+    ]  # fmt: skip
+    notes = settled.notes[replay.REQUESTS]
+    assert notes == {"assumptions": [["none", 1]], "operators": [[3, *operators[0][1:]]]}
+    assert kinds(settle(settled, 100 * MiB)) == kinds(settled)
+
+
 # --- where memory runs out -------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +240,18 @@ def test_an_out_of_memory_that_the_program_survived_is_asked_again():
     assert rows(settled, "requested_bytes", "allocated_bytes")[2] == (90 * MiB, 40 * MiB)
     assert (device(settled).num_ooms, settled.notes[replay.NOTE]["out_of_memory"]) == (1, "")
     assert settle(script.trace(), GiB).notes[replay.NOTE]["fitted_where_it_had_failed"] == 1
+
+
+def test_a_failure_after_which_nothing_is_asked_for_is_the_end():
+    script = requests(60 * MiB, 5)
+    script.rows.append((30, Kind.OOM, -1, 90 * MiB, 40 * MiB, 0, 0, 0))
+    script.free(0)
+    assert kinds(settle(script.trace(), 100 * MiB))[-1] == "OOM"
+    assert "Tried to allocate 90.00 MiB" in settle(script.trace(), 100 * MiB).notes[replay.NOTE]["out_of_memory"]
+    roomy = settle(script.trace(), GiB)
+    assert (kinds(roomy)[-1], roomy.notes[replay.NOTE]["out_of_memory"]) == ("FREE", "")
+    told = settle(noted(requests(60 * MiB, 5, -1), out_of_memory=[[2, 90 * MiB, 0]]), 100 * MiB)
+    assert (kinds(told)[-1], bool(told.notes[replay.NOTE]["out_of_memory"])) == ("OOM", True)
 
 
 # --- extras ----------------------------------------------------------------------------------------------------------------

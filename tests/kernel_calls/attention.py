@@ -61,8 +61,8 @@ def sd(
 
 sd("plain", lambda dt: qkv(dt))
 sd("plain bhsd", lambda dt: [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in qkv(dt)], layout="bhsd")
-sd("causal", lambda dt: qkv(dt), kw=dict(is_causal=True))
-sd("dropout", lambda dt: qkv(dt), kw=dict(dropout_p=0.1))
+sd("causal", lambda dt: qkv(dt), kw={"is_causal": True})
+sd("dropout", lambda dt: qkv(dt), kw={"dropout_p": 0.1})
 sd("nograd", lambda dt: qkv(dt), grad=False)
 sd("odd s", lambda dt: qkv(dt, s=100))
 sd("long s", lambda dt: qkv(dt, s=1000))
@@ -79,63 +79,63 @@ sd("dv", lambda dt: qkv(dt, d=64, dv=32))
 sd(
     "mask bool",
     lambda dt: qkv(dt),
-    extra=lambda dt: dict(attn_mask=torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)),
+    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)},
 )
 sd(
     "mask bool b1",
     lambda dt: qkv(dt),
-    extra=lambda dt: dict(attn_mask=torch.ones(1, 1, 128, 128, device="cuda", dtype=torch.bool)),
+    extra=lambda dt: {"attn_mask": torch.ones(1, 1, 128, 128, device="cuda", dtype=torch.bool)},
 )
 sd(
     "mask float",
     lambda dt: qkv(dt),
-    extra=lambda dt: dict(attn_mask=torch.zeros(2, 4, 128, 128, device="cuda", dtype=dt)),
+    extra=lambda dt: {"attn_mask": torch.zeros(2, 4, 128, 128, device="cuda", dtype=dt)},
 )
-sd("mask 2d", lambda dt: qkv(dt), extra=lambda dt: dict(attn_mask=torch.zeros(128, 128, device="cuda", dtype=dt)))
+sd("mask 2d", lambda dt: qkv(dt), extra=lambda dt: {"attn_mask": torch.zeros(128, 128, device="cuda", dtype=dt)})
 sd(
     "mask pad",
     lambda dt: qkv(dt, s=100),
-    extra=lambda dt: dict(attn_mask=torch.zeros(2, 1, 100, 100, device="cuda", dtype=dt)),
+    extra=lambda dt: {"attn_mask": torch.zeros(2, 1, 100, 100, device="cuda", dtype=dt)},
 )
 sd(
     "mask pad bool",
     lambda dt: qkv(dt, s=100),
-    extra=lambda dt: dict(attn_mask=torch.ones(2, 1, 100, 100, device="cuda", dtype=torch.bool)),
+    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 100, 100, device="cuda", dtype=torch.bool)},
 )
 sd(
     "mask row",
     lambda dt: qkv(dt),
-    extra=lambda dt: dict(attn_mask=torch.ones(2, 1, 1, 128, device="cuda", dtype=torch.bool)),
+    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 1, 128, device="cuda", dtype=torch.bool)},
 )
 sd(
     "mask expanded",
     lambda dt: qkv(dt),
-    extra=lambda dt: dict(attn_mask=torch.zeros(2, 1, 1, 128, device="cuda", dtype=dt).expand(2, 4, 128, 128)),
+    extra=lambda dt: {"attn_mask": torch.zeros(2, 1, 1, 128, device="cuda", dtype=dt).expand(2, 4, 128, 128)},
 )
-sd("mask grad", lambda dt: qkv(dt), extra=lambda dt: dict(attn_mask=T(2, 4, 128, 128, dtype=dt)))
+sd("mask grad", lambda dt: qkv(dt), extra=lambda dt: {"attn_mask": T(2, 4, 128, 128, dtype=dt)})
 sd(
     "mask dropout",
     lambda dt: qkv(dt),
-    extra=lambda dt: dict(attn_mask=torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)),
-    kw=dict(dropout_p=0.1),
+    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)},
+    kw={"dropout_p": 0.1},
 )
-sd("gqa", lambda dt: qkv(dt, h=8, kv=2), kw=dict(enable_gqa=True))
-sd("gqa causal", lambda dt: qkv(dt, h=8, kv=2), kw=dict(enable_gqa=True, is_causal=True))
+sd("gqa", lambda dt: qkv(dt, h=8, kv=2), kw={"enable_gqa": True})
+sd("gqa causal", lambda dt: qkv(dt, h=8, kv=2), kw={"enable_gqa": True, "is_causal": True})
 sd(
     "gqa mask",
     lambda dt: qkv(dt, h=8, kv=2),
-    kw=dict(enable_gqa=True),
-    extra=lambda dt: dict(attn_mask=torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)),
+    kw={"enable_gqa": True},
+    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)},
 )
-sd("scale", lambda dt: qkv(dt), kw=dict(scale=0.5))
+sd("scale", lambda dt: qkv(dt), kw={"scale": 0.5})
 sd("ctx math", lambda dt: qkv(dt), ctx=[B.MATH])
-sd("ctx math causal", lambda dt: qkv(dt), ctx=[B.MATH], kw=dict(is_causal=True))
-sd("ctx math dropout", lambda dt: qkv(dt), ctx=[B.MATH], kw=dict(dropout_p=0.1))
+sd("ctx math causal", lambda dt: qkv(dt), ctx=[B.MATH], kw={"is_causal": True})
+sd("ctx math dropout", lambda dt: qkv(dt), ctx=[B.MATH], kw={"dropout_p": 0.1})
 sd(
     "ctx math mask",
     lambda dt: qkv(dt),
     ctx=[B.MATH],
-    extra=lambda dt: dict(attn_mask=torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)),
+    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)},
 )
 sd("ctx math nograd", lambda dt: qkv(dt), ctx=[B.MATH], grad=False)
 sd("ctx eff", lambda dt: qkv(dt), ctx=[B.EFFICIENT_ATTENTION])

@@ -67,7 +67,7 @@ def train(
         sc = torch.amp.GradScaler("cuda") if scaler else None
 
         def step():
-            for k in range(accumulate):
+            for _ in range(accumulate):
                 with torch.autocast("cuda", dtype=dtype or f16, enabled=dtype is not None):
                     loss = m(*d)
                 (sc.scale(loss) if sc else loss).backward()
@@ -91,8 +91,14 @@ def train(
     CASES[name] = setup
 
 
-g = lambda **k: lambda: GPT(**k)
-d = lambda: (I(300, 4, 32), I(300, 4, 32))
+def g(**k):
+    return lambda: GPT(**k)
+
+
+def d():
+    return (I(300, 4, 32), I(300, 4, 32))
+
+
 train("gpt fp32", g(), d)
 train("gpt fp16", g(), d, dtype=f16)
 train("gpt bf16", g(), d, dtype=bf16)
@@ -130,7 +136,10 @@ class CNN(nn.Module):
         return F.cross_entropy(s.f(x), t)
 
 
-dc = lambda: (T(8, 3, 64, 64, grad=False), I(10, 8))
+def dc():
+    return (T(8, 3, 64, 64, grad=False), I(10, 8))
+
+
 train("cnn fp32", CNN, dc, opt=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
 train("cnn fp16", CNN, dc, dtype=f16, scaler=True)
 train("cnn bf16", CNN, dc, dtype=bf16)

@@ -1,6 +1,6 @@
 """Runs training programs on the pretend device (PyTorch's own allocator) and with pretend CUDA; prints where they part.
 
-    python both_sides.py NAME...        # in the environment of the pretend device; JSON on the last line
+python both_sides.py NAME...        # in the environment of the pretend device; JSON on the last line
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def compared(name: str) -> dict[str, Any]:
     gc.collect()
     pretend = without_workspaces(predicted(PROGRAMS[name]))
     gc.collect()
-    shared = next((i for i, (a, b) in enumerate(zip(real, pretend, strict=False)) if a != b), min(len(real), len(pretend)))
+    shared = next(
+        (i for i, (a, b) in enumerate(zip(real, pretend, strict=False)) if a != b), min(len(real), len(pretend))
+    )
     return {
         "measured": len(real), "predicted": len(pretend), "agree": shared,
         "then": [real[shared : shared + 3], pretend[shared : shared + 3]],

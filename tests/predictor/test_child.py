@@ -68,6 +68,18 @@ def test_text_of_c_code_and_of_streams_that_were_kept_is_not_lost():
     assert sorted(done.stdout.split(";")) == ["", "c", "c before", "python", "python before"]
 
 
+def test_text_of_programs_keeps_its_place(capfd):
+    def work(channel):
+        for number in range(20):
+            print("python", number)
+            os.system(f"echo shell {number}")
+        return b""
+
+    run(work)
+    expected = [f"{who} {number}" for number in range(20) for who in ("python", "shell")]
+    assert capfd.readouterr().out.splitlines() == expected
+
+
 def test_a_very_large_text_arrives_whole_and_its_end_is_kept(capsys):
     outcome = run(lambda channel: print("x" * 3_000_000 + "end") or b"")
     assert capsys.readouterr().out == "x" * 3_000_000 + "end\n"
@@ -358,11 +370,11 @@ def test_the_child_dies_with_the_parent(tmp_path):
 
 
 def test_thirty_runs_leave_nothing():
-    def left() -> tuple[int, list[str], str]:
-        temporary = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("memlab-")]
+    def left() -> tuple[int, list[Path], str]:
+        temporary = sorted(Path(tempfile.gettempdir()).glob("memlab-*"))
         with pytest.raises(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
-        return len(os.listdir("/proc/self/fd")), temporary, repr(signal.getsignal(signal.SIGINT))
+        return len(list(Path("/proc/self/fd").iterdir())), temporary, repr(signal.getsignal(signal.SIGINT))
 
     works = [lambda channel: b"ok", lambda channel: 1 / 0, lambda channel: os.abort(), lambda channel: os._exit(1)]
     run(works[0])

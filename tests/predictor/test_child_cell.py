@@ -101,6 +101,11 @@ def test_cells_of_many_kinds(notebook, body, stdout, out):
     assert out is None or reply.out == out
 
 
+def test_the_last_value_has_the_number_of_the_cell(notebook):
+    count = notebook.value("get_ipython().execution_count")
+    assert go(notebook, "get_ipython().displayhook.prompt_count").out == str(count)
+
+
 def test_a_magic_below_the_line_works(notebook):
     reply = go(notebook, "%%time\nnet.weight.sum().item() and 3")
     assert reply.stdout.startswith("CPU times")
@@ -230,7 +235,7 @@ def test_the_kernel_stays_as_it_is(notebook):
         go(notebook, other)
     assert notebook.value("state()") == before
     assert notebook.value("get_ipython().execution_count") == count + 6
-    assert notebook.value("[key for key in Out if key > %d]" % count) == []
+    assert notebook.value(f"[key for key in Out if key > {count}]") == []
     assert (
         notebook.run("net(torch.randn(64, 300)).sum().backward(); optimizer.step(); await asyncio.sleep(0.01)").status
         == "ok"
@@ -255,7 +260,9 @@ def test_under_capture_the_outputs_are_captured(notebook):
 
 
 def test_displays_of_work_that_is_no_cell_appear_too(notebook):
-    reply = notebook.run("from memlab.predictor.child import run\nrun(lambda channel: display(3) or print('x') or b'').result")
+    reply = notebook.run(
+        "from memlab.predictor.child import run\nrun(lambda channel: display(3) or print('x') or b'').result"
+    )
     assert (reply.order, reply.out) == (["display_data", "stream", "execute_result"], "b''")
     reply = notebook.run("print(''.join(run(lambda channel: 1 / 0).error.traceback))")
     assert "----> 1" in ANSI.sub("", reply.stdout)
@@ -280,4 +287,10 @@ print(o.error, "line 4" in ''.join(o.error.traceback), 'x' in shell.user_ns)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout.splitlines() == ["1", "2", "3", "Out[1]: 42", "ZeroDivisionError: division by zero True False"], done.stderr
+    assert done.stdout.splitlines() == [
+        "1",
+        "2",
+        "3",
+        "Out[1]: 42",
+        "ZeroDivisionError: division by zero True False",
+    ], done.stderr

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from memlab.predictor.child import run
 from memlab.predictor.child import fork as forks
+from memlab.predictor.child import run
 from memlab.seams import process
 
 pytestmark = pytest.mark.fakegpu

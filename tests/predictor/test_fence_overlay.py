@@ -98,7 +98,12 @@ def test_folders_are_made_and_used(folder):
         assert os.listdir() == ["here"]  # noqa: PTH208
 
     found = held_off(folder, work)
-    assert found[:4] == ("making the folder 'a'", "making the folder 'a/b'", "making the folder 'a/b/c'", "writing 'a/b/c/file'")
+    assert found[:4] == (
+        "making the folder 'a'",
+        "making the folder 'a/b'",
+        "making the folder 'a/b/c'",
+        "writing 'a/b/c/file'",
+    )
 
 
 def test_what_is_deleted_is_gone_for_the_child(folder):
@@ -151,7 +156,8 @@ def test_libraries_write(folder):
         assert np.load("array.npy").tolist() == [0, 1, 2]
         with gzip.open("text.gz", "wt") as file:
             file.write("packed")
-        assert gzip.open("text.gz", "rt").read() == "packed"
+        with gzip.open("text.gz", "rt") as file:
+            assert file.read() == "packed"
         handler = logging.FileHandler("run.log")
         handler.emit(logging.makeLogRecord({"msg": "logged"}))
         handler.close()

@@ -84,7 +84,9 @@ def test_the_steps_of_the_default_adamw_stay_on_the_host(pretend):
 @pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
 def test_lbfgs_goes_on_as_long_as_it_may_and_keeps_its_history(pretend, line_search):
     model = net()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=8, max_eval=100, history_size=5, line_search_fn=line_search)
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), max_iter=8, max_eval=100, history_size=5, line_search_fn=line_search
+    )
     x, calls = torch.randn(16, 32, device="cuda"), []
 
     def closure():

@@ -34,8 +34,14 @@ def test_blocks_have_categories_names_phases_and_modules(pretend):
     trace = trained(pretend)
     names = {trace.text("name", index): block for block, index in enumerate(trace.blocks.name) if index >= 0}
     category = {name: Category(trace.blocks.category[block]) for name, block in names.items()}
-    assert category["Sequential.0.weight"] == Category.PARAMETER and category["grad of Sequential.2.bias"] == Category.GRADIENT
-    assert category["exp_avg of Sequential.0.weight"] == Category.OPTIMIZER and category["input of Sequential"] == Category.INPUT
+    assert (
+        category["Sequential.0.weight"] == Category.PARAMETER
+        and category["grad of Sequential.2.bias"] == Category.GRADIENT
+    )
+    assert (
+        category["exp_avg of Sequential.0.weight"] == Category.OPTIMIZER
+        and category["input of Sequential"] == Category.INPUT
+    )
     assert {Phase(code) for code in trace.blocks.phase} == set(Phase)
     modules = {trace.text("module", index) for index in trace.blocks.module}
     assert {"Sequential", "Sequential.0", "Sequential.1", "Sequential.2"} <= modules

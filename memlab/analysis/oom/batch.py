@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memlab.allocator.rules import MIN_BLOCK, SMALL_SIZE
 from memlab.analysis.breakdown import categories_at, workspaces
 from memlab.analysis.oom.text import Amount
 from memlab.analysis.peak import alive_at
@@ -26,10 +27,6 @@ MANY = 3
 _FOR_THE_BATCH = (Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
 _STEP_ENDS = (BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE)
 _MODULE_BEGINS = (MarkKind.MODULE_BEGIN, MarkKind.MODULE_BEGIN_NO_GRAD)
-_GRAIN = 512
-"""PyTorch's allocator rounds up to a multiple of it (kMinBlockSize in c10/core/AllocatorConfig.h)."""
-_UNSPLIT = 1 << 20
-"""Of a segment up to so much is left to the block in front of it (kSmallSize there); segments have 20 MiB or are a block's own."""
 _ENTRY = re.compile(r"\[\d+\]")
 
 
@@ -37,7 +34,8 @@ _ENTRY = re.compile(r"\[\d+\]")
 class Share:
     """What would fall away with half of the batch, at a moment: surely, and at most.
 
-    `is_in_step`: a forward ran since the last step ended. `earlier` are blocks of earlier passes since the last step ended, by address, with what falls away if they belong to this one.
+    `earlier` are blocks of earlier passes since the last step ended, by address, with what falls away if they belong to this
+    one. `is_in_step`: a forward has run since the last step ended.
     """
 
     surely_bytes: int = 0
@@ -64,7 +62,7 @@ def share(trace: Trace, device: int, row: int) -> Share:
     requested, allocated = trace.events.requested_bytes[alive], trace.events.allocated_bytes[alive]
     born = np.where(trace.events.kind[alive] == Kind.ADOPT, -1, alive)
     half = -(-requested // 2)
-    low, high = np.maximum(allocated - half - _GRAIN - _left_whole(half), 0), allocated - half
+    low, high = np.maximum(allocated - half - MIN_BLOCK - _left_whole(half), 0), allocated - half
     weights = requested[category[block] == Category.PARAMETER]
     mine, before = for_batch & (born >= last_pass), for_batch & (born >= step) & (born < last_pass)
     others = (
@@ -105,8 +103,8 @@ def _begins(trace: Trace, row: int) -> tuple[int, int, bool]:
 
 
 def _left_whole(half: Array) -> Array:
-    """What the allocator may add to halves: a twentieth of a segment of 20 MiB goes to the last of its blocks."""
-    return np.where(half > _UNSPLIT, np.minimum(half // 10, _UNSPLIT), 0)
+    """What the allocator may add to halves: up to `SMALL_SIZE` of a segment is left, unsplit, to the last of its blocks."""
+    return np.where(half > SMALL_SIZE, np.minimum(half // 10, SMALL_SIZE), 0)
 
 
 def _like_weights(requested: Array, weights: Array) -> int:
@@ -117,7 +115,7 @@ def _like_weights(requested: Array, weights: Array) -> int:
 
 
 def _is_like_weight(asked: Array, weights: Array) -> bool:
-    rounded = -(-weights // _GRAIN) * _GRAIN
+    rounded = -(-weights // MIN_BLOCK) * MIN_BLOCK
     return bool(np.isin(asked, rounded).any())
 
 

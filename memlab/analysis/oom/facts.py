@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from memlab.allocator.rules import LARGE_SEGMENT, ROUND_LARGE
 from memlab.analysis.oom.batch import gathered
 from memlab.analysis.oom.moment import Moment
 from memlab.analysis.oom.text import Amount, Message, exactly
@@ -12,9 +13,6 @@ from memlab.trace.columns import Phase
 
 TOO_MUCH, LIMIT, FRAGMENTATION, OTHERS, FULL, UNKNOWN = "too much", "limit", "fragmentation", "others", "full", ""
 """Why there was no room."""
-
-_SHARED, _ROUNDING = 20 << 20, 2 << 20
-"""Segments up to the first are shared by smaller tensors (kLargeBuffer), larger ones are a multiple of the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +96,10 @@ class Failure:
     def _tensor_asked(self) -> Amount:
         """The tensor that was asked for and grows with the batch, without a trace: the message gives the segment for it.
 
-        In backward it may be the gradient of a weight.
+        A segment up to `LARGE_SEGMENT` is shared by smaller tensors; in backward it may be for the gradient of a weight.
         """
         asked = self.message.asked or exactly(0)
-        surely = asked.low_bytes - _ROUNDING if asked.low_bytes > _SHARED and self.phase == Phase.FORWARD else 0
+        surely = asked.low_bytes - ROUND_LARGE if asked.low_bytes > LARGE_SEGMENT and self.phase == Phase.FORWARD else 0
         return Amount(surely, asked.high_bytes)
 
     # --- what follows ---------------------------------------------------------------------------------------------------

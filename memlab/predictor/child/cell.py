@@ -78,7 +78,7 @@ def perform_cell(shell: Any, text: str, above: str, around: Around, channel: Cha
         shell, lambda kind, content: say(channel, kind, content), printer(channel), channel.log.started
     )
     try:
-        finish, raised = _within(around, lambda: _execute(shell, text, above, channel))
+        finish, raised = _within(around, lambda: _execute(funnel, text, above, channel))
         if callable(finish):
             channel.writer.send("result", None, finish())
     except BaseException as error:  # of `around`, not of the cell
@@ -113,9 +113,10 @@ def _within(around: Around, execute: Callable[[], BaseException | None]) -> tupl
     return finish, error
 
 
-def _execute(shell: Any, text: str, above: str, channel: Channel) -> BaseException | None:
+def _execute(funnel: shells.Funnel, text: str, above: str, channel: Channel) -> BaseException | None:
+    shell = funnel.shell
     transformed, failed = shells.transform(shell, above, _dedented(text))
-    shells.number_the_cell(shell, transformed)
+    funnel.number_the_cell(transformed)
     raw = f"# {above}\n{text}"
     channel.writer.send("file", shells.code_name(shell, transformed, raw))
     return asyncio.get_event_loop().run_until_complete(shells.execute(shell, raw, transformed, failed))

@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import os
 import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -64,6 +65,7 @@ class ForkedChild:
             if self._says_hello(patience_s):
                 return
             self._kill()
+            self._forget()
         raise PredictionError(
             f"none of {len(PATIENCE_S)} forked children came to life: threads of this kernel that are busy all the time "
             "keep them from it. Restart the kernel, or predict without those threads."
@@ -88,7 +90,16 @@ class ForkedChild:
         for _, write in ends:
             os.close(write)
         self._sources = dict(zip((read for read, _ in ends), (FRAMES, OUT, ERR), strict=True))
+        for read in self._sources:
+            os.set_blocking(read, False)
         self._death = os.pidfd_open(pid)
+
+    def _forget(self) -> None:
+        """What a child that was too slow to say hello has done meanwhile."""
+        for path in self._scratch.iterdir():
+            shutil.rmtree(path)
+        for file in (self._box, self._notes):
+            file.truncate(0)
 
     def _says_hello(self, patience_s: float) -> bool:
         """The first message lies in the pipe, or the child is dead: which is something to say, too."""
@@ -110,13 +121,24 @@ class ForkedChild:
         if ready == {self._death} or (self._died_at and time.monotonic() - self._died_at > AFTER_DEATH_S):
             self._sources_closed()
             return
-        for descriptor in sorted(ready & self._sources.keys()):
+        for descriptor in [one for one in self._sources if one in ready]:
+            yield from self._read(descriptor)
+
+    def drain(self) -> Iterator[tuple[str, bytes]]:
+        """What C code and programs have printed so far."""
+        for descriptor in [one for one, source in self._sources.items() if source != FRAMES]:
+            yield from self._read(descriptor)
+
+    def _read(self, descriptor: int) -> Iterator[tuple[str, bytes]]:
+        try:
             data = os.read(descriptor, 1 << 20)
-            if data:
-                yield self._sources[descriptor], data
-            else:
-                del self._sources[descriptor]
-                os.close(descriptor)
+        except BlockingIOError:  # it was drained meanwhile
+            return
+        if data:
+            yield self._sources[descriptor], data
+        else:
+            del self._sources[descriptor]
+            os.close(descriptor)
 
     def _sources_closed(self) -> None:
         """The child is dead and nothing is left to read, though others may hold the pipes open."""
@@ -175,7 +197,7 @@ class ForkedChild:
             inherit.replace_streams(out, err)
             faulthandler.enable(self._box, all_threads=False)
             faulthandler.register(signal.SIGUSR1, self._box, all_threads=False)
-            log = Log(self._notes.fileno())
+            log = Log(self._notes.fileno(), on_start=writer.mix)
             inherit.make_own((*ends, self._box.fileno(), self._notes.fileno()), self._scratch, log)
             kept = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
             sys.stdout, sys.stderr = Printed(writer, OUT, 1), Printed(writer, ERR, 2)

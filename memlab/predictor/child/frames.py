@@ -35,6 +35,11 @@ class Writer:
         self._fd, self._owner = fd, os.getpid()
         self._waiting: deque[bytes] = deque()
         self._lock = threading.Lock()
+        self._is_mixed = False
+
+    def mix(self) -> None:
+        """From now on a program may print by itself: each message asks the parent to show that first."""
+        self._is_mixed = True
 
     @property
     def is_mine(self) -> bool:
@@ -45,6 +50,8 @@ class Writer:
         """Send a message; where another thread is just sending, that one sends it."""
         if not self.is_mine:
             return
+        if self._is_mixed:
+            self._waiting.append(pack("sync", None))
         self._waiting.append(pack(kind, content, payload))
         while self._waiting and self._lock.acquire(blocking=False):
             try:

@@ -96,6 +96,10 @@ class FreshChild:
         else:
             self._open -= 1
 
+    def drain(self) -> Iterator[tuple[str, bytes]]:
+        """Nothing: what comes from all pipes waits in one queue, in the order in which it came."""
+        return iter(())
+
     @property
     def is_over(self) -> bool:
         """Whether nothing more can come."""

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 MOST_LINES = 5000
@@ -21,6 +22,7 @@ class Log:
     """Writes lines of notes to a descriptor that was opened for appending."""
 
     fd: int
+    on_start: Callable[[], None] | None = None
     lines: int = 0
 
     def refused(self, what: str) -> None:
@@ -29,6 +31,8 @@ class Log:
 
     def started(self, command: str) -> None:
         """A program was started."""
+        if self.on_start is not None:
+            self.on_start()
         self._write("started", command)
 
     def note(self, sentence: str) -> None:

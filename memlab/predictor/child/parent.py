@@ -39,6 +39,9 @@ class Child(Protocol):
     def listen(self, timeout_s: float) -> Iterator[tuple[str, bytes]]:
         """(source, bytes) of what came within the time."""
 
+    def drain(self) -> Iterator[tuple[str, bytes]]:
+        """What was printed by other ways than messages, so far."""
+
     @property
     def is_over(self) -> bool:
         """Whether nothing more can come."""
@@ -63,6 +66,7 @@ class Heard:
     error: ChildError | None = None
     is_done: bool = False
     notes: list[str] = field(default_factory=list)
+    drain: Callable[[], Iterator[tuple[str, bytes]]] | None = None
     file: str = ""
     """The file name of the cell's code, to which a line in the news of its death has to belong."""
     _printed: list[str] = field(default_factory=list)
@@ -89,6 +93,9 @@ class Heard:
             self.result = payload
         elif kind == "raised":
             self.error = ChildError(content["name"], content["text"], tuple(content["traceback"]))
+        elif kind == "sync" and self.drain is not None:
+            for source, data in self.drain():
+                self.take(source, data)
         elif kind == "note":
             self.notes.append(content)
         elif kind == "file":
@@ -193,6 +200,7 @@ def _held(scratch: Path) -> list[str]:
 
 def _hear(child: Child, heard: Heard, deadline: float | None) -> bool:
     """Listen until the child is over; whether it was stopped because its time was up."""
+    heard.drain = child.drain
     while not child.is_over:
         left = 60.0 if deadline is None else deadline - time.monotonic()
         if left <= 0:

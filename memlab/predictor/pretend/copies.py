@@ -77,7 +77,9 @@ def restored(nbytes: int) -> Any:
     return torch.empty(nbytes, dtype=torch.uint8, device=CUDA0)
 
 
-def rebuilt(whole: Any, shape: Any, stride: Any, offset: int, dtype: Any, requires_grad: bool, is_parameter: bool) -> Any:
+def rebuilt(
+    whole: Any, shape: Any, stride: Any, offset: int, dtype: Any, requires_grad: bool, is_parameter: bool
+) -> Any:
     """A pretend tensor again."""
     with torch.no_grad():
         made = whole.view(dtype) if not whole.numel() else _on(whole, dtype, offset, shape, stride)
@@ -114,4 +116,8 @@ def _moved(tensor: Any, device: Any, storages: dict[int, Any]) -> Any:
         known = storages[id(storage)] = (storage, whole)
     made = _on(known[1], tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
     needs_grad = tensor.requires_grad
-    return torch.nn.Parameter(made, needs_grad) if isinstance(tensor, torch.nn.Parameter) else made.requires_grad_(needs_grad)
+    return (
+        torch.nn.Parameter(made, needs_grad)
+        if isinstance(tensor, torch.nn.Parameter)
+        else made.requires_grad_(needs_grad)
+    )

@@ -287,12 +287,16 @@ def _loader(load: Any) -> Any:
 
 
 def _refusals(patches: Patches) -> None:
-    graph = refused("a captured CUDA graph", "run the step without it; its memory is that of the same step in a private pool.")
+    graph = refused(
+        "a captured CUDA graph", "run the step without it; its memory is that of the same step in a private pool."
+    )
     patches.put_where_present(torch.cuda, CUDAGraph=graph, graph=graph, make_graphed_callables=graph)
     pool = refused("a memory pool of the user's", "leave it out of the prediction.")
     patches.put_where_present(torch.cuda, MemPool=pool, use_mem_pool=pool, CUDAPluggableAllocator=pool)
     raw = refused("memory taken past tensors (caching_allocator_alloc)", "make a tensor of that size instead.")
     patches.put_where_present(torch.cuda, caching_allocator_alloc=raw)
     if torch.distributed.is_available():
-        ranks = refused("a distributed run", "predict one rank without process groups; DDP adds a copy of the gradients.")
+        ranks = refused(
+            "a distributed run", "predict one rank without process groups; DDP adds a copy of the gradients."
+        )
         patches.put_where_present(torch.distributed, init_process_group=ranks)

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.backends.cudnn.rnn
 
 from memlab.predictor.pretend.rules import installer, rule
 from memlab.predictor.pretend.tensors import is_pretend
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+"""cudnnRNNMode_t."""
 KEPT = 2
 """Values per unit and step in the reserve, beside the gates."""
 NARROW = (torch.float16, torch.bfloat16)
@@ -200,6 +203,7 @@ def flattening(run: Any, patches: Any) -> Iterator[None]:
             (one.is_floating_point() and torch.backends.cudnn.enabled) if is_pretend(one) else acceptable(one)
         ),
     )
+    patches.put(torch.backends.cudnn.rnn, get_cudnn_mode=MODES.__getitem__)  # there is no cuDNN to ask on the host's wheel
     patches.put(torch, _use_cudnn_rnn_flatten_weight=lambda: True, _cudnn_rnn_flatten_weight=flatten)
     yield
 
@@ -208,7 +212,7 @@ def flatten(
     weights: Any, stride: int, width: int, mode: int, hidden: int, projection: int, layers: int, *rest: Any
 ) -> Any:
     """One buffer for all weights, which become views of it."""
-    gates = {2: 4, 3: 3}.get(int(mode), 1)
+    gates = {MODES["LSTM"]: 4, MODES["GRU"]: 3}.get(mode, 1)
     directions = 2 if rest[1] else 1
     has_biases = stride >= 4
     missing = 0 if has_biases else 2 * gates * hidden * layers * directions

@@ -1,5 +1,4 @@
-"""How an operator runs on pretend tensors: its rule if it has one, else its shape function, and what it made is logged.
-"""
+"""How an operator runs on pretend tensors: its rule if it has one, else its shape function, and what it made is logged."""
 
 from __future__ import annotations
 
@@ -40,7 +39,18 @@ _UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, Unsupport
 class Facts:
     """What is known of an operator: asked once."""
 
-    __slots__ = ("above", "after", "is_alias", "is_composite", "is_foreach_in_place", "is_in_place", "of_interest", "refusal", "resizes", "rule")
+    __slots__ = (
+        "above",
+        "after",
+        "is_alias",
+        "is_composite",
+        "is_foreach_in_place",
+        "is_in_place",
+        "of_interest",
+        "refusal",
+        "resizes",
+        "rule",
+    )
 
     def __init__(self, func: Any, below: dict[Any, Any], above: dict[Any, Any]) -> None:
         schema, name = func._schema, func._schema.name.rpartition("::")[2]
@@ -65,7 +75,10 @@ _REFUSED = (
         "sparse tensors cannot be predicted: use dense ones (sparse=False in an embedding)",
     ),
     (("_nested", "nested_"), "nested tensors cannot be predicted: use padded ones with a mask"),
-    (("quantize_", "_make_per_", "fake_quantize_", "dequantize"), "quantised tensors cannot be predicted: leave them out"),
+    (
+        ("quantize_", "_make_per_", "fake_quantize_", "dequantize"),
+        "quantised tensors cannot be predicted: leave them out",
+    ),
 )
 _RESIZERS = ("resize_", "resize_as_", "set_", "resize", "_resize_output_", "set_data")
 

@@ -15,7 +15,9 @@ from memlab.seams.dispatch import TensorBase
 CUDA0 = torch.device("cuda:0")
 META = torch.device("meta")
 _make_subclass = torch.Tensor._make_subclass
-_AS_ON_CUDA = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+_AS_ON_CUDA = (
+    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+)
 _KEPT_DATA = torch.preserve_format
 
 
@@ -78,6 +80,10 @@ class PretendTensor(torch.Tensor):
         kind = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
         grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
         return f"{kind}tensor(..., device='cuda:0', size={shape}, dtype={self.dtype}{grad})"
+
+    def __format__(self, spec: str) -> str:
+        """A single number as its value, as `torch.Tensor` does with tensors that are not on meta."""
+        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def get_device(self) -> int:
         """As on CUDA."""

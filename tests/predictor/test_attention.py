@@ -1,0 +1,113 @@
+"""The kernel that attention takes, and what it keeps: by card, dtype, mask and width."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from memlab.predictor.pretend import PretendCuda
+from memlab.predictor.pretend.attention import _splits
+from memlab.predictor.pretend.backends import CUDNN, EFFICIENT, FLASH, MATH, Call, choose
+from memlab.trace.columns import Kind
+
+
+def card(capability=(8, 0), multiprocessors=108):
+    return types.SimpleNamespace(
+        name="card", total_bytes=8 << 30, usable_bytes=8 << 30, compute_capability=capability, context_bytes=(0, 0),
+        multiprocessors=multiprocessors,
+    )  # fmt: skip
+
+
+def call(
+    capability=(8, 0), dtype=torch.float16, width=64, mask=None, dropout=0.0, heads=(8, 8), rows=(128, 128), **more
+):
+    query = torch.empty(2, heads[0], rows[0], width, dtype=dtype, device="meta")
+    key = torch.empty(2, heads[1], rows[1], width, dtype=dtype, device="meta")
+    value = torch.empty(2, heads[1], rows[1], more.pop("value_width", width), dtype=dtype, device="meta")
+    return Call(query, key, value, mask, dropout, more.get("is_causal", False), heads[0] != heads[1], True, capability)
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend"),
+    [
+        ({}, FLASH),
+        ({"dtype": torch.float32}, EFFICIENT),
+        ({"dtype": torch.float64}, MATH),
+        ({"mask": torch.empty(1)}, EFFICIENT),
+        ({"width": 33}, FLASH),
+        ({"width": 33, "dtype": torch.float32}, MATH),
+        ({"width": 264}, EFFICIENT),
+        ({"value_width": 32}, EFFICIENT),
+        ({"heads": (8, 2)}, FLASH),
+        ({"heads": (8, 2), "dtype": torch.float32}, MATH),
+        ({"is_causal": True, "rows": (64, 128)}, EFFICIENT),
+        ({"capability": (7, 5)}, EFFICIENT),
+        ({"capability": (7, 5), "dtype": torch.bfloat16}, MATH),
+        ({"capability": (9, 0)}, CUDNN),
+        ({"capability": (9, 0), "dropout": 0.1}, FLASH),
+        ({"capability": (9, 0), "mask": torch.empty(1)}, CUDNN),
+        ({"capability": (9, 0), "width": 192}, CUDNN),
+        ({"capability": (10, 0), "width": 192}, FLASH),
+        ({"capability": (12, 0)}, FLASH),
+    ],
+)
+def test_the_backend_is_the_cards(asked, backend):
+    assert choose(call(**asked)) == backend
+
+
+def test_the_user_chooses_backends():
+    with sdpa_kernel([SDPBackend.MATH]):
+        assert choose(call()) == MATH
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION]), pytest.raises(RuntimeError, match="No available kernel"):
+        choose(call(dtype=torch.float32))
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+        assert choose(call()) == EFFICIENT
+
+
+def test_hopper_can_be_told_to_leave_cudnn_last(monkeypatch):
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert choose(call(capability=(9, 0))) == FLASH
+
+
+def events(body, chosen):
+    with PretendCuda(chosen) as pretend:
+        body()
+        columns = pretend.log.columns()
+    signs = [1 if kind == Kind.ALLOC else -1 for kind in columns["kind"]]
+    return [int(sign * size) for sign, size in zip(signs, columns["nbytes"], strict=True)]
+
+
+def step(dtype, mask=None):
+    tensors = [torch.empty(2, 4, 128, 64, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3)]
+    F.scaled_dot_product_attention(*tensors, attn_mask=None if mask is None else mask()).sum().backward()
+
+
+def test_flash_keeps_no_scores():
+    # Seen on the C++ allocator at compute capability 8.0: log-sum-exp, random state; in backward row sums and a single-precision dq.
+    found = events(lambda: step(torch.float16), card())
+    for size in (2 * 4 * 128 * 4, 16, 8, 2 * 128 * 4 * 64 * 4):
+        assert size in found
+    assert max(found) < 2 * 4 * 128 * 128 * 2 * 2
+
+
+def test_math_keeps_all_scores():
+    with sdpa_kernel([SDPBackend.MATH]):
+        found = events(lambda: step(torch.float32), card())
+    assert found.count(2 * 4 * 128 * 128 * 4) >= 3
+
+
+def test_a_mask_is_made_a_bias():
+    found = events(
+        lambda: step(torch.float16, lambda: torch.ones(2, 1, 128, 128, dtype=torch.bool, device="cuda")), card()
+    )
+    assert 2 * 128 * 128 * 2 in found
+
+
+def test_keys_are_split_where_the_card_would_be_idle():
+    # flash_api.cpp's num_splits_heuristic, as seen for 1000 rows on the pretend device: 4, 1 and 2 parts.
+    assert [_splits(card(multiprocessors=n), 8, 1000, 1000, 64) for n in (108, 82)] == [4, 1]
+    assert _splits(card(multiprocessors=170), 8, 1000, 1000, 64) == 2

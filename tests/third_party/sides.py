@@ -1,0 +1,83 @@
+"""Two training steps of each model on either side: `python -m third_party.sides native|pretend MODULE OUTPUT [NAME...]`.
+
+Writes a JSON: model -> [peak of bytes in blocks of 512, events] or "!error".
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CUBLAS = 8_519_680
+"""A workspace of cuBLAS, which `memlab.predictor.extras` adds."""
+
+
+def steps(make: Any, low: bool) -> None:
+    model, batch = make()
+    model = model.cuda().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        with torch.autocast("cuda", torch.bfloat16, enabled=low):
+            loss = model(**batch()).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def native(make: Any, low: bool) -> list[int]:
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=400_000, clear_history=True)
+    steps(make, low)
+    entries = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(None)
+    signs = {"alloc": 1, "free_requested": -1}
+    return [signs[one["action"]] * one["size"] for one in entries if one["action"] in signs]
+
+
+def pretend(make: Any, low: bool) -> list[int]:
+    from memlab.predictor.pretend import PretendCuda
+    from memlab.trace.columns import Kind
+
+    card = types.SimpleNamespace(
+        name="card", total_bytes=8 << 30, usable_bytes=8 << 30, compute_capability=(8, 0), context_bytes=(0, 0), multiprocessors=108
+    )
+    with PretendCuda(card) as pretending:
+        steps(make, low)
+        columns = pretending.log.columns()
+    return [int(s) if k == Kind.ALLOC else -int(s) for k, s in zip(columns["kind"], columns["nbytes"], strict=True)]
+
+
+def peak(events: list[int]) -> int:
+    now = most = 0
+    for event in events:
+        nbytes = -(-abs(event) // 512) * 512
+        now += nbytes if event > 0 else -nbytes
+        most = max(most, now)
+    return most
+
+
+def main(side: str, module: str, output: str, *names: str) -> None:
+    warnings.simplefilter("ignore")
+    run = native if side == "native" else pretend
+    found: dict[str, Any] = {}
+    for name, make in importlib.import_module(f"third_party.{module}").MODELS.items():
+        for low in (False, True):
+            if names and name not in names:
+                continue
+            try:
+                events = [one for one in run(make, low) if abs(one) != CUBLAS]
+                found[f"{name}{' bf16' if low else ''}"] = [peak(events), len(events)]
+            except Exception as error:
+                found[f"{name}{' bf16' if low else ''}"] = f"!{type(error).__name__}: {str(error)[:300]}"
+    Path(output).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
