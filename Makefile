@@ -10,6 +10,7 @@ TORCH ?= 2.13.0
 PORT ?= 8888
 NOTEBOOK ?= notebooks/00_first_look.ipynb
 ARGS ?=
+GPU_RESULTS := benchmarks/results/prediction-gpu
 
 SHELL := /bin/sh
 PY := .venv/bin/python
@@ -56,6 +57,9 @@ bench: ready-test ready-bench  ## what tracking costs, beside other tools; write
 gpu: ready-test  ## on a machine with a GPU: its tests, then what it measures, written to benchmarks/
 	$(PY) -m pytest -m gpu tests/gpu $(ARGS)
 	$(PY) -m benchmarks.gpu
+	$(PY) -m benchmarks.prediction measure --tight $(GPU_RESULTS)-measured.json
+	$(PY) -m benchmarks.prediction predict $(GPU_RESULTS)-predicted.json --truth $(GPU_RESULTS)-measured.json
+	$(PY) -m benchmarks.prediction compare $(GPU_RESULTS)-measured.json $(GPU_RESULTS)-predicted.json --out $(GPU_RESULTS)
 
 clean:  ## remove .venv, caches and what the tests made
 	rm -rf .venv artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

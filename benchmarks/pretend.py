@@ -11,6 +11,7 @@ that was built under FakeTensorMode, without a card and without a log. Both are 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import resource
 import subprocess
@@ -46,8 +47,9 @@ class Llama(nn.Module):
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embed(ids)
-        size = self.layers[0].size
+        """Logits."""
+        x: Any = self.embed(ids)
+        size: Any = self.layers[0].size
         turn = (x.new_ones(ids.shape[1], size), x.new_ones(ids.shape[1], size))
         for layer in self.layers:
             x = layer(x, turn)
@@ -95,7 +97,7 @@ def predicted(name: str) -> dict[str, float]:
         steps = []
         for _ in range(2):
             inputs = batch("cuda")
-            steps.append(timed(lambda inputs=inputs: step(model, inputs)))
+            steps.append(timed(functools.partial(step, model, inputs)))
             optimizer.step()
             optimizer.zero_grad()
         events = len(pretend.log)

@@ -53,6 +53,7 @@ class PretendProbe:
         try:
             self._claims_from_ns = time.time_ns()
             claims.look_around()
+            self.log.settle_deaths()
             self._first, self._before = len(self.log), self._lengths()
             marker.clocks = (*marker.clocks, self.log.mark)
         except BaseException:

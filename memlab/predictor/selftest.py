@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -103,7 +102,9 @@ def _backward(pretend: PretendCuda) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).cuda()
     resting = _bytes(pretend)
     model(torch.ones(4, 8, device="cuda")).sum().backward()
-    _check(all(one.grad.is_cuda for one in model.parameters()), "gradients are not on the card")
+    _check(
+        all(one.grad is not None and one.grad.is_cuda for one in model.parameters()), "gradients are not on the card"
+    )
     _check(_bytes(pretend) == 2 * resting, f"gradients of {resting} bytes are {_bytes(pretend) - resting}")
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from memlab.allocator import Books, Settings
+from memlab.errors import TraceError
 from memlab.probes.rewind import Start, rewind
 from memlab.probes.rows import KIND_OF_ACTION, Part, columns_of, held_rows, part_of, reserved_row
 from memlab.probes.stacks import Stacks
@@ -40,8 +41,17 @@ def load(path: str | os.PathLike[str]) -> Trace:
         return trace_of(read(path), Path(path).name)
 
 
-def trace_of(found: Snapshot, name: str = "") -> Trace:
-    """The trace that a snapshot tells of."""
+def trace_of(found: Snapshot, name: str = "snapshot") -> Trace:
+    """The trace that a snapshot tells of; TraceError where it tells of what cannot be."""
+    try:
+        return _trace_of(found, name)
+    except (KeyError, IndexError, ValueError, OverflowError) as error:
+        # The books bear surprises that PyTorch can cause; what is left are entries that somebody made up.
+        kind = type(error).__name__
+        raise TraceError(f"{name!r:.200} is no memory snapshot: its entries contradict each other ({kind}).") from None
+
+
+def _trace_of(found: Snapshot, name: str) -> Trace:
     stacks, devices = Stacks(), []
     next_block = 0
     for index, entries in enumerate(found.traces):
@@ -235,7 +245,7 @@ class _Assembly:
     def _device(self, device: _Device) -> Device:
         facts = next((f for f in _tables(self.found.extra, "devices") if f.get("index") == device.index), {})
         name = facts.get("name")
-        name = name[:200] if type(name) is str else f"cuda:{device.index} of {self.name or 'a snapshot'}"
+        name = name[:200] if type(name) is str else f"cuda:{device.index} of {self.name}"
         start = {of: int(deltas(device.opening, of).sum()) for of in ("allocated", "reserved")}
         change = {of: int(deltas(device.rows.events, of).sum()) for of in ("allocated", "reserved")}
         known = {f"start_{of}_bytes": start[of] for of in start}

@@ -20,8 +20,12 @@ class Ground:
         self._held: dict[int, tuple[int, int, bool]] = {}  # start -> end, stream, mapped
 
     def add(self, address: int, size: int, stream: int, mapped: bool) -> None:
-        """A segment comes, or a range is mapped."""
+        """A segment comes, or a range is mapped. What was held of it already (which cannot be) is taken over."""
         start, end = address, address + size
+        if start >= end:
+            return
+        if self._first_in(start, end) is not None:
+            self.remove(address, size)
         if mapped:
             before = self.at(address - 1)
             if before is not None and self._held[before][0] == address and self._joins(before, stream):
@@ -43,7 +47,7 @@ class Ground:
         """A segment goes, or a range is unmapped; what of it was not held."""
         limit = address + size
         missing = self.missing(address, limit)
-        while (start := self._first_in(address, limit)) is not None:
+        while address < limit and (start := self._first_in(address, limit)) is not None:
             end, stream, mapped = self._held[start]
             self._drop(start)
             for head, tail in ((start, min(address, end)), (max(limit, start), end)):

@@ -16,9 +16,9 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
-from benchmarks.programs import PROGRAMS  # noqa: E402
 from conftest_cards import card  # noqa: E402
 
+from benchmarks.programs import PROGRAMS  # noqa: E402
 from memlab.predictor.pretend import PretendCuda  # noqa: E402
 
 Step = tuple[str, int, int]

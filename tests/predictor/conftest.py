@@ -12,7 +12,7 @@ from memlab.predictor.pretend import PretendCuda
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest_cards import card  # noqa: E402
+from conftest_cards import card
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def step(dtype, mask=None):
 
 
 def test_flash_keeps_no_scores():
-    # Seen on the C++ allocator at compute capability 8.0: log-sum-exp, random state; in backward row sums and a single-precision dq.
+    # As on the C++ allocator at capability 8.0: log-sum-exp, random state; in backward row sums and a single-precision dq.
     found = events(lambda: step(torch.float16), card())
     for size in (2 * 4 * 128 * 4, 16, 8, 2 * 128 * 4 * 64 * 4):
         assert size in found

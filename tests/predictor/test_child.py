@@ -369,7 +369,9 @@ def test_the_child_dies_with_the_parent(tmp_path):
     assert not Path(f"/proc/{int(done.stdout)}/cwd").exists()
 
 
-def test_thirty_runs_leave_nothing():
+def test_thirty_runs_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     def left() -> tuple[int, list[Path], str]:
         temporary = sorted(Path(tempfile.gettempdir()).glob("memlab-*"))
         with pytest.raises(ChildProcessError):

@@ -124,11 +124,8 @@ def test_errors_deaths_limits_and_the_fence(tmp_path):
                 pass
         def writes(channel):
             os.system("echo deep; echo x > new")
-            try:
-                open("new", "w")
-            except PermissionError as error:
-                print(error.strerror)
-            return b"went on"
+            open("new", "w").write("diverted")
+            return open("new").read().encode()
         print(run(fails).error, "script.py" in "".join(run(fails).error.traceback))
         print(run(lambda channel: os.abort()).ended.replace(os.getcwd(), ""))
         print(run(hangs, limit_s=6).ended.replace(os.getcwd(), ""))
@@ -139,11 +136,11 @@ def test_errors_deaths_limits_and_the_fence(tmp_path):
     done = script(tmp_path, code)
     out = done.stdout.splitlines()
     assert out[0] == "ZeroDivisionError: division by zero True"
-    assert out[1] == "the predicted step was killed by SIGABRT at line 19 of /script.py, in <lambda>"
+    assert out[1] == "the predicted step was killed by SIGABRT at line 16 of /script.py, in <lambda>"
     assert out[2] == "the predicted step was stopped after 6 s at line 9 of /script.py, in hangs"
-    assert sorted(out[3:5]) == ["deep", "held off in a prediction, which leaves files and connections as they are"]
-    assert out[5] == """b'went on' ("writing 'new'",) ('echo deep; echo x > new',) False"""
-    assert out[6] == "EOFError: EOF when reading a line"
+    assert out[3] == "deep"
+    assert out[4] == """b'diverted' ("writing 'new'",) ('echo deep; echo x > new',) False"""
+    assert out[5] == "EOFError: EOF when reading a line"
 
 
 @pytest.mark.slow
@@ -252,7 +249,7 @@ def test_the_names_that_a_cell_needs(code, names):
 def test_the_names_that_a_function_needs():
     def outer():
         def inner():
-            return torch, [unknown for unknown in range(other)]  # noqa: F821
+            return torch, [unknown + 1 for unknown in range(other)]  # noqa: F821
 
         return inner
 

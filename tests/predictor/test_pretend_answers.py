@@ -104,3 +104,10 @@ def test_control_flow_over_batches_runs(pretend):
         correct += (out.argmax(1) == torch.zeros(8, device="cuda")).sum().item()
         total += 8
     assert best == 1.0 and correct / total > 0
+
+
+def test_a_loop_that_waits_for_a_value_ends(pretend):
+    rounds = 0
+    while (torch.randn((), device="cuda") > 0).item():
+        rounds += 1
+    assert 9_000 < rounds < 11_000 and any("was ended" in text for text in pretend.assumptions)

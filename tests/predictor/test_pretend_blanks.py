@@ -50,6 +50,14 @@ def test_what_is_read_is_what_it_would_be(pretend, make, expected):
     assert bool(expected(make()))
 
 
+def test_truncated_numbers_are_drawn_when_they_are_read(pretend):
+    x = nn.init.trunc_normal_(torch.empty(1024, 1024), std=1.0, a=-1.0, b=1.0)
+    assert blanks.is_blank(x)
+    assert x.abs().max() <= 1 and abs(x.mean()) < 0.01 and x.std() > 0.4
+    on_card = nn.init.trunc_normal_(torch.empty(64, 64, device="cuda"), std=1.0)
+    assert on_card.is_cuda
+
+
 def test_parts_that_were_filled_by_themselves(pretend):
     x = torch.zeros(1024, 1024)
     x[3] = 5

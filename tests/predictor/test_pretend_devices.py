@@ -121,11 +121,11 @@ def test_an_error_that_is_over_leaves_no_garbage(pretend):
         torch.autograd.grad(y.sum(), x)
         del y
         assert torch.cuda.memory_allocated() == resting
-        for wrong in (lambda: x @ x, lambda: torch.nn.functional.dropout(x, 2.0), lambda: x + torch.ones(16, 64)):
+        for wrong in (lambda a: a @ a, lambda a: torch.nn.functional.dropout(a, 2.0), lambda a: a + torch.ones(16, 64)):
             with pytest.raises((RuntimeError, ValueError)):
-                wrong()
+                wrong(x)
         kept = weakref.ref(x)
-        del x, wrong
+        del x
         assert kept() is None
     finally:
         gc.enable()

@@ -178,7 +178,7 @@ def test_mixtures_of_host_and_card_raise_as_on_cuda(pretend):
     x = torch.ones(4, device="cuda")
     for wrong in (lambda: x + torch.ones(4), lambda: x.add_(torch.ones(4)), lambda: nn.Linear(4, 4)(x)):
         with pytest.raises(
-            RuntimeError, match="[Ee]xpected all tensors to be on the same device|two different devices"
+            RuntimeError, match=r"[Ee]xpected all tensors to be on the same device|two different devices"
         ):
             wrong()
     assert (x + torch.tensor(2.0)).is_cuda and (x * np.float32(2)).is_cuda

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
@@ -66,8 +67,10 @@ def test_the_default_is_foreach_as_on_cuda(pretend):
         optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
         model.weight.grad = torch.zeros_like(model.weight)
         optimizer.step()
+        pretend.log.settle_deaths()
         before = len(pretend.log)
         optimizer.step()
+        pretend.log.settle_deaths()
         peaks[foreach] = [pretend.log.nbytes[row] for row in range(before, len(pretend.log))]
         del model, optimizer
     assert peaks[None] == peaks[True]
@@ -169,5 +172,25 @@ def test_distributed_runs_are_refused_by_name(pretend):
 
     with pytest.raises(PredictionError, match="distributed"):
         torch.distributed.init_process_group("nccl")
+    with pytest.raises(PredictionError, match="distributed"):
+        nn.parallel.DistributedDataParallel(net())
+    assert nn.DataParallel(net())(torch.ones(2, 32)).is_cuda
     with pytest.raises(PredictionError, match="CUDA graph"):
         torch.cuda.CUDAGraph()
+
+
+def test_threads_work_on_the_same_card(pretend):
+    x = torch.randn(32, 32, device="cuda")
+
+    def work() -> None:
+        for _ in range(200):
+            (x @ x).relu_().sum()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for one in threads:
+        one.start()
+    work()
+    for one in threads:
+        one.join()
+    pretend.log.settle_deaths()
+    assert pretend.log.allocator.requested_bytes == 32 * 32 * 4

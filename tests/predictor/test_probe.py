@@ -12,8 +12,8 @@ from memlab.errors import PredictionError
 from memlab.predictor.pretend import PretendCuda
 from memlab.predictor.probe import ENGINE, NOTES, PretendProbe
 from memlab.probes.marks import marker
-from memlab.trace.file import load, save
 from memlab.trace.columns import Category, Kind, Phase, deltas
+from memlab.trace.file import load, save
 from memlab.trace.trace import Trace
 
 
@@ -64,7 +64,7 @@ def test_the_trace_says_who_made_it_and_can_be_read(pretend, tmp_path):
     trace = trained(pretend)
     device = trace.made_by.device(0)
     assert trace.made_by.engine == ENGINE and device.name == "Pretend 8" and device.capacity_bytes == 8 << 30
-    assert [gap.name for gap in trace.gaps][0] == "predicted"
+    assert trace.gaps[0].name == "predicted"
     parts = breakdown(trace, device=0)
     peak = int(np.cumsum(deltas(trace.events, "requested")).max())
     assert sum(parts.values()) == peak and parts["parameter"]

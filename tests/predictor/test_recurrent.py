@@ -48,7 +48,7 @@ def test_forward_keeps_a_reserve_and_backward_makes_one_buffer_of_gradients(pret
     layer, x = nn.LSTM(32, 64).cuda(), torch.empty(16, 8, 32, device="cuda", requires_grad=True)
     out, events = added(pretend, lambda: layer(x)[0])
     assert events[:9] == [2048, 2048, 32768, 2048, 2048, 131072, 196608, -131072, -2048]  # as on the pretend device
-    grads, events = added(pretend, lambda: out.backward(torch.zeros_like(out)))
+    _, events = added(pretend, lambda: out.backward(torch.zeros_like(out)))
     assert 100352 in events and events.count(131072) == 2
     assert len({one.grad.untyped_storage()._cdata for one in layer.parameters()}) == 1
 

@@ -10,6 +10,7 @@ import pytest
 from snapshot_samples import levels, settled
 
 from memlab.analysis.summary import summary
+from memlab.errors import TraceError
 from memlab.probes.snapshot import trace_of
 from memlab.trace import Category, Kind
 from memlab.trace.snapshot import parse, snapshot
@@ -130,3 +131,48 @@ def test_devices_without_anything_are_left_out():
     for segment in shot["segments"]:
         segment["device"] = 1
     assert read(shot).device_indices == (1,)
+
+
+def made_up(seed: int) -> dict:
+    """Entries and segments that nobody's allocator wrote."""
+    random = np.random.default_rng(seed)
+    actions = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
+               "segment_unmap", "oom", "snapshot", "free")  # fmt: skip
+
+    def size() -> int:
+        return int(random.choice([0, 1, 511, 512, 4096, 1 << 20, 20 << 20]))
+
+    def address() -> int:
+        return int(random.choice([0, 512, 1024, 4096, 1 << 30, (1 << 62) - 1]))
+
+    def one_entry() -> dict:
+        facts = {"action": str(random.choice(actions)), "addr": address(), "size": size(), "stream": 0, "time_us": 5}
+        own = {"allocated_size": size(), "categories": [[int(random.integers(40)), "gradient"]]}
+        return facts | (own if facts["action"] == "alloc" and seed % 2 else {})
+
+    def one_segment() -> dict:
+        blocks = [
+            {"size": size(), "state": str(random.choice(["inactive", "?", "active_allocated"]))} for _ in range(3)
+        ]
+        flags = {"is_expandable": bool(random.integers(2)), "stream": 0, "blocks": blocks}
+        return {"device": int(random.integers(2)), "address": address(), "total_size": size(), **flags}
+
+    extra = {"version": 1, "devices": [{"index": 0, "opening_rows": int(random.integers(30)), "capacity_bytes": -7}]}
+    return {
+        "segments": [one_segment() for _ in range(int(random.integers(4)))],
+        "device_traces": [[one_entry() for _ in range(int(random.integers(25)))]],
+        "memlab": {**extra, "gaps": 3, "bounded": [{"device": "x"}], "duration_ns": 1 << 70} if seed % 2 else {},
+    }
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 100))
+def test_what_somebody_made_up_is_read_or_refused(seed):
+    for each in range(seed, seed + 100):
+        try:
+            trace = read(made_up(each))
+        except TraceError as error:
+            assert "\n" not in str(error)
+        else:
+            summary(trace, "x")
+            if trace.device_indices:
+                snapshot(trace)

@@ -14,7 +14,13 @@ import transformers as hf
 
 hf.logging.set_verbosity_error()
 Made = tuple[torch.nn.Module, Callable[[], dict[str, Any]]]
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 200}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 200,
+}
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 SIDES = {
     f"{side}_{part}": number
@@ -65,7 +71,9 @@ def whisper() -> Made:
 
 
 def clip() -> Made:
-    parts = {name: SMALL[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+    parts = {
+        name: SMALL[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    }
     text = {**SMALL, "max_position_embeddings": 40, "eos_token_id": 2}
     seen = {**parts, "image_size": 32, "patch_size": 8}
     model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=seen, projection_dim=32))
@@ -73,6 +81,8 @@ def clip() -> Made:
     return model, lambda: {"input_ids": tokens(), "pixel_values": images["pixel_values"](), "return_loss": True}
 
 
+T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 200}
+SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 24, "window_size": 4}
 OPT = {"hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 200}
 MODELS: dict[str, Callable[[], Made]] = {
     "gpt2": decoder(lambda: hf.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=200, n_positions=64)),
@@ -85,16 +95,26 @@ MODELS: dict[str, Callable[[], Made]] = {
     "opt": decoder(lambda: hf.OPTConfig(**OPT, word_embed_proj_dim=64, max_position_embeddings=64)),
     "bloom": decoder(lambda: hf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=200)),
     "gpt_neox": decoder(lambda: hf.GPTNeoXConfig(**SMALL)),
-    "falcon": decoder(lambda: hf.FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=200)),
+    "falcon": decoder(
+        lambda: hf.FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=200)
+    ),
     "mixtral": decoder(lambda: hf.MixtralConfig(**GROUPED, num_local_experts=4)),
     "bert": encoder(lambda: hf.BertConfig(**SMALL)),
     "roberta": encoder(lambda: hf.RobertaConfig(**SMALL)),
     "distilbert": encoder(lambda: hf.DistilBertConfig(dim=64, hidden_dim=128, n_layers=2, n_heads=4, vocab_size=200)),
     "electra": encoder(lambda: hf.ElectraConfig(**SMALL, embedding_size=64)),
-    "t5": both(lambda: hf.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=200, decoder_start_token_id=0)),
+    "t5": both(
+        lambda: hf.T5Config(
+            d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=200, decoder_start_token_id=0
+        )
+    ),
     "bart": both(lambda: hf.BartConfig(d_model=64, **SIDES, vocab_size=200, max_position_embeddings=64)),
-    "vit": vision(lambda: hf.ViTConfig(image_size=32, patch_size=8, **{k: v for k, v in SMALL.items() if k != "vocab_size"})),
-    "swin": vision(lambda: hf.SwinConfig(image_size=32, patch_size=2, embed_dim=24, depths=[1, 1], num_heads=[2, 2], window_size=4)),
+    "vit": vision(
+        lambda: hf.ViTConfig(image_size=32, patch_size=8, **{k: v for k, v in SMALL.items() if k != "vocab_size"})
+    ),
+    "swin": vision(
+        lambda: hf.SwinConfig(image_size=32, patch_size=2, embed_dim=24, depths=[1, 1], num_heads=[2, 2], window_size=4)
+    ),
     "convnext": vision(lambda: hf.ConvNextConfig(hidden_sizes=[16, 32], depths=[1, 1], num_stages=2)),
     "whisper": whisper,
     "clip": clip,

@@ -45,8 +45,14 @@ def pretend(make: Any, low: bool) -> list[int]:
     from memlab.predictor.pretend import PretendCuda
     from memlab.trace.columns import Kind
 
+    make()  # libraries are loaded before, as by the first cells of a notebook
     card = types.SimpleNamespace(
-        name="card", total_bytes=8 << 30, usable_bytes=8 << 30, compute_capability=(8, 0), context_bytes=(0, 0), multiprocessors=108
+        name="card",
+        total_bytes=8 << 30,
+        usable_bytes=8 << 30,
+        compute_capability=(8, 0),
+        context_bytes=(0, 0),
+        multiprocessors=108,
     )
     with PretendCuda(card) as pretending:
         steps(make, low)

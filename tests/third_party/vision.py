@@ -54,7 +54,10 @@ class Loss(torch.nn.Module):
 def made(name: str) -> Callable[[], Made]:
     def batch() -> dict[str, Any]:
         size = SIZES[name]
-        return {"images": torch.randn(4, 3, size, size, device="cuda"), "labels": torch.randint(0, 10, (4,), device="cuda")}
+        return {
+            "images": torch.randn(4, 3, size, size, device="cuda"),
+            "labels": torch.randint(0, 10, (4,), device="cuda"),
+        }
 
     return lambda: (Loss(getattr(load(), name)(num_classes=10)), batch)
 

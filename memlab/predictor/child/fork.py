@@ -130,6 +130,8 @@ class ForkedChild:
             yield from self._read(descriptor)
 
     def _read(self, descriptor: int) -> Iterator[tuple[str, bytes]]:
+        if descriptor not in self._sources:  # closed while another one was being read
+            return
         try:
             data = os.read(descriptor, 1 << 20)
         except BlockingIOError:  # it was drained meanwhile

@@ -35,11 +35,11 @@ class Writer:
         self._fd, self._owner = fd, os.getpid()
         self._waiting: deque[bytes] = deque()
         self._lock = threading.Lock()
-        self._is_mixed = False
+        self.is_mixed = False
 
     def mix(self) -> None:
-        """From now on a program may print by itself: each message asks the parent to show that first."""
-        self._is_mixed = True
+        """From now on programs may print by themselves: text goes where theirs does, and is shown before any message."""
+        self.is_mixed = True
 
     @property
     def is_mine(self) -> bool:
@@ -50,7 +50,7 @@ class Writer:
         """Send a message; where another thread is just sending, that one sends it."""
         if not self.is_mine:
             return
-        if self._is_mixed:
+        if self.is_mixed:
             self._waiting.append(pack("sync", None))
         self._waiting.append(pack(kind, content, payload))
         while self._waiting and self._lock.acquire(blocking=False):
@@ -109,7 +109,7 @@ class Printed(io.TextIOBase):
         """Send a text as it is."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if self._writer.is_mine:
+        if self._writer.is_mine and not self._writer.is_mixed:
             if text:
                 self._writer.send("text", [self.name, text])
         else:

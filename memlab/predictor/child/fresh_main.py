@@ -44,6 +44,8 @@ def main() -> None:
         sys.stdout, sys.stderr = Printed(writer, "stdout", out), Printed(writer, "stderr", 2)
         with opened(Channel(writer, scratch, log)) as channel:
             _work(sending.receive(payload), shell, channel)
+        for kept in filter(None, (sys.__stdout__, sys.__stderr__)):  # to which code may have printed
+            kept.flush()
         writer.drain()
     except BaseException:
         with contextlib.suppress(BaseException):

@@ -44,7 +44,7 @@ class PretendCuda:
         self.assumptions: Counter[str] = Counter()
         rules.load()
         context = sum(card.context_bytes) // 2
-        self.log = Log(CachingAllocator(card.usable_bytes, conf, context), raises_oom)
+        self.log = Log(CachingAllocator(card.usable_bytes, conf, context, torch_version=torch.__version__), raises_oom)
         self.run = Run(card, self.log, self.assumptions)
         self.mode = self.run.mode = PretendMode(self.run)
         self._stack: contextlib.ExitStack | None = None

@@ -230,7 +230,13 @@ def _bincount(func: Any, args: Any, kwargs: Any, run: Any) -> Any:
 
 
 _aten = torch.ops.aten
-_CONJUNCTIONS = {_aten.mul.Tensor, _aten.all.default, _aten.logical_and.default, _aten.bitwise_and.Tensor}
+_CONJUNCTIONS = {
+    _aten.mul.Tensor,
+    _aten.all.default,
+    _aten._is_all_true.default,
+    _aten.logical_and.default,
+    _aten.bitwise_and.Tensor,
+}
 _NEGATIONS = {_aten.logical_not.default, _aten.bitwise_not.default}
 _NEVER_KNOWN = {_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default}
 _TABLE = {
@@ -261,6 +267,8 @@ _VERDICTS = {
     "aten.isinf.default": infinite,
     "aten.isnan.default": infinite,
     "aten.any.default": passed_on,
+    "aten._is_any_true.default": passed_on,
+    "aten._is_all_true.default": passed_on,
     "aten.all.default": passed_on,
     "aten.mul.Tensor": passed_on,
     "aten.logical_and.default": passed_on,

@@ -59,6 +59,19 @@ def filled(tensor: Any, value: Any) -> Any:
     return tensor
 
 
+def truncated(draw: Any) -> Any:
+    """`nn.init._no_grad_trunc_normal_`, which looks at what it drew (2.13): of a host tensor without data, when it is read."""
+
+    def trunc_normal_(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
+        notes = notes_of(tensor) if type(tensor) in _PLAIN else None
+        if notes is None:
+            return draw(tensor, mean, std, a, b, generator)
+        notes.calls.append((draw, _view(tensor), (mean, std, a, b, generator), {}))
+        return tensor
+
+    return trunc_normal_
+
+
 def forget() -> None:
     """Forget all notes; what was not read stays without data."""
     _blank.clear()
@@ -109,7 +122,7 @@ def read(values: Any, run: Any = None) -> None:
 
 
 def _give_data(tensor: Any, notes: Notes) -> None:
-    storage = notes.ref()
+    storage: Any = notes.ref()
     _blank.pop(id(storage), None)
     with torch.no_grad():
         for func, view, args, kwargs in notes.calls:

@@ -42,7 +42,7 @@ def foreach_norms(run: Any, patches: Any) -> Iterator[None]:
     (torch/utils/_foreach_utils.py, _has_foreach_support, 2.11 to 2.15.)
     """
     module = sys.modules["torch.nn.utils.clip_grad"]
-    real = module._has_foreach_support  # type: ignore[attr-defined]
+    real = module._has_foreach_support
     patches.put(module, _has_foreach_support=lambda found, device: _on_card(found) or real(found, device))
     yield
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import types
+import warnings
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch._subclasses import fake_tensor
 from torch.utils import _device
 
 from memlab.errors import PredictionError
-from memlab.predictor.pretend import copies, lazy, streams
+from memlab.predictor.pretend import blanks, copies, lazy, streams
 from memlab.predictor.pretend.memory import Memory, nothing
 from memlab.predictor.pretend.mode import device_context, factories
 from memlab.predictor.pretend.patches import Patches
@@ -37,6 +39,7 @@ from memlab.seams.dispatch import TensorBase
 from memlab.seams.fakes import LOGGER
 
 COMPILED = "compiled code is predicted as eager: torch.compile did nothing"
+SCRIPTED = "TorchScript is predicted as the Python it was made of: torch.jit.script did nothing"
 _Generator = torch.Generator
 _data_ptr = torch.UntypedStorage.data_ptr
 _make_subclass = torch.Tensor._make_subclass
@@ -56,8 +59,16 @@ def refused(what: str, instead: str) -> Any:
     return refuse
 
 
+def _load_late() -> None:
+    """What PyTorch loads when it is first needed, and scripts then: that must not happen while names are exchanged."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
+
+
 def put(patches: Patches, card: Any, memory: Memory, assumptions: Any) -> None:
     """Exchange everything that asks for the device."""
+    _load_late()
     _tensors(patches)
     _cuda(patches, card, memory)
     _accelerator(patches, card, memory)
@@ -109,7 +120,6 @@ def _compatible(first: Any, second: Any) -> bool:
 
 def _host_reads() -> dict[str, Any]:
     """Ways to the values of host tensors that no dispatch sees: those without data get it first."""
-    from memlab.predictor.pretend import blanks
 
     def reading(function: Any) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,13 +237,13 @@ class Generator(_Generator, metaclass=_GeneratorKind):
 
     def __new__(cls, device: Any = "cpu") -> Any:
         """A host generator whatever the device."""
-        return super().__new__(cls, "cpu")
+        return _Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
 
     def __init__(self, device: Any = "cpu") -> None:
         self._pretend_device = with_index(device)
 
     @property
-    def device(self) -> Any:
+    def device(self) -> Any:  # type: ignore[override]
         """Where it is said to be."""
         return self._pretend_device
 
@@ -262,7 +272,15 @@ def _training(patches: Patches, assumptions: Any) -> None:
         assumptions[COMPILED] += 1
         return model if model is not None else (lambda function: function)
 
+    def scripted(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        assumptions[SCRIPTED] += 1
+        return obj
+
+    patches.put_where_present(
+        torch.nn.init, _no_grad_trunc_normal_=blanks.truncated(torch.nn.init._no_grad_trunc_normal_)
+    )
     patches.put(torch, compile=compiled)
+    patches.put(torch.jit, script=scripted)
     patches.put(torch.nn.Module, compile=lambda module, *args, **kwargs: compiled(module) and None)
 
 
@@ -286,6 +304,12 @@ def _loader(load: Any) -> Any:
     return loading
 
 
+def _on_one_card(parallel: Any, *inputs: Any, **kwargs: Any) -> Any:
+    """`nn.DataParallel` where there is one card: it moves the inputs (torch/nn/parallel/data_parallel.py)."""
+    inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda one: one.to(CUDA0), (inputs, kwargs))
+    return parallel.module(*inputs, **kwargs)
+
+
 def _refusals(patches: Patches) -> None:
     graph = refused(
         "a captured CUDA graph", "run the step without it; its memory is that of the same step in a private pool."
@@ -300,3 +324,5 @@ def _refusals(patches: Patches) -> None:
             "a distributed run", "predict one rank without process groups; DDP adds a copy of the gradients."
         )
         patches.put_where_present(torch.distributed, init_process_group=ranks)
+        patches.put(torch.nn.parallel.DistributedDataParallel, __init__=ranks)
+    patches.put(torch.nn.DataParallel, forward=_on_one_card)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn import parameter
 
 from memlab.predictor.pretend.patches import Patches
 from memlab.predictor.pretend.tensors import CUDA0, set_data, with_index
 
+UninitializedTensorMixin: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
 _materialize = UninitializedTensorMixin.materialize
 
 

@@ -6,6 +6,7 @@ queue is entered before the next birth and before anything is read, so that the 
 
 from __future__ import annotations
 
+import threading
 import time
 from array import array
 from collections import deque
@@ -62,6 +63,7 @@ class Log:
         self.recorded_streams: list[tuple[int, int, int]] = []
         self.out_of_memory: list[tuple[int, int, int]] = []
         self.stream_now = 0
+        self._lock = threading.RLock()  # operators of other threads come here, too
         self._live: dict[int, StorageRef] = {}
         self._held: dict[int, Held] = {}
         self._dead: deque[StorageRef] = deque()
@@ -69,22 +71,22 @@ class Log:
         self._birth_numbers: dict[Any, int] = {}
 
     def __len__(self) -> int:
-        self.settle_deaths()
-        return len(self.kind)
+        return len(self.kind)  # any thread may ask how far it is
 
     # --- births and deaths ------------------------------------------------------------------------------------------------
 
     def birth(self, storage: Any, nbytes: int, op: Any, dtype: Any) -> None:
         """A storage was made."""
-        if self._dead:
-            self.settle_deaths()
-        if not nbytes:
-            return  # the allocator gives nothing for nothing
-        key = id(storage)
-        block = self._enter(nbytes, op, dtype, key)
-        ref = StorageRef(storage, self._die)
-        ref.key, ref.block, ref.nbytes = key, block, nbytes
-        self._live[key] = ref
+        with self._lock:
+            if self._dead:
+                self.settle_deaths()
+            if not nbytes:
+                return  # the allocator gives nothing for nothing
+            key = id(storage)
+            block = self._enter(nbytes, op, dtype, key)
+            ref = StorageRef(storage, self._die)
+            ref.key, ref.block, ref.nbytes = key, block, nbytes
+            self._live[key] = ref
 
     def _enter(self, nbytes: int, op: Any, dtype: Any, key: int) -> int:
         try:
@@ -122,13 +124,14 @@ class Log:
     def settle_deaths(self) -> None:
         """Enter the storages that died since."""
         dead = self._dead
-        while dead:
-            ref = dead.popleft()
-            if ref.block >= 0:
-                self._free(ref.block)
-                if self._live.get(ref.key) is ref:
-                    del self._live[ref.key]
-                ref.block = -1
+        with self._lock:
+            while dead:
+                ref = dead.popleft()
+                if ref.block >= 0:
+                    self._free(ref.block)
+                    if self._live.get(ref.key) is ref:
+                        del self._live[ref.key]
+                    ref.block = -1
 
     def _free(self, block: int) -> None:
         held = self._held.pop(block)
@@ -152,14 +155,16 @@ class Log:
 
     def hold(self, nbytes: int, op: Any, dtype: Any = None) -> int:
         """Take memory that belongs to no tensor; the block to give back (-1 for nothing)."""
-        self.settle_deaths()
-        return self._enter(nbytes, op, dtype, 0) if nbytes else -1
+        with self._lock:
+            self.settle_deaths()
+            return self._enter(nbytes, op, dtype, 0) if nbytes else -1
 
     def release(self, block: int) -> None:
         """Give it back."""
-        self.settle_deaths()
-        if block >= 0:
-            self._free(block)
+        with self._lock:
+            self.settle_deaths()
+            if block >= 0:
+                self._free(block)
 
     # --- what else happens ------------------------------------------------------------------------------------------------
 

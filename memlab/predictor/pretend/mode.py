@@ -110,7 +110,6 @@ def asking(function: Any) -> Any:
             Asked.for_meta -= 1
 
     factory.__name__, factory.__doc__ = function.__name__, function.__doc__
-    factory.__wrapped__ = function  # type: ignore[attr-defined]
     return factory
 
 

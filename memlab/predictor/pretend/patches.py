@@ -29,6 +29,8 @@ PRIVATE: tuple[tuple[str, str], ...] = (
     ("torch.amp.GradScaler._maybe_opt_step", "the step is not skipped"),
     ("torch.cuda.amp.common.amp_definitely_not_available", "autocast is on"),
     ("torch.cuda._lazy_init", "no CUDA context is made"),
+    ("torch.nn.init._no_grad_trunc_normal_", "host tensors without data stay so"),
+    ("torch.utils._python_dispatch._disable_current_modes", "shape functions run by themselves"),
     ("torch.utils._device._device_constructors", "who asks for the meta device"),
     ("torch.utils._device.DeviceContext", "who asks for the meta device"),
 )

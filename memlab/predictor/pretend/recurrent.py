@@ -77,7 +77,7 @@ class Cudnn(torch.autograd.Function):
     def forward(ctx: Any, run: Any, layout: Layout, tensor: Any, *rest: Any) -> Any:
         """Results, final states, workspace, reserve (_cudnn_rnn)."""
         count = 2 if layout.cell == "lstm" else 1
-        states, weights = rest[:count], rest[count:]
+        states = rest[:count]
         ctx.run, ctx.layout, ctx.count = run, layout, count
         itemsize = tensor.element_size()
         held = [] if tensor.is_contiguous() else [run.hold(tensor.numel() * itemsize, "aten.contiguous")]
@@ -148,7 +148,7 @@ def _call(run: Any, cell: str, tensor: Any, states: Any, weights: Any, rest: Any
         cell, steps, batch, hidden, projection, layers, 2 if bidirectional else 1, has_biases, bool(trains),
         batch_sizes is not None, first,
     )  # fmt: skip
-    out, *finals = Cudnn.apply(run, layout, tensor, *states, *weights)  # type: ignore[no-untyped-call]
+    out, *finals = Cudnn.apply(run, layout, tensor, *states, *weights)
     return (out.transpose(0, 1) if first else out, *finals)
 
 
@@ -203,7 +203,9 @@ def flattening(run: Any, patches: Any) -> Iterator[None]:
             (one.is_floating_point() and torch.backends.cudnn.enabled) if is_pretend(one) else acceptable(one)
         ),
     )
-    patches.put(torch.backends.cudnn.rnn, get_cudnn_mode=MODES.__getitem__)  # there is no cuDNN to ask on the host's wheel
+    patches.put(
+        torch.backends.cudnn.rnn, get_cudnn_mode=MODES.__getitem__
+    )  # there is no cuDNN to ask on the host's wheel
     patches.put(torch, _use_cudnn_rnn_flatten_weight=lambda: True, _cudnn_rnn_flatten_weight=flatten)
     yield
 

@@ -167,7 +167,7 @@ def _key(value: Any) -> Any:
     raise Uncacheable
 
 
-class meta_kernels:  # noqa: N801  # reads as the `with` statement that it is
+class meta_kernels:
     """Within it, operators on pretend tensors run their meta kernels (torch._subclasses.fake_tensor, 2.11 to 2.15)."""
 
     __slots__ = ("_guards",)

@@ -33,10 +33,10 @@ class State:
 class PretendTensor(torch.Tensor):
     """A CUDA tensor to Python; it has sizes, a storage of no memory, and whatever autograd gives it."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Operators that no mode saw: those of other threads, and of rules."""
         active = State.active
         if active is None:
@@ -75,7 +75,7 @@ class PretendTensor(torch.Tensor):
         if value:
             self.__class__ = PretendParameter
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         shape = tuple(self.shape)
         kind = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
         grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
@@ -110,7 +110,9 @@ class PretendTensor(torch.Tensor):
         kind = LEGACY_TYPES[name.rpartition(".")[2]]
         return self.to(kind) if name.startswith("torch.cuda.") else self.to("cpu", kind)
 
-    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    def new_tensor(  # type: ignore[override]
+        self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Any:
         """On its own device unless another is named."""
         known = dtype or (data.dtype if isinstance(data, torch.Tensor) else self.dtype)
         return torch.tensor(data, dtype=known, device=device or CUDA0, requires_grad=requires_grad)
@@ -175,7 +177,7 @@ class PretendTensor(torch.Tensor):
 class PretendParameter(PretendTensor, torch.nn.Parameter):
     """What `nn.Parameter` makes of a pretend tensor."""
 
-    _is_param = True  # type: ignore[assignment]
+    _is_param = True
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
         """As `nn.Parameter(...)`."""
@@ -184,7 +186,7 @@ class PretendParameter(PretendTensor, torch.nn.Parameter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return PretendTensor.__repr__(self)
 
 
