@@ -20,6 +20,7 @@ _PUBLIC = {
     "Trace": "memlab.trace",
     "Card": "memlab.predictor.cards",
     "Prediction": "memlab.session.predict",
+    "calibrate": "memlab.predictor.calibration",
     "cards": "memlab.predictor.cards",
     "doctor": "memlab.session.doctor",
     "explain_oom": "memlab.session.oom",
@@ -41,6 +42,7 @@ __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", 
 if TYPE_CHECKING:
     from memlab.errors import BudgetExceeded as BudgetExceeded
     from memlab.errors import MemlabError as MemlabError
+    from memlab.predictor.calibration import calibrate as calibrate
     from memlab.predictor.cards import Card as Card
     from memlab.predictor.cards import cards as cards
     from memlab.session.doctor import doctor as doctor

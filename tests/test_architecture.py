@@ -48,11 +48,12 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "lab": (ROOMS_OF_SESSION | {"session", "lesson"}, {"torch", "ipywidgets"}),
     "magics": (ROOMS_OF_SESSION | {"cells", "session", "lesson", "lab"}, {"IPython"}),
     # The public face: names are imported when they are asked for.
+    "__main__": ({"predictor", "session"}, set()),
     "__init__": (ROOMS_OF_SESSION | {"session", "lesson", "lab", "magics"}, set()),
 }
 
 # Imports that may only stand inside a function: (room, what).
-LATE_ONLY = {("trace", "pandas"), ("seams", "IPython"), ("seams", "ipykernel"), ("seams", "traitlets")}
+LATE_ONLY = {("trace", "pandas"), ("seams", "IPython"), ("seams", "ipykernel"), ("seams", "traitlets"), ("predictor", "pandas")}
 
 
 def breaches(package: Path) -> list[str]:

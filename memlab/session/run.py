@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memlab.analysis.breakdown import Breakdown, breakdown
 from memlab.analysis.summary import DeviceSummary, Summary, summary
 from memlab.errors import MemlabError
+from memlab.trace import snapshot
 from memlab.trace.file import load as load_trace
 from memlab.trace.file import save as save_trace
 from memlab.trace.trace import Gap, Trace
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from memlab.analysis.leak import Leaks
     from memlab.session.lines import LineReport
     from memlab.session.modules import RunModules
+
+SNAPSHOT = ".pickle"
+"""How the names of PyTorch's memory snapshots end."""
 
 
 class Run:
@@ -174,7 +178,13 @@ class Run:
         return explore(self)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the run to a file, whole or not at all; `memlab.load` reads it."""
+        """Write the run to a file, whole or not at all; `memlab.load` reads it.
+
+        A name that ends in ".pickle" gets a PyTorch memory snapshot, which memory_viz opens; of a run of CUDA, measured or
+        predicted.
+        """
+        if str(path).endswith(SNAPSHOT):
+            return snapshot.save(self.trace, path)
         return save_trace(self.trace, path)
 
     def nbytes(self) -> int:
@@ -202,7 +212,11 @@ def _copied(value: Any) -> Any:
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """Read a run that was saved, on any machine; files are read without executing anything in them."""
+    """Read a run that was saved, or a PyTorch memory snapshot; files are read without executing anything in them."""
+    if snapshot.looks_like_snapshot(path):
+        from memlab.probes.snapshot import load as load_snapshot
+
+        return Run(Path(path).name, load_snapshot(path))
     trace = load_trace(path)
     name = str(trace.notes.get("name", ""))
     if "prediction" in trace.notes:

@@ -56,6 +56,7 @@ def _foretold(setup: Any, capability: tuple[int, int]) -> list[str]:
     with PretendCuda(card) as pretending:
         body = setup()
         body()
+        pretending.log.settle_deaths()
         before = len(pretending.log)
         body()
         columns = pretending.log.columns()

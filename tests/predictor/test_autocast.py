@@ -86,6 +86,7 @@ def test_operators_compute_in_the_types_of_cuda(pretend, dtype):
 
 def copies(pretend, body) -> int:
     """How many copies of the weight a body makes."""
+    pretend.log.settle_deaths()
     before = len(pretend.log)
     body()
     return sum(size == 64 * 2 for size in pretend.log.columns()["nbytes"][before:]) // 2

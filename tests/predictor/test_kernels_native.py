@@ -20,7 +20,8 @@ KNOWN = {
         "one_hot", "bincount", "ctc",
     ),
     "small memory of rare operators, not modelled": (
-        "bce weights", "embedding int32", "embedding max_norm", "embedding scale", "embedding_bag", "soft_margin_loss", "multi_margin",
+        "bce weights",
+        "embedding int32", "embedding max_norm", "embedding scale", "embedding_bag", "soft_margin_loss", "multi_margin",
         "multilabel_margin", "multilabel_soft_margin", "cdist", "pdist", "bilinear", "atan2", "prod", "var_mean", "fft", "stft",
         "unfold", "fold", "affine_grid", "topk", "sort (64, 5000)", "sort (4, 100000)", "argsort", "multinomial", "scatter_reduce",
         "index_put acc", "take", "masked_scatter", "lstmcell", "grucell", "rnncell", "lstm last", "count_nonzero",

@@ -28,6 +28,7 @@ def pretend():
 
 
 def added(pretend, body):
+    pretend.log.settle_deaths()
     before = len(pretend.log)
     kept = body()
     columns = pretend.log.columns()

@@ -192,3 +192,11 @@ def test_a_run_of_the_cpu_is_not_fitted():
     with pytest.raises(PredictionError, match="measured on the CPU"):
         memlab.fit(run)
     assert isinstance(run.trace, Trace)
+
+
+def test_a_prediction_becomes_a_snapshot_of_pytorch_and_comes_back(prediction, tmp_path):
+    path = prediction.save(tmp_path / "foretold.pickle")
+    again = memlab.load(path)
+    assert again.peak_allocated_bytes == prediction.peak_allocated_bytes
+    assert again.peak_reserved_bytes == prediction.peak_reserved_bytes
+    assert again.breakdown()["parameter"] == 4 * PARAMETER

@@ -1,0 +1,37 @@
+"""`python -m memlab COMMAND`, or `memlab COMMAND`: what is done once per machine, outside of notebooks."""
+
+from __future__ import annotations
+
+import sys
+
+USAGE = """memlab calibrate    measure this machine's GPU, once, for the predictions made here
+memlab cards        the cards that runs can be predicted for
+memlab doctor       what can be seen on this machine"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; the exit status."""
+    command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if command == "calibrate":
+        from memlab.predictor.calibration import main as calibrate
+
+        return calibrate(rest)
+    if command == "cards" and not rest:
+        from memlab.predictor.cards import cards
+
+        print(cards)
+        return 0
+    if command == "doctor" and not rest:
+        from memlab.session.doctor import doctor
+
+        found = doctor()
+        print(found)
+        return 0 if found.is_well else 1
+    is_help = command in ("-h", "--help", "")
+    wrong = "" if is_help else f"memlab: there is no command {' '.join((command, *rest))[:80]!r}.\n"
+    print(f"{wrong}{USAGE}", file=sys.stdout if is_help else sys.stderr)
+    return 0 if is_help else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
