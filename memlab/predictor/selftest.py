@@ -57,6 +57,7 @@ def checks() -> Iterator[tuple[str, Callable[[PretendCuda], None]]]:
     yield "births and deaths are not seen", _books
     yield "a module does not move", _moves
     yield "backward does not run", _backward
+    yield "gradients do not accumulate in place", _accumulation
     yield "an optimizer does not step as on CUDA", _steps
     yield "a full card does not raise OutOfMemoryError", _full
     yield "values are not answered", _answers
@@ -106,6 +107,16 @@ def _backward(pretend: PretendCuda) -> None:
         all(one.grad is not None and one.grad.is_cuda for one in model.parameters()), "gradients are not on the card"
     )
     _check(_bytes(pretend) == 2 * resting, f"gradients of {resting} bytes are {_bytes(pretend) - resting}")
+
+
+def _accumulation(pretend: PretendCuda) -> None:
+    x = torch.ones(_MIB, device="cuda", requires_grad=True)
+    h = x * 1
+    out = (h.relu() + h.sigmoid()).sum()
+    before = len(pretend.log.born_as)
+    out.backward()
+    made = len(pretend.log.born_as) - before
+    _check(made == 4, f"two ways back to one tensor make {made} gradients instead of 4 (`engine.TENSOR_HELD`)")
 
 
 def _steps(pretend: PretendCuda) -> None:

@@ -153,7 +153,7 @@ def _cuda(patches: Patches, card: Any, memory: Memory) -> None:
         is_available=constant(True), is_initialized=constant(True), init=nothing, _lazy_init=nothing,
         device_count=constant(1), current_device=constant(0), set_device=with_index, synchronize=nothing,
         get_device_properties=constant(properties(card)), get_device_capability=constant(capability),
-        get_device_name=constant(card.name), is_bf16_supported=constant(capability >= (8, 0)),
+        get_device_name=constant(card.name), is_bf16_supported=_bf16(capability),
         is_tf32_supported=constant(capability >= (8, 0)), get_arch_list=constant([f"sm_{capability[0]}{capability[1]}"]),
         can_device_access_peer=constant(False), ipc_collect=nothing, device=_DeviceContext, device_of=_DeviceContext,
         utilization=constant(0), temperature=constant(40), power_draw=constant(0), clock_rate=constant(0),
@@ -176,6 +176,15 @@ def _cuda(patches: Patches, card: Any, memory: Memory) -> None:
         is_acceptable=lambda tensor: tensor.is_cuda and tensor.dtype.is_floating_point,
     )
     patches.put_where_present(torch, _use_cudnn_rnn_flatten_weight=constant(True))
+
+
+def _bf16(capability: tuple[int, ...]) -> Any:
+    """`torch.cuda.is_bf16_supported`: by emulation everywhere."""
+
+    def is_supported(including_emulation: bool = True) -> bool:
+        return including_emulation or capability >= (8, 0)
+
+    return is_supported
 
 
 def _cudnn_version() -> int:
@@ -201,17 +210,34 @@ class _DeviceContext:
         pass
 
 
+def refused_class(name: str, what: str, instead: str) -> Any:
+    """The same as a class, which annotations and `isinstance` may name."""
+
+    def refuse(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        raise PredictionError(f"{what} cannot be predicted: {instead}")
+
+    return type(name, (), {"__new__": refuse, "__module__": "torch.cuda"})
+
+
+class _LegacyKind(type):
+    """`isinstance(x, torch.cuda.FloatTensor)`."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == cls.dtype
+
+
 def _legacy(name: str) -> Any:
     """`torch.cuda.FloatTensor(...)`."""
     dtype = LEGACY_TYPES[name]
 
-    def make(*args: Any) -> Any:
+    def make(kind: Any, *args: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], list | tuple):
             return torch.tensor(args[0], dtype=dtype, device=CUDA0)
         return torch.empty(*(args or (0,)), dtype=dtype, device=CUDA0)
 
-    make.__name__, make.__module__ = name, "torch.cuda"
-    return make
+    return _LegacyKind(name, (), {"__new__": make, "__module__": "torch.cuda", "dtype": dtype})
 
 
 def _random() -> dict[str, Any]:
@@ -311,12 +337,13 @@ def _on_one_card(parallel: Any, *inputs: Any, **kwargs: Any) -> Any:
 
 
 def _refusals(patches: Patches) -> None:
-    graph = refused(
-        "a captured CUDA graph", "run the step without it; its memory is that of the same step in a private pool."
-    )
-    patches.put_where_present(torch.cuda, CUDAGraph=graph, graph=graph, make_graphed_callables=graph)
-    pool = refused("a memory pool of the user's", "leave it out of the prediction.")
-    patches.put_where_present(torch.cuda, MemPool=pool, use_mem_pool=pool, CUDAPluggableAllocator=pool)
+    graph = ("a captured CUDA graph", "run the step without it; its memory is that of the same step in a private pool.")
+    pool = ("a memory pool of the user's", "leave it out of the prediction.")
+    patches.put_where_present(torch.cuda, make_graphed_callables=refused(*graph), use_mem_pool=refused(*pool))
+    for name in ("CUDAGraph", "graph"):
+        patches.put_where_present(torch.cuda, **{name: refused_class(name, *graph)})
+    for name in ("MemPool", "CUDAPluggableAllocator"):
+        patches.put_where_present(torch.cuda, **{name: refused_class(name, *pool)})
     raw = refused("memory taken past tensors (caching_allocator_alloc)", "make a tensor of that size instead.")
     patches.put_where_present(torch.cuda, caching_allocator_alloc=raw)
     if torch.distributed.is_available():
