@@ -23,7 +23,7 @@ from torch.compiler import is_dynamo_compiling
 
 from memlab import seams
 from memlab.probes.marks import marker
-from memlab.seams import graph, nodes
+from memlab.seams import graph, nodes, sequence
 from memlab.trace.columns import Array, MarkKind
 
 LineOf = Callable[[FrameType, bool], int]
@@ -137,7 +137,7 @@ class Backward:
         hook = None
         for tensor in (output,) if nodes.is_plain(output) else tensors_in(output):
             node = nodes.node_of(tensor)
-            number = nodes.number_of(node) if node is not None else -1
+            number = sequence.number_of(node) if node is not None else -1
             # Nodes are numbered as they are made. An older one belongs to a module inside of this one, or before it.
             if number > before:
                 hook = hook or self._hook_of(path, self._line(thread))

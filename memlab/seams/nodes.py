@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from memlab.seams.dispatch import DisableTorchFunction, TensorBase, function_mode_count
+from memlab.seams.dispatch import DisableTorchFunction, function_mode_count
+from memlab.seams.graph import grad_fn
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _functorch: Any = torch._C._functorch
@@ -26,16 +27,8 @@ def node_of(tensor: Any) -> Any:
     """The node that made a plain tensor, None for leaves and for what only looks like a plain tensor."""
     if function_mode_count():  # of the user's, which would be asked
         with DisableTorchFunction():
-            return _grad_fn(tensor)
-    return _grad_fn(tensor)
-
-
-_grad_fn: Any = TensorBase.grad_fn.__get__
-
-
-def number_of(node: Any) -> int:
-    """Nodes are numbered in the order in which a thread made them; Node._sequence_nr."""
-    return int(node._sequence_nr())
+            return grad_fn(tensor)
+    return grad_fn(tensor)
 
 
 def is_alive(handle: Any) -> bool:

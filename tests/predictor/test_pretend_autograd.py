@@ -188,3 +188,18 @@ def test_embeddings_with_sparse_gradients_are_refused_by_name(pretend):
     table = nn.Embedding(100, 8, sparse=True).cuda()
     with pytest.raises(PredictionError, match="sparse"):
         table(torch.zeros(4, dtype=torch.long, device="cuda")).sum().backward()
+
+
+def test_backward_works_on_the_stream_of_its_forward(pretend):
+    side, model = torch.cuda.Stream(), net(depth=1)
+    with torch.cuda.stream(side):
+        hidden = model(torch.ones(8, 32, device="cuda"))
+    loss = (hidden * 2).sum()
+    first = len(pretend.log)
+    loss.backward()
+    columns = pretend.log.columns()
+    born = columns["kind"][first:] == 1
+    sizes, streams = columns["nbytes"][first:][born].tolist(), columns["stream"][first:][born].tolist()
+    on_side = {size for size, stream in zip(sizes, streams, strict=True) if stream == side.cuda_stream}
+    assert 32 * 32 * 4 in on_side  # the gradient of the weight
+    assert streams[0] == 0  # of the sum, which ran on the stream of the caller

@@ -8,14 +8,14 @@ import linecache
 import torch
 from IPython.core.compilerop import CachingCompiler
 
-from memlab.seams import cells, nodes
+from memlab.seams import cells, nodes, sequence
 
 
 def test_nodes_are_numbered_as_they_are_made():
     x = torch.ones(3, requires_grad=True)
     first = x * 2
     second = first + 1
-    assert nodes.number_of(nodes.node_of(first)) < nodes.number_of(nodes.node_of(second))
+    assert sequence.number_of(nodes.node_of(first)) < sequence.number_of(nodes.node_of(second))
     assert nodes.node_of(x) is None
     assert nodes.node_of(torch.ones(1)) is None
 

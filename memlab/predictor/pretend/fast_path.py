@@ -21,12 +21,16 @@ def encoder_layer(func: Any, args: Any, kwargs: Any, run: Any) -> Any:
     source, width, heads, qkv, qkv_bias, out, out_bias, gelu, norm_first, eps, *rest = args
     first, second, linear = rest[0:2], rest[2:4], rest[4:8]
     _check_mask(*rest[8:9], **kwargs)
-    x = F.layer_norm(source, (width,), *first, eps) if norm_first else source
+
+    def norm(x: Any, weight: Any, bias: Any) -> Any:
+        return F.layer_norm(x, (width,), weight, bias, eps)
+
+    x = norm(source, *first) if norm_first else source
     x = _attended(x, heads, (qkv, qkv_bias), (out, out_bias)).add_(source)
     if not norm_first:
-        x = F.layer_norm(x, (width,), *first, eps)
-    y = _fed_forward(F.layer_norm(x, (width,), *second, eps) if norm_first else x, linear, gelu).add_(x)
-    return y if norm_first else F.layer_norm(y, (width,), *second, eps)
+        x = norm(x, *first)
+    y = _fed_forward(norm(x, *second) if norm_first else x, linear, gelu).add_(x)
+    return y if norm_first else norm(y, *second)
 
 
 @rule("aten._native_multi_head_attention.default")

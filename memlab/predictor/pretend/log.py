@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 
 from memlab.allocator import OutOfMemory
 from memlab.probes.storage_log import Births, StorageRef
+from memlab.seams.dispatch import current_autograd_node
+from memlab.seams.sequence import LEAF, next_number, number_of
 from memlab.trace.columns import Kind
 
 ALLOC, FREE = int(Kind.ALLOC), int(Kind.FREE)
@@ -62,7 +65,9 @@ class Log:
         self.emptied: list[int] = []
         self.recorded_streams: list[tuple[int, int, int]] = []
         self.out_of_memory: list[tuple[int, int, int]] = []
-        self.stream_now = 0
+        self._stream_now = 0
+        self._switched_at: list[int] = []
+        self._switched_to: list[int] = []
         self._lock = threading.RLock()  # operators of other threads come here, too
         self._live: dict[int, StorageRef] = {}
         self._held: dict[int, Held] = {}
@@ -100,8 +105,9 @@ class Log:
             number = self._birth_numbers[op, dtype] = self.births.number(str(op), name, "")
         block = len(self.born_as)
         self.born_as.append(number)
-        self._held[block] = Held(taken, nbytes, self.stream_now)
-        self._row(ALLOC, block, nbytes, self.stream_now, key)
+        stream = self.stream_now
+        self._held[block] = Held(taken, nbytes, stream)
+        self._row(ALLOC, block, nbytes, stream, key)
         return block
 
     def _take(self, nbytes: int) -> Any:
@@ -112,6 +118,23 @@ class Log:
                 raise
             self.allocator.grow(nbytes + self.allocator.total_bytes)
             return self.allocator.malloc(nbytes, self.stream_now)
+
+    @property
+    def stream_now(self) -> int:
+        """The stream that work is asked on: of the thread, or in backward that on which the forward of the node ran."""
+        node = current_autograd_node() if self._switched_at else None
+        if node is None:
+            return self._stream_now
+        number = number_of(node)
+        at = bisect_right(self._switched_at, number) - 1
+        return self._switched_to[at] if at >= 0 and number != LEAF else 0
+
+    @stream_now.setter
+    def stream_now(self, stream: int) -> None:
+        """Nodes are numbered as they are made: those from here on belong to this stream (autograd/engine.cpp, Node::stream)."""
+        self._stream_now = stream
+        self._switched_at.append(next_number())
+        self._switched_to.append(stream)
 
     def _row(self, kind: int, block: int, nbytes: int, stream: int, key: int) -> None:
         self.time_ns.append(time.time_ns())
