@@ -32,7 +32,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     # What is alive is found by the census of names; the probes tell from it what each block is for.
     "probes": ({"allocator", "names", "trace", "units", "errors", "seams"}, {"torch", "numpy", "pynvml", "psutil"}),
     # A prediction is a probe of pretend tensors: it marks and claims as the others do.
-    "predictor": ({"probes", "names", "allocator", "trace", "units", "errors", "seams"}, {"torch", "numpy", "pandas", "pynvml"}),
+    "predictor": (
+        {"probes", "names", "allocator", "trace", "units", "errors", "seams"},
+        {"torch", "numpy", "pandas", "pynvml"},
+    ),
     "names": ({"trace", "units", "errors", "seams"}, {"torch"}),
     # What a step will take, before it runs: a rehearsal of the forward on tensors without data.
     "sizes": ({"units", "errors", "seams"}, {"torch", "pandas"}),
@@ -53,7 +56,13 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
 }
 
 # Imports that may only stand inside a function: (room, what).
-LATE_ONLY = {("trace", "pandas"), ("seams", "IPython"), ("seams", "ipykernel"), ("seams", "traitlets"), ("predictor", "pandas")}
+LATE_ONLY = {
+    ("trace", "pandas"),
+    ("seams", "IPython"),
+    ("seams", "ipykernel"),
+    ("seams", "traitlets"),
+    ("predictor", "pandas"),
+}
 
 
 def breaches(package: Path) -> list[str]:

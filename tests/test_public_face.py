@@ -98,9 +98,20 @@ ALLOWED_ELSEWHERE = {"AttributeError", "StopIteration", "AssertionError", "NotIm
 STANDS_FOR = {
     "__main__.py": {"SystemExit"},
     "predictor": {
-        "RuntimeError", "TypeError", "ValueError", "IndexError", "OutOfMemoryError", "PicklingError", "OSError", "PermissionError",
-        "ConnectionRefusedError", "FileExistsError", "FileNotFoundError", "IsADirectoryError", "NotADirectoryError",
-    },  # fmt: skip
+        "RuntimeError",
+        "TypeError",
+        "ValueError",
+        "IndexError",
+        "OutOfMemoryError",
+        "PicklingError",
+        "OSError",
+        "PermissionError",
+        "ConnectionRefusedError",
+        "FileExistsError",
+        "FileNotFoundError",
+        "IsADirectoryError",
+        "NotADirectoryError",
+    },
     "seams": {"OSError"},
     "views": {"ValueError"},  # caught inside
     "trace": {"ValueError"},

@@ -171,7 +171,9 @@ def forecast_of(trace: Trace) -> Forecast | None:
     facts = trace.notes.get("prediction")
     if not isinstance(facts, dict):
         return None
-    card: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts["card"].items()}
+    card: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in facts["card"].items()
+    }
     allocated, reserved, device = (_interval(facts["peaks"][of]) for of in ("allocated", "reserved", "device used"))
     return Forecast(
         card=Card(**card),

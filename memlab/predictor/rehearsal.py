@@ -53,7 +53,9 @@ def _news(pretend: PretendCuda) -> Iterator[None]:
 
     def tell() -> None:
         while not end.wait(NEWS_EVERY_S):
-            channel.send({"events": len(pretend.log), "peak_allocated_bytes": pretend.log.allocator.peak_allocated_bytes})
+            channel.send(
+                {"events": len(pretend.log), "peak_allocated_bytes": pretend.log.allocator.peak_allocated_bytes}
+            )
 
     teller = threading.Thread(target=tell, name="memlab-news", daemon=True)
     teller.start()
