@@ -59,7 +59,7 @@ gpu: ready-test  ## on a machine with a GPU: its tests, then what it measures, w
 	$(PY) -m benchmarks.gpu
 	$(PY) -m benchmarks.prediction measure --tight $(GPU_RESULTS)-measured.json
 	$(PY) -m benchmarks.prediction predict $(GPU_RESULTS)-predicted.json --truth $(GPU_RESULTS)-measured.json
-	$(PY) -m benchmarks.prediction compare $(GPU_RESULTS)-measured.json $(GPU_RESULTS)-predicted.json --out $(GPU_RESULTS)
+	$(PY) -m benchmarks.prediction compare $(GPU_RESULTS)-measured.json $(GPU_RESULTS)-predicted.json --out $(GPU_RESULTS).json --table $(GPU_RESULTS).md
 
 clean:  ## remove .venv, caches and what the tests made
 	rm -rf .venv artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

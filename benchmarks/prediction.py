@@ -2,7 +2,7 @@
 
     python -m benchmarks.prediction measure truth.json --tight     # where CUDA is: a GPU, or the pretend device
     python -m benchmarks.prediction predict foretold.json --truth truth.json      # anywhere, also without CUDA
-    python -m benchmarks.prediction compare truth.json foretold.json [another.json] --out benchmarks/results/prediction
+    python -m benchmarks.prediction compare truth.json foretold.json [another.json] --out benchmarks/results/prediction.json --table docs/prediction_programs.md
 
 `measure` reads PyTorch's own counters. `--tight` runs each program again with less memory than it took and with a little
 more, for the question whether it fits. Each program runs in a process of its own, forked from one that has imported torch.
@@ -265,6 +265,7 @@ def main() -> None:
     parser.add_argument("--tight", action="store_true")
     parser.add_argument("--truth", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path)
     parser.add_argument("-p", "--program", action="append", choices=tuple(PROGRAMS))
     asked = parser.parse_args()
     names = asked.program or list(PROGRAMS)
@@ -273,10 +274,11 @@ def main() -> None:
         truth, *foretold = (json.loads(file.read_text()) for file in asked.files)
         text = "\n".join(lines(truth, foretold)) + "\n"
         print(text)
+        if asked.table is not None:
+            asked.table.write_text(f"# Predicted and measured, program by program\n\n{text}")
         if asked.out is not None:
-            asked.out.with_suffix(".md").write_text(text)
             together = {"measured": truth, "predicted": foretold}
-            asked.out.with_suffix(".json").write_text(json.dumps(together, indent=1) + "\n")
+            asked.out.write_text(json.dumps(together) + "\n")
         return
     if asked.what == "predict" and asked.truth is None:
         parser.error("predict needs --truth FILE: the card and the limits are those of the measurement")

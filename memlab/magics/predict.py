@@ -12,7 +12,7 @@ from memlab.errors import BudgetExceeded, MemlabError
 from memlab.predictor import child
 from memlab.predictor.cards import Card, find
 from memlab.predictor.child import ChildError, Outcome
-from memlab.predictor.rehearsal import rehearsal
+from memlab.predictor.rehearsal import prepare, rehearsal
 from memlab.session.predict import Prediction, configured, failure, finished
 from memlab.session.progress import Progress
 from memlab.session.runs import runs
@@ -27,7 +27,8 @@ class CellError(Exception):
 def predict_cell(shell: Any, asked: argparse.Namespace, wanted: Options, line: str, body: str) -> None:
     """Rehearse the body of a cell for a card, and show the report; the cell's own error goes out, as from any cell."""
     card = _card(asked)
-    conf = configured(None)
+    conf = _conf()
+    prepare()
     around = functools.partial(rehearsal, card, conf, asked.raises_oom)
     with Progress(card.name) as progress:
         outcome = child.run_cell(shell, body, around, on_frame=progress.show, above=f"%%memtrack {line}".strip())
@@ -41,6 +42,13 @@ def predict_cell(shell: Any, asked: argparse.Namespace, wanted: Options, line: s
 def _card(asked: argparse.Namespace) -> Card:
     try:
         return find(asked.predict)
+    except MemlabError as error:
+        raise UsageError(f"%memtrack --predict: {error}") from None
+
+
+def _conf() -> str:
+    try:
+        return configured(None)
     except MemlabError as error:
         raise UsageError(f"%memtrack --predict: {error}") from None
 

@@ -6,8 +6,11 @@ For a child process: what the code turned into pretend tensors stays pretend (se
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
+
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memlab.predictor import child, selftest
 from memlab.predictor.cards import Card
@@ -17,6 +20,13 @@ from memlab.trace.file import dumps
 from memlab.trace.trace import Trace
 
 NEWS_EVERY_S = 0.25
+
+
+@functools.cache
+def prepare() -> None:
+    """Import in the parent what PyTorch imports for the first fake tensor, or each child would do it again: 1.5 s."""
+    with contextlib.suppress(Exception):  # the child says what is wrong
+        FakeTensorMode()
 
 
 @contextlib.contextmanager

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from memlab.allocator import ConfError, parse_conf
 from memlab.errors import PredictionError
 from memlab.predictor import child, rehearsal
 from memlab.predictor.cards import Card, find
 from memlab.predictor.child import Outcome
-from memlab.predictor.forecast import Fits, Forecast, Interval, Part, forecast, forecast_of
+from memlab.predictor.forecast import DEVICE, Fits, Forecast, Interval, Part, forecast, forecast_of
 from memlab.session.progress import Progress
 from memlab.session.run import Run
 from memlab.session.runs import runs
@@ -100,9 +102,20 @@ class Prediction(Run):
 
 def verdict(found: Forecast) -> str:
     """One sentence: the card, whether it fits, what it needs, what the card has."""
+    card = found.card
+    if asks_for_nothing(found):
+        return f'asked nothing of {card.name}: is it written for "cuda"? What an earlier cell put on "cpu" stays there'
     answer = {"yes": "fits", "no": "does not fit", "close": "too close to call"}[found.fits]
-    usable = interval((found.card.usable_bytes, found.card.usable_high_bytes))
-    return f"{answer} on {found.card.name}: needs {interval(found.device_bytes)} of {usable}"
+    usable, caught = interval((card.usable_bytes, card.usable_high_bytes)), found.trace.made_by.device(DEVICE).num_ooms
+    if caught and found.fits != "no":
+        often = f"{caught} out-of-memory {'error' if caught == 1 else 'errors'}"
+        return f"{answer} on {card.name} as it catches {often}: would need {interval(found.device_bytes)} of {usable}"
+    return f"{answer} on {card.name}: needs {interval(found.device_bytes)} of {usable}"
+
+
+def asks_for_nothing(found: Forecast) -> bool:
+    """Whether nothing of the program ran on the card: then its answer means nothing."""
+    return found.allocated_bytes[1] == 0 and found.fits == "yes"
 
 
 def interval(of: Interval) -> str:
@@ -131,8 +144,13 @@ def predict(
         raise PredictionError(
             f"predict needs a function without arguments, got {type(step).__name__}: pass lambda: ..."
         )
+    if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step) or inspect.isasyncgenfunction(step):
+        raise PredictionError(
+            "predict calls the step once, and what has `async` or `yield` does nothing then: wrap it."
+        )
     where, settings = find(card), configured(conf)
     work = functools.partial(_work, step, where, settings, raises_oom)
+    rehearsal.prepare()
     with Progress(where.name) as progress:
         outcome = child.run(work, limit_s=limit_s, on_frame=progress.show)
     return finished(outcome, name or runs.new_name(), where, settings)
@@ -143,8 +161,15 @@ def _work(step: Callable[[], object], card: Card, conf: str, raises_oom: bool, c
 
 
 def configured(conf: str | None) -> str:
-    """What PYTORCH_CUDA_ALLOC_CONF says, or would say."""
-    return conf if conf is not None else next((os.environ[one] for one in CONF if one in os.environ), "")
+    """What PYTORCH_CUDA_ALLOC_CONF says, or would say; what it cannot say is refused before anything is rehearsed."""
+    said = conf if conf is not None else next((os.environ[one] for one in CONF if one in os.environ), "")
+    if not isinstance(said, str):
+        raise PredictionError(f'conf is a text such as "expandable_segments:True", got {said!r:.80}.')
+    try:
+        parse_conf(said)
+    except ConfError as error:
+        raise PredictionError(f"{'PYTORCH_CUDA_ALLOC_CONF' if conf is None else 'conf'}: {error}") from None
+    return said
 
 
 def finished(outcome: Outcome, name: str, card: Card, conf: str) -> Prediction:
@@ -171,12 +196,14 @@ def predicted(name: str, asked: Trace, card: Card, conf: str, outcome: Outcome |
     """The prediction of requests for a card."""
     found = forecast(asked, card, conf)
     run = Prediction(name, found.trace, asked, conf)
-    run.finish(found.trace, [*_said(found), *(_told(outcome) if outcome is not None else ())])
+    is_whole = outcome is None or outcome.error is None
+    run.finish(found.trace, [*_said(found, is_whole), *(_told(outcome) if outcome is not None else ())])
     return run
 
 
-def _said(found: Forecast) -> list[str]:
-    lines = [f"Predicted, nothing ran on a card: {verdict(found)}."]
+def _said(found: Forecast, is_whole: bool) -> list[str]:
+    until = "Predicted" if is_whole else "Predicted up to where the cell ended with an error"
+    lines = [f"{until}, nothing ran on a card: {verdict(found)}."]
     if found.out_of_memory:
         may = "It would raise" if found.fits == "no" else "It may raise"
         lines.append(f"{may}: {found.out_of_memory.splitlines()[0]}")
@@ -215,6 +242,7 @@ class MaxBatch:
     batch: int
     perhaps: int
     tried: tuple[Tried, ...]
+    at_most: int = 0
 
     def __int__(self) -> int:
         return self.batch
@@ -223,6 +251,8 @@ class MaxBatch:
 
     def __str__(self) -> str:
         rest = f"; {self.batch + 1} to {self.perhaps} are too close to call" if self.perhaps > self.batch else ""
+        if self.at_most and self.perhaps == self.at_most:
+            rest += f" (no more were tried: at_most is {self.at_most})"
         lines = [f"largest batch on {self.card.name}: {self.batch}{rest}"]
         lines += [f"  {one.batch:>8}  {one.fits:<5}  {interval(one.device_bytes)}" for one in self.tried]
         return "\n".join(lines)
@@ -257,18 +287,35 @@ def max_batch(
 
     def fits(batch: int) -> Fits:
         if batch not in tried:
-            found = predict(_step_of(make_step, batch), where, name=f"batch {batch}", conf=conf, limit_s=limit_s)
+            found = _predicted_batch(make_step, batch, where, conf, limit_s)
             tried[batch] = Tried(batch, found.fits, found.peak_device_bytes)
         return tried[batch].fits
 
     batch = _largest(lambda one: fits(one) == "yes", 0, at_most)
     perhaps = _largest(lambda one: fits(one) != "no", batch, at_most)
-    return MaxBatch(where, batch, perhaps, tuple(tried[one] for one in sorted(tried)))
+    return MaxBatch(where, batch, perhaps, tuple(tried[one] for one in sorted(tried)), at_most)
+
+
+def _predicted_batch(
+    make_step: Callable[[int], Callable[[], object]], batch: int, card: Card, conf: str | None, limit_s: float | None
+) -> Prediction:
+    """The prediction of one batch; what went wrong says of which."""
+    try:
+        found = predict(_step_of(make_step, batch), card, name=f"batch {batch}", conf=conf, limit_s=limit_s)
+    except PredictionError as error:
+        error.args = (f"with a batch of {batch} {error}",)
+        raise
+    if asks_for_nothing(found.forecast):
+        raise PredictionError(f"with a batch of {batch} the step {verdict(found.forecast)}.")
+    return found
 
 
 def _step_of(make_step: Callable[[int], Callable[[], object]], batch: int) -> Callable[[], object]:
     def step() -> object:
-        return make_step(batch)()
+        made = make_step(batch)
+        if not callable(made):
+            raise PredictionError(f"make_step({batch}) must give a function to predict, got {type(made).__name__}")
+        return made()
 
     return step
 
