@@ -6,6 +6,7 @@ The choices in C++ ask for the device or for subclasses of Tensor, and would tak
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from memlab.predictor.pretend.rules import installer, rule
-from memlab.predictor.pretend.tensors import is_pretend
+from memlab.predictor.pretend.tensors import CUDA0, is_pretend, with_index
 
 aten = torch.ops.aten
 
@@ -49,3 +50,48 @@ def foreach_norms(run: Any, patches: Any) -> Iterator[None]:
 
 def _on_card(tensors: Any) -> bool:
     return bool(tensors) and all(one is None or is_pretend(one) for one in tensors)
+
+
+@installer
+@contextlib.contextmanager
+def groups_are_of_the_card(run: Any, patches: Any) -> Iterator[None]:
+    """Optimizers make new numbers where their groups are, which C++ takes for the meta device (ASGD, a learning rate in a tensor).
+
+    (torch/utils/_foreach_utils.py, _group_tensors_by_device_and_dtype, 2.11 to 2.15.)
+    """
+    for name in ("torch.optim.optimizer", "torch.nn.utils.clip_grad"):
+        module = sys.modules[name]
+        patches.put(module, _group_tensors_by_device_and_dtype=_named(module._group_tensors_by_device_and_dtype))
+    yield
+
+
+def _named(group: Any) -> Any:
+    def grouped(tensors: Any, with_indices: bool = False) -> Any:
+        found = group(tensors, with_indices)
+        if not any(device is not None and device.type == "meta" for device, _ in found):
+            return found
+        pretend = _on_card([one for column in tensors[:1] for one in column])
+        return {
+            (CUDA0 if pretend and device.type == "meta" else device, dtype): all_
+            for (device, dtype), all_ in found.items()
+        }
+
+    return grouped
+
+
+@installer
+@contextlib.contextmanager
+def tensors_stay_what_they_are(run: Any, patches: Any) -> Iterator[None]:
+    """`torch.as_tensor` returns a tensor that is there already (torch/csrc/utils/tensor_new.cpp asks C++ for its device)."""
+    patches.put(torch, as_tensor=_keeping(torch.as_tensor))
+    yield
+
+
+def _keeping(real: Any) -> Any:
+    @functools.wraps(real)
+    def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+        if is_pretend(data) and (device is None or with_index(device).type == "cuda"):
+            return data if dtype is None else data.to(dtype)
+        return real(data, dtype=dtype, device=device)
+
+    return as_tensor

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +13,8 @@ from memlab.predictor.pretend import answers, cub
 from memlab.predictor.pretend.engine import current_node, is_filled_in_place
 from memlab.predictor.pretend.kernels import bytes_of, get, release
 from memlab.predictor.pretend.reductions import reduce
-from memlab.predictor.pretend.rules import rule
+from memlab.predictor.pretend.rules import installer, rule
+from memlab.predictor.pretend.tensors import PretendTensor, is_pretend
 
 aten = torch.ops.aten
 LONG = 8
@@ -73,13 +76,41 @@ def index_put(func: Any, args: Any, kwargs: Any, run: Any) -> Any:
     """Adding into rows sorts the indices (ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel)."""
     tensor, indices, values = args[0], args[1], args[2]
     adds = kwargs.get("accumulate", get(args, 3, False))
+    if not adds and _is_masked_fill(tensor, indices, values):
+        return run.op(aten.clone.default, tensor) if func is aten.index_put.default else tensor
     if adds and current_node() is None and func is not aten._index_put_impl_.default:
         _checked(run, func, indices)
     in_place = func is aten.index_put.default and is_filled_in_place(tensor)
+    moved = run.hold(bytes_of(values), func) if not is_pretend(values) else -1
     out = tensor if in_place else answers.index_put(func, args, kwargs, run)
+    run.release(moved)
     if adds:
         _sorted_add(run, func, tensor, [one for one in indices if one is not None], bytes_of(values))
     return out
+
+
+def _is_masked_fill(tensor: Any, indices: Any, values: Any) -> bool:
+    """`x[mask] = number` takes nothing (ATen/native/IndexingUtils.h, canDispatchToMaskedFill)."""
+    masks = [one for one in indices if one is not None]
+    if is_pretend(values) or values.numel() != 1 or len(masks) != 1:
+        return False
+    before, mask = next(i for i, one in enumerate(indices) if one is not None), masks[0]
+    covered = tuple(tensor.shape[before : before + mask.dim()])
+    return mask.dtype in (torch.bool, torch.uint8) and is_pretend(mask) and tuple(mask.shape) == covered
+
+
+@installer
+@contextlib.contextmanager
+def numbers_of_the_host(run: Any, patches: Any) -> Iterator[None]:
+    """`x[...] = number` makes its number on the host where x is on CUDA (torch/csrc/autograd/python_variable_indexing.cpp)."""
+    patches.put(PretendTensor, __setitem__=_setitem)
+    yield
+
+
+def _setitem(self: Any, key: Any, value: Any) -> None:
+    if isinstance(value, bool | int | float | complex):
+        value = torch.scalar_tensor(value, dtype=self.dtype, device="cpu")
+    torch.Tensor.__setitem__(self, key, value)
 
 
 def _checked(run: Any, func: Any, indices: Any) -> None:

@@ -224,3 +224,13 @@ def roll(func: Any, args: Any, kwargs: Any, run: Any) -> Any:
         return run.op(func, *args, **kwargs)
     first = run.op(func, tensor, shifts[:1], dims[:1])
     return roll(func, (first, shifts[1:], dims[1:]), kwargs, run)
+
+
+@rule("aten.pow.Scalar")
+def power_of_number(func: Any, args: Any, kwargs: Any, run: Any) -> Any:
+    """The base becomes a double or int64 on the card (ATen/native/Pow.cpp, pow_Scalar_out: wrapped_scalar_tensor)."""
+    base = args[0]
+    out = run.op(func, *args, **kwargs)
+    if base != 1:
+        run.scratch(16 if isinstance(base, complex) else 1 if isinstance(base, bool) else 8, op=func)
+    return out
