@@ -2,7 +2,7 @@
 
     python -m benchmarks.prediction measure truth.json --tight     # where CUDA is: a GPU, or the pretend device
     python -m benchmarks.prediction predict foretold.json --truth truth.json      # anywhere, also without CUDA
-    python -m benchmarks.prediction compare truth.json foretold.json [another.json] --out FILE.json --table docs/prediction_programs.md
+    python -m benchmarks.prediction compare truth.json foretold.json [another.json] --out FILE.json --table FILE.md
 
 `measure` reads PyTorch's own counters. `--tight` runs each program again with less memory than it took and with a little
 more, for the question whether it fits. Each program runs in a process of its own, forked from one that has imported torch.

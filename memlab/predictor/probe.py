@@ -146,7 +146,7 @@ class PretendProbe:
 
     def _made_by(self) -> MadeBy:
         card = self.pretend.card
-        text = "nothing ran on a card: memory that libraries take for themselves is modelled, values are assumed"
+        text = "nothing ran on a card: memory that libraries take for themselves is modelled, values are assumed, times are the rehearsal's"
         return MadeBy(
             engine=ENGINE,
             devices=(Device(DEVICE, card.name, int(card.total_bytes)),),

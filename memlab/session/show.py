@@ -59,6 +59,8 @@ class RunReport:
     def title(self) -> str:
         """One line above the figure."""
         device = self.run.devices[0].device.label if self.run.devices else "no device was used"
+        if "prediction" in self.run.trace.notes and self.run.devices:
+            return f"{self.run.name} · predicted for {self.run.devices[0].device.name}"
         return f"{self.run.name} · {device} · {format_seconds(self.run.summary.duration_s)}"
 
     def figure_bundle(self) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def test_it_says_that_it_is_one_and_what_it_assumed(prediction):
     assert "pretend CUDA" in text
     assert "assumed:" in text
     assert repr(prediction).startswith("<Prediction 'training': fits on a card: needs ")
+    assert prediction.report().title == "training · predicted for a card"
     assert "image/svg+xml" in prediction.report().figure_bundle()
 
 

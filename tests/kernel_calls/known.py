@@ -1,0 +1,78 @@
+"""Calls that pretend CUDA does not foretell event by event, each with its reason; one that has become equal must go from here.
+
+`KNOWN`: module -> reason -> names of calls; a name that ends with " @7.5" is meant at that compute capability alone.
+"""
+
+from __future__ import annotations
+
+
+def both(*names: str) -> tuple[str, ...]:
+    """In single precision and in bfloat16."""
+    return tuple(f"{name} {dtype}" for name in names for dtype in ("f32", "bf16"))
+
+
+REFUSED = "CUDA refuses the call, the prediction does not"
+VALUES = "goes by values, which the pretend device does not have (it reads zeros)"
+SMALL = "small memory for a moment of a rare operator, not modelled"
+COMPOSED = "decomposed by the shape functions, on CUDA a kernel or a composition of its own"
+ORDER = "the same memory, taken or let go in another order"
+SCRATCH = "memory that a library takes for a moment, not modelled"
+
+KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
+    "arithmetic": {
+        COMPOSED: both("bilinear", "prod all", "prod all big", "prod last", "prod first"),
+        ORDER: (*both("atan2"), "fft f32", "stft f32"),
+        SMALL: both("var_mean", "count_nonzero"),
+        VALUES: ("bincount f32",),
+    },
+    "indexing": {
+        SCRATCH: (
+            *both("topk (100000,)", "topk (3000000,)", "topk (4, 100000)", "topk big k", "topk 50257"),
+            *both("sort (64, 5000)", "sort (4, 100000)", "argsort (64, 5000)", "argsort (4, 100000)"),
+            "argsort int (64, 5000) f32", "argsort int (4, 100000) f32", *both("masked_scatter"),
+        ),
+        SMALL: both("multinomial", "multinomial many", "scatter_reduce mean", "take"),
+        "the index of a table is copied once more for backward": both("index table"),
+        ORDER: both("index_put acc"),
+    },
+    "layers": {
+        REFUSED: ("layer_norm mixed bf16", "group_norm mixed bf16"),
+        "one contiguous copy of the argument or of the gradient": both("unfold", "fold"),
+        ORDER: both("affine_grid"),
+    },
+    "losses": {
+        REFUSED: ("embedding_bag max bf16",),
+        VALUES: ("gaussian_nll_loss f32", "one_hot f32"),
+        SCRATCH: both("embedding int32", "embedding max_norm", "embedding scale"),
+        COMPOSED: (
+            *both("embedding_bag sum", "embedding_bag mean"), "embedding_bag max f32", *both("bce weights"), "cdist f32", "pdist f32",
+            *both("soft_margin_loss mean", "soft_margin_loss none", "soft_margin_loss sum"),
+        ),
+        "refused by name: no shape function": ("multi_margin f32", "multilabel_margin f32", "ctc f32", "ctc native f32"),
+    },
+    "optimizers": {VALUES: ("ASGD for-loop f32", "LBFGS", "LBFGS wolfe")},
+    "recurrent": {
+        "a view of the last step keeps less of the gradient alive": ("lstm last f32", "lstm last f16"),
+        COMPOSED: ("lstmcell f32", "lstmcell f16", "grucell f32", "grucell f16"),
+    },
+    "training": {
+        REFUSED: ("amp nested f16",),
+        "two gradients of a half-precision convolution come in the other order": ("cnn fp16",),
+        "cuDNN's and autocast's own way with recurrent weights": ("amp lstm f16", "amp lstm bf16"),
+        "convolutions in bfloat16 that cuDNN does not have: columns are unfolded": (
+            "cnn bf16 @7.5", "amp conv bf16 @7.5", "amp convT bf16 @7.5", "amp interpolate bf16 @7.5",
+        ),
+    },
+    "attention": {"half precision wider than 128 before compute capability 8": ("d192 f16 @7.5", "d256 f16 @7.5")},
+}  # fmt: skip
+
+
+def known(module: str, capability: str) -> dict[str, str]:
+    """Name -> reason, of the calls of a module at a compute capability."""
+    found = {}
+    for reason, names in KNOWN.get(module, {}).items():
+        for name in names:
+            plain, _, only = name.partition(" @")
+            if only in ("", capability):
+                found[plain] = reason
+    return found
