@@ -43,7 +43,8 @@ class Part:
 class Forecast:
     """A program on a card. `trace` is settled for the card and ends where its memory runs out.
 
-    The intervals are the peaks that the program needs, on a card large enough: of *allocated*, *reserved* and the device.
+    The intervals are the peaks of *allocated*, *reserved* and the device: on this card, or, where the program may not fit,
+    on one that is large enough. A full card gives back its cache, so that there *reserved* may be more.
     `out_of_memory` is the error it would raise on this card, "" where nothing speaks for one.
     """
 
@@ -74,12 +75,13 @@ def forecast(asked: Trace, card: Card, conf: str = "", environment: Mapping[str,
     worst = settle(asked, _room(card.usable_bytes, high[1], -1), conf, card.context_bytes[1], added.high)
     fits: Fits = "no" if _failure(best) else ("close" if _failure(worst) else "yes")
     trace = settle(asked, card.usable_high_bytes, conf, card.context_bytes[0], added.low)
-    context = card.context_bytes
-    reserved = round(low[1] * (1 - RESERVED_ERROR)), round(high[1] * (1 + RESERVED_ERROR))
+    context, ends = card.context_bytes, (_peaks_there(best) or low, _peaks_there(worst) or high)
+    allocated, (least, most) = ((min(some), max(some)) for some in zip(*ends, strict=True))
+    reserved = round(least * (1 - RESERVED_ERROR)), round(most * (1 + RESERVED_ERROR))
     found = Forecast(
         card=card,
         trace=trace,
-        allocated_bytes=(low[0], high[0]),
+        allocated_bytes=allocated,
         reserved_bytes=reserved,
         device_bytes=(reserved[0] + context[0], reserved[1] + context[1]),
         fits=fits,
@@ -104,7 +106,16 @@ def _added(asked: Trace, card: Card, environment: Mapping[str, str] | None) -> E
 
 def _peaks(asked: Trace, conf: str, added: tuple[Extra, ...]) -> Interval:
     """The peaks of *allocated* and *reserved* where nothing ends the program."""
-    facts = settle(asked, UNLIMITED_BYTES, conf, 0, added).made_by.device(DEVICE)
+    return _peaks_of(settle(asked, UNLIMITED_BYTES, conf, 0, added))
+
+
+def _peaks_there(settled: Trace) -> Interval | None:
+    """The same on the card, where the program goes through: a full one gives back its cache before it fails."""
+    return None if _failure(settled) else _peaks_of(settled)
+
+
+def _peaks_of(settled: Trace) -> Interval:
+    facts = settled.made_by.device(DEVICE)
     return facts.end_peak_allocated_bytes, facts.end_peak_reserved_bytes
 
 

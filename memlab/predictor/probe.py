@@ -20,10 +20,10 @@ import torch
 
 from memlab.errors import PredictionError
 from memlab.predictor.pretend import PretendCuda
-from memlab.probes.categories import categorised
+from memlab.probes.assembled import assembled
 from memlab.probes.claims import claims
 from memlab.probes.marks import marker
-from memlab.trace.columns import Array, Blocks, Events, Kind
+from memlab.trace.columns import Array, Events, Kind
 from memlab.trace.trace import Device, Gap, MadeBy, Trace
 
 ENGINE = "pretend CUDA"
@@ -81,7 +81,7 @@ class PretendProbe:
     def _trace(self) -> Trace:
         columns = self.log.columns()
         chosen = _since(columns, self._first)
-        first_row, count = chosen.adopted, len(chosen.block_of)
+        first_row = chosen.adopted
         rows = columns["kind"][chosen.row].copy()
         rows[:first_row] = Kind.ADOPT
         time_ns = np.maximum(columns["time_ns"][chosen.row] - self.start_ns, 0)
@@ -96,23 +96,11 @@ class PretendProbe:
             address=columns["key"][chosen.row],
         )
         marks = marker.columns(self.start_ns, self.end_ns, self.owner)
-        phase, module = marks.steps()
-        made = np.flatnonzero(events.kind == Kind.ALLOC)
-        moment = events.time_ns[made] + self.start_ns
         births = self.log.births.columns(columns["birth"][chosen.block_of])
-        blocks = Blocks.unknown(
-            count,
-            **births,
-            phase=_put(np.zeros(count, "u1"), events.block[made], phase.at(moment)),
-            module=_put(np.full(count, -1), events.block[made], module.at(moment)),
-        )
         texts = dict(zip(("op", "dtype", "shape"), map(tuple, self.log.births.tables), strict=True))
-        texts |= {"module": marks.texts, "mark": marks.texts}
-        table = marks.table(events, first_row, self.start_ns)
-        trace = Trace(events, blocks, self._made_by(), first_row=first_row, marks=table, texts=texts)
-        trace = categorised(trace, claims.log.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
-        trace = dataclasses.replace(trace, notes={NOTES: self._notes(chosen)})
-        return trace.with_gaps(*claims.gaps(), *marks.gaps())
+        from_ns = self._claims_from_ns
+        trace = assembled(events, births, texts, self._made_by(), first_row, marks, self.start_ns, from_ns)
+        return dataclasses.replace(trace, notes={NOTES: self._notes(chosen)})
 
     def _lengths(self) -> tuple[int, int, int, int]:
         """How much the log has of what is no event."""
@@ -146,7 +134,7 @@ class PretendProbe:
 
     def _made_by(self) -> MadeBy:
         card = self.pretend.card
-        text = "nothing ran on a card: memory that libraries take for themselves is modelled, values are assumed, times are the rehearsal's"
+        text = "nothing ran on a card: what libraries take is modelled, values are assumed, times are those of the rehearsal"
         return MadeBy(
             engine=ENGINE,
             devices=(Device(DEVICE, card.name, int(card.total_bytes)),),
@@ -178,10 +166,3 @@ def _since(columns: dict[str, Array], first: int) -> _Chosen:
     number = np.full(len(columns["birth"]) + 1, -1, np.int64)
     number[block_of] = np.arange(len(block_of))
     return _Chosen(row, len(alive), number, block_of)
-
-
-def _put(column: Array, at: Array, values: Array) -> Array:
-    """A copy of `column` with `values` at the positions `at`."""
-    changed = column.copy()
-    changed[at] = values
-    return changed

@@ -12,11 +12,11 @@ import time
 import numpy as np
 import torch
 
-from memlab.probes.categories import categorised
+from memlab.probes.assembled import assembled
 from memlab.probes.claims import claims
 from memlab.probes.marks import marker
 from memlab.probes.tally import Tally
-from memlab.trace.columns import Blocks, Events, Kind
+from memlab.trace.columns import Events
 from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
 
 ENGINE = "CPU dispatch tally"
@@ -61,7 +61,7 @@ class CpuProbe:
 
     def _trace(self) -> Trace:
         columns = self.tally.columns()
-        first_row, count = columns["first_row"], len(columns["op"])
+        first_row = columns["first_row"]
         rows = len(columns["kind"])
         events = Events(
             time_ns=np.maximum(columns["time_ns"] - self.start_ns, 0) * (np.arange(rows) >= first_row),
@@ -74,20 +74,9 @@ class CpuProbe:
             address=columns["key"],
         )
         marks = marker.columns(self.start_ns, self.end_ns, self.owner)
-        phase, module = marks.steps()
-        made = np.flatnonzero(events.kind == Kind.ALLOC)
-        moment = events.time_ns[made] + self.start_ns
-        known = {name: columns[name] for name in ("op", "dtype", "shape")}
-        blocks = Blocks.unknown(count, **known, phase=np.zeros(count, "u1"), module=np.full(count, -1))
-        blocks = blocks.replace(
-            phase=_put(blocks.phase, events.block[made], phase.at(moment)),
-            module=_put(blocks.module, events.block[made], module.at(moment)),
-        )
-        texts = {**columns["texts"], "module": marks.texts, "mark": marks.texts}
-        table = marks.table(events, first_row, self.start_ns)
-        trace = Trace(events, blocks, self._made_by(), first_row=first_row, marks=table, texts=texts)
-        trace = categorised(trace, claims.log.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
-        return trace.with_gaps(*claims.gaps(), *marks.gaps())
+        births = {name: columns[name] for name in ("op", "dtype", "shape")}
+        texts, from_ns = columns["texts"], self._claims_from_ns
+        return assembled(events, births, texts, self._made_by(), first_row, marks, self.start_ns, from_ns)
 
     def _made_by(self) -> MadeBy:
         lost, until_ns = self.tally.lost
@@ -101,10 +90,3 @@ class CpuProbe:
             gaps=tuple(Gap(name, text) for name, text in self.tally.gaps()),
             bounded=thinned,
         )
-
-
-def _put(column: np.ndarray, at: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """A copy of `column` with `values` at the positions `at`."""
-    changed = column.copy()
-    changed[at] = values
-    return changed

@@ -125,7 +125,9 @@ def _asked(run: Run) -> Trace:
 def _assumed(run: Run) -> tuple[str, ...]:
     if not isinstance(run, Prediction):
         return ("the requests are those that were measured, with the kernels and workspaces of that card",)
-    return (f"kernels are those of {run.card.name}, on which it was rehearsed",)
+    of_the_card = run.card.assumptions
+    rehearsed = (text for text in run.assumptions if text not in of_the_card)
+    return (f"kernels are those of {run.card.name}, on which it was rehearsed", *rehearsed)
 
 
 def _row(found: Forecast) -> Fit:

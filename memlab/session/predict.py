@@ -109,7 +109,7 @@ def verdict(found: Forecast) -> str:
     usable, caught = interval((card.usable_bytes, card.usable_high_bytes)), found.trace.made_by.device(DEVICE).num_ooms
     if caught and found.fits != "no":
         often = f"{caught} out-of-memory {'error' if caught == 1 else 'errors'}"
-        return f"{answer} on {card.name} as it catches {often}: would need {interval(found.device_bytes)} of {usable}"
+        return f"{answer} on {card.name}, as it catches {often}: needs {interval(found.device_bytes)} of {usable}"
     return f"{answer} on {card.name}: needs {interval(found.device_bytes)} of {usable}"
 
 

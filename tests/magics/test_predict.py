@@ -53,6 +53,23 @@ def test_the_cells_error_goes_out_with_its_line_and_the_report_is_shown(notebook
     assert reply.lines == [4]
     assert "memlab/" not in reply.traceback
     assert "The cell raised ZeroDivisionError: division by zero." in reply.report
+    assert "Predicted up to where the cell ended with an error, nothing ran on a card: fits on T4" in reply.report
+
+
+def test_a_device_that_an_earlier_cell_chose_is_the_cpu(notebook: Kernel):
+    notebook.run('device = "cuda" if torch.cuda.is_available() else "cpu"')
+    reply = notebook.run("%%memtrack --predict T4\nnn.Linear(64, 64).to(device)(torch.ones(1, 64, device=device))")
+    assert "asked nothing of T4" in reply.report
+    assert 'What an earlier cell put on "cpu" stays there' in reply.report
+
+
+def test_a_setting_that_makes_no_sense_is_a_usage_error(notebook: Kernel):
+    notebook.run("%env PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync")
+    reply = notebook.run("%%memtrack --predict T4\nprint('ran')")
+    notebook.run("del __import__('os').environ['PYTORCH_CUDA_ALLOC_CONF']")
+    assert reply.error == "UsageError"
+    assert "PYTORCH_CUDA_ALLOC_CONF: backend:cudaMallocAsync is not simulated" in reply.traceback + reply.stderr
+    assert not reply.stdout
 
 
 def test_a_budget_is_held_against_what_it_needs(notebook: Kernel):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,32 @@ def test_what_a_program_needs_does_not_depend_on_the_card_that_is_too_small():
     assert "Tried to allocate 100.00 MiB" in small.out_of_memory
     assert int((small.trace.events.kind == Kind.OOM).sum()) == 1
     assert len(small.trace.events) < len(large.trace.events)
+
+
+def freed_before_the_last(*sizes: int) -> Trace:
+    """Blocks that are freed before the last one is asked for."""
+    made = asked(*sizes)
+    early = len(sizes) - 1
+    columns = {name: column.tolist() for name, column in made.events.arrays().items()}
+    for name, column in columns.items():
+        again = [int(Kind.FREE)] * early if name == "kind" else column[:early]
+        columns[name] = list(range(2 * early + 1)) if name == "time_ns" else [*column[:early], *again, *column[early:]]
+    return dataclasses.replace(made, events=Events(**{name: np.array(column) for name, column in columns.items()}))
+
+
+def test_a_card_that_gives_back_its_cache_needs_no_more_than_it_has():
+    need = freed_before_the_last(*[100 * MiB] * 10, 1200 * MiB)
+    large, tight = forecast(need, card(8 * GiB)), forecast(need, card(1500 * MiB))
+    assert large.reserved_bytes[0] > 2100 * MiB
+    assert tight.fits == "yes"
+    assert tight.device_bytes[1] <= 1500 * MiB
+    assert tight.margin_bytes[0] >= 0
+
+
+def test_no_program_is_so_large_that_its_need_is_not_told():
+    found = forecast(asked(*[1 << 50] * 300), card(GiB))
+    assert found.fits == "no"
+    assert found.allocated_bytes == (300 << 50, 300 << 50)
 
 
 @pytest.mark.parametrize(

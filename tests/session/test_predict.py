@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -134,6 +136,25 @@ def test_where_the_card_is_full_it_goes_on_or_meets_the_error():
     caught = memlab.predict(step, small, raises_oom=True)
     assert caught.fits == "yes"
     assert caught.peak_allocated_bytes == 40 * MiB
+    assert caught.allocated_bytes == (40 * MiB, 40 * MiB)
+    assert "fits on small, as it catches 1 out-of-memory error" in str(caught)
+
+
+def test_a_step_that_never_asks_the_card_is_told_so():
+    found = memlab.predict(lambda: torch.ones(1000, 1000) @ torch.ones(1000, 1000), CARD)
+    assert 'asked nothing of a card: is it written for "cuda"?' in str(found)
+    assert "fits on" not in str(found)
+    with pytest.raises(PredictionError, match="with a batch of 1 the step asked nothing"):
+        memlab.max_batch(lambda batch: lambda: torch.ones(batch), CARD)
+
+
+async def pauses() -> None:
+    """A step that would never be awaited."""
+
+
+def yields():
+    """A step that would never be gone through."""
+    yield
 
 
 @pytest.mark.parametrize(
@@ -142,11 +163,33 @@ def test_where_the_card_is_full_it_goes_on_or_meets_the_error():
         (None, "T4", "needs a function without arguments, got NoneType"),
         (lambda: None, "no such card", "no card is known as 'no such card'"),
         (lambda: None, 8, "no card is known|below"),
+        (pauses, "T4", "has `async` or `yield` does nothing"),
+        (yields, "T4", "has `async` or `yield` does nothing"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(step, card, text):
     with pytest.raises(MemlabError, match=text):
         memlab.predict(step, card)
+
+
+@pytest.mark.parametrize(
+    ("conf", "text"),
+    [("hello", "not an allocator setting"), (3, "conf is a text"), ("backend:cudaMallocAsync", "not sim")],
+)
+def test_a_setting_that_makes_no_sense_is_no_failure_of_the_step(conf, text):
+    with pytest.raises(PredictionError, match=f"conf.*{text}"):
+        memlab.predict(lambda: None, CARD, conf=conf)
+
+
+def test_the_environments_setting_is_named(monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "no_such_thing:1")
+    with pytest.raises(PredictionError, match="PYTORCH_CUDA_ALLOC_CONF: unknown allocator setting"):
+        memlab.predict(lambda: None, CARD)
+
+
+def test_what_every_child_needs_is_imported_once_before():
+    code = "import sys, memlab; memlab.predict(lambda: None, 'T4'); print('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 def test_a_hanging_step_ends_at_its_limit():
@@ -171,8 +214,23 @@ def test_the_largest_batch_is_the_last_that_fits():
     assert answers[found.batch + 1] != "yes"
     assert len(answers) < 30
     assert str(found).startswith(f"largest batch on small: {found.batch}")
-    assert memlab.max_batch(make_step, card, at_most=3).batch == 3
+    assert "no more were tried" not in str(found)
+    few = memlab.max_batch(make_step, card, at_most=3)
+    assert few.batch == 3
+    assert str(few).splitlines()[0] == "largest batch on small: 3 (no more were tried: at_most is 3)"
     assert memlab.max_batch(lambda batch: make_step(600), card).batch == 0
+
+
+def test_a_batch_that_fails_is_named():
+    def make_step(batch: int):
+        return lambda: torch.ones(1 // (batch < 2), device="cuda")
+
+    with pytest.raises(
+        PredictionError, match="with a batch of 2 the step failed where it was rehearsed: ZeroDivisionError"
+    ):
+        memlab.max_batch(make_step, CARD)
+    with pytest.raises(PredictionError, match=r"make_step\(1\) must give a function to predict, got NoneType"):
+        memlab.max_batch(lambda batch: None, CARD)
 
 
 def test_a_run_against_all_cards(prediction):
@@ -201,3 +259,30 @@ def test_a_prediction_becomes_a_snapshot_of_pytorch_and_comes_back(prediction, t
     assert again.peak_allocated_bytes == prediction.peak_allocated_bytes
     assert again.peak_reserved_bytes == prediction.peak_reserved_bytes
     assert again.breakdown()["parameter"] == 4 * PARAMETER
+
+
+@pytest.mark.fakegpu
+def test_what_lies_on_a_real_card_is_on_the_predicted_one_and_stays_as_it_is():
+    model = nn.Linear(WIDTH, WIDTH).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    whole = torch.ones(64, WIDTH, device="cuda")
+    part = whole[:32]
+
+    def step() -> None:
+        model(part).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # autograd's thread for the card is not in the child: there a real tensor's backward would wait for ever
+    graph = model(whole).sum()
+    before = torch.cuda.memory_stats(), [one.data_ptr() for one in model.parameters()], whole.data_ptr()
+    found = memlab.predict(step, CARD, limit_s=60)
+    assert before == (torch.cuda.memory_stats(), [one.data_ptr() for one in model.parameters()], whole.data_ptr())
+    assert found.breakdown()["parameter"] == PARAMETER
+    assert found.breakdown()["optimizer"] == 2 * PARAMETER
+    del graph
+    with memlab.track("measured", show=False) as measured:
+        step()
+    assert abs(found.peak_allocated_bytes - measured.peak_allocated_bytes) < 1 * MiB
+    assert any("CUDA tensors that were there before" in text for text in found.assumptions)
+    assert any("no backward through it" in text for text in found.assumptions)
