@@ -52,8 +52,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "optimizers": {VALUES: ("ASGD for-loop f32", "LBFGS", "LBFGS wolfe")},
     "recurrent": {
-        "a view of the last step keeps less of the gradient alive": ("lstm last f32", "lstm last f16"),
-        COMPOSED: ("lstmcell f32", "lstmcell f16", "grucell f32", "grucell f16"),
+        "zeros stand in for the gradient of a state that is not used": ("lstm last f32", "lstm last f16"),
     },
     "training": {
         REFUSED: ("amp nested f16",),

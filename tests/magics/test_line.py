@@ -87,7 +87,7 @@ def test_refused_options_are_one_line_and_nothing_runs(notebook, options):
     for cell in (f"%%memtrack {options}\nran = 1", f"%memtrack {options} ran = 1"):
         reply = notebook.run(cell)
         assert reply.status == "error"
-        assert reply.stderr.startswith("UsageError: %memtrack: ")
+        assert reply.stderr.startswith(("UsageError: %memtrack: ", "UsageError: %memtrack --predict: "))
         assert len(reply.stderr.strip().splitlines()) == 1
         assert reply.shown == []
     assert notebook.value("'ran' in globals()") is False

@@ -337,8 +337,12 @@ def test_ctrl_c_ends_child_and_group(monkeypatch):
         channel.send({"pid": os.getpid(), "started": process.pid})
         time.sleep(1000)
 
-    with pytest.raises(KeyboardInterrupt):
-        run(work, on_frame=on_frame)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(work, on_frame=on_frame)
+    finally:
+        signal.signal(signal.SIGINT, before)
     with pytest.raises(ProcessLookupError):
         os.kill(seen[0]["pid"], 0)
     assert not any(Path(f"/proc/{pid}/cwd").exists() for pid in seen[0].values())

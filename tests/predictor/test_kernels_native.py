@@ -15,6 +15,7 @@ from kernel_calls.sides import ordered
 pytestmark = pytest.mark.fakegpu
 TESTS = Path(__file__).parents[1]
 
+
 def side(which: str, module: str, capability: str, folder: Path) -> dict[str, list[str]]:
     output = folder / f"{which}.json"
     command = [sys.executable, "-m", "kernel_calls.sides", which, module, str(output), capability]

@@ -151,7 +151,7 @@ def test_garbage_that_was_not_collected_is_told_apart(monkeypatch):
         gc.enable()
         gc.collect()
     (garbage,) = [action for action in told.actions if "gc.collect()" in action.text]
-    assert garbage.gives.high_bytes == 12 * MiB
+    assert 12 * MiB <= garbage.gives.high_bytes < 12.1 * MiB  # what other tests left lies about too
 
 
 def test_what_was_found_by_a_census_just_made_is_taken():

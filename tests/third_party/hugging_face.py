@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import transformers as hf
 
+from third_party import vision as torchvision_models
+
+if importlib.util.find_spec("torchvision") is not None:
+    torchvision_models.load()  # transformers imports it where it is installed
 hf.logging.set_verbosity_error()
 Made = tuple[torch.nn.Module, Callable[[], dict[str, Any]]]
 SMALL = {

@@ -1,6 +1,7 @@
-"""Two training steps of each model on either side: `python -m third_party.sides native|pretend MODULE OUTPUT [NAME...]`.
+"""Two training steps of each model on either side: `python -m third_party.sides native|pretend|inside MODULE OUTPUT [NAME...]`.
 
-Writes a JSON: model -> [peak of bytes in blocks of 512, events] or "!error".
+`inside` is pretend CUDA where the libraries are imported within it, too. Writes a JSON: model -> [peak of bytes in blocks of
+512, events] or "!error".
 """
 
 from __future__ import annotations
@@ -42,22 +43,39 @@ def native(make: Any, low: bool) -> list[int]:
 
 
 def pretend(make: Any, low: bool) -> list[int]:
-    from memlab.predictor.pretend import PretendCuda
     from memlab.trace.columns import Kind
 
     make()  # libraries are loaded before, as by the first cells of a notebook
-    card = types.SimpleNamespace(
-        name="card",
-        total_bytes=8 << 30,
-        usable_bytes=8 << 30,
-        compute_capability=(8, 0),
-        context_bytes=(0, 0),
-        multiprocessors=108,
-    )
-    with PretendCuda(card) as pretending:
+    with pretending() as on:
         steps(make, low)
-        columns = pretending.log.columns()
+        columns = on.log.columns()
     return [int(s) if k == Kind.ALLOC else -int(s) for k, s in zip(columns["kind"], columns["nbytes"], strict=True)]
+
+
+def pretending() -> Any:
+    from memlab.predictor.pretend import PretendCuda
+
+    return PretendCuda(
+        types.SimpleNamespace(
+            name="card",
+            total_bytes=8 << 30,
+            usable_bytes=8 << 30,
+            compute_capability=(8, 0),
+            context_bytes=(0, 0),
+            multiprocessors=108,
+        )
+    )
+
+
+def inside(module: str, names: tuple[str, ...]) -> dict[str, Any]:
+    with pretending() as on:
+        models = importlib.import_module(f"third_party.{module}").MODELS
+        found = {}
+        for name in names:
+            before = len(on.log)
+            steps(models[name], low=True)
+            found[name] = [int(on.log.allocator.peak_allocated_bytes), len(on.log) - before]
+    return found
 
 
 def peak(events: list[int]) -> int:
@@ -71,6 +89,9 @@ def peak(events: list[int]) -> int:
 
 def main(side: str, module: str, output: str, *names: str) -> None:
     warnings.simplefilter("ignore")
+    if side == "inside":
+        Path(output).write_text(json.dumps(inside(module, names)), encoding="utf-8")
+        return
     run = native if side == "native" else pretend
     found: dict[str, Any] = {}
     for name, make in importlib.import_module(f"third_party.{module}").MODELS.items():

@@ -19,7 +19,10 @@ LACKS = re.compile(r"operator torchvision::(\w+) does not exist")
 
 @functools.cache
 def load() -> Any:
-    """torchvision's models; a build for another torch lacks its operators, which these do not need: they are declared."""
+    """torchvision's models; a build for another torch lacks its operators, which these do not need: they are declared.
+
+    The default package is built for CUDA, and cannot load its operators beside a torch built for the CPU alone.
+    """
     library = None
     while True:
         try:
