@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-import types
+import types  # noqa: F401 (values below are made from texts)
 from pathlib import Path
 
 import pytest

@@ -64,12 +64,11 @@ def test_peaks_are_those_of_the_pretend_device(module, tmp_path):
 
 def library(name):
     """A library of the extra, with torchvision loaded before it: both import that where it is installed."""
-    pytest.importorskip(name)
     if importlib.util.find_spec("torchvision") is not None:
         from third_party.vision import load
 
         load()
-    return importlib.import_module(name)
+    return pytest.importorskip(name)
 
 
 CARD = memlab.Card("a card", 8 * GiB, (8, 0), context_bytes=0, usable_bytes=8 * GiB, usable_high_bytes=8 * GiB)
