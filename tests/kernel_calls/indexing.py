@@ -140,3 +140,25 @@ case(
     lambda dt: (T(64, 100, dtype=dt), torch.ones(64, 100, device="cuda", dtype=torch.bool), T(64, 100, dtype=dt)),
     lambda x, m, s: x.masked_scatter(m, s),
 )
+
+
+# What is written where: a number stays on the host, a mask and a number are one kernel.
+
+
+def put(name, key, value):
+    def call(x):
+        x[key(x)] = value
+        return x * 1
+
+    case(f"put {name}", lambda dt: T(64, 64, dtype=dt, grad=False), call, grad=False)
+
+
+put("mask number", lambda x: x > 0, 1.5)
+put("mask host", lambda x: x > 0, torch.tensor(1.5))
+put("row mask number", lambda x: (slice(None), x[0] > 0), 2)
+put("row number", lambda x: 3, 0.0)
+put("place number", lambda x: (3, 5), 0.0)
+put("index number", lambda x: I(64, 8), 0.0)
+case("pow of a number", lambda dt: T(64, 64, dtype=dt), lambda x: 2.5**x)
+case("pow of one", lambda dt: T(64, 64, dtype=dt, grad=False), lambda x: 1**x, grad=False)
+case("as_tensor", lambda dt: T(64, 64, dtype=dt), lambda x: torch.as_tensor(x, device=x.device) * 2)
