@@ -144,6 +144,8 @@ class _Run:
                 self._insert(position, comes, goes)
                 self._row(row)
             self._begin(len(events), self.clock.now_ns)
+            for happening in beside.get(len(events), ()):
+                happening()
             self._insert(len(events), comes, goes)
         except OutOfMemory as full:
             self.out_of_memory = str(full)

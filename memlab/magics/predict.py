@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -12,6 +14,7 @@ from memlab.errors import BudgetExceeded, MemlabError
 from memlab.predictor import child
 from memlab.predictor.cards import Card, find
 from memlab.predictor.child import ChildError, Outcome
+from memlab.predictor.child.step import Around
 from memlab.predictor.rehearsal import prepare, rehearsal
 from memlab.session.predict import Prediction, configured, failure, finished
 from memlab.session.progress import Progress
@@ -24,12 +27,19 @@ class CellError(Exception):
     """A cell that failed in the child process; its classes are named after the errors there."""
 
 
-def predict_cell(shell: Any, asked: argparse.Namespace, wanted: Options, line: str, body: str) -> None:
-    """Rehearse the body of a cell for a card, and show the report; the cell's own error goes out, as from any cell."""
+def predict_cell(
+    shell: Any, asked: argparse.Namespace, wanted: Options, line: str, body: str, local: dict[str, Any] | None = None
+) -> None:
+    """Rehearse the body of a cell for a card, and show the report; the cell's own error goes out, as from any cell.
+
+    `local` has the names of the function in which the magic stands.
+    """
     card = _card(asked)
     conf = _conf()
     prepare()
-    around = functools.partial(rehearsal, card, conf, asked.raises_oom)
+    around: Around = functools.partial(rehearsal, card, conf, asked.raises_oom)
+    if local is not None and local is not shell.user_ns:
+        around = functools.partial(_with_names, shell, local, around)
     with Progress(card.name) as progress:
         outcome = child.run_cell(shell, body, around, on_frame=progress.show, above=f"%%memtrack {line}".strip())
     found = None
@@ -37,6 +47,14 @@ def predict_cell(shell: Any, asked: argparse.Namespace, wanted: Options, line: s
         found = finished(outcome, wanted.name or runs.new_name(), card, conf)
         _show(found, wanted)
     _raise(outcome, found, wanted)
+
+
+@contextlib.contextmanager
+def _with_names(shell: Any, names: dict[str, Any], around: Around) -> Iterator[Any]:
+    """In the child: the names of a function, as if they were the notebook's."""
+    shell.user_ns.update(names)
+    with around() as finish:
+        yield finish
 
 
 def _card(asked: argparse.Namespace) -> Card:

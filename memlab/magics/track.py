@@ -125,7 +125,7 @@ class TrackMagics(Magics):
             return self._run(Track(options_of(asked)), code, local_ns)
         from memlab.magics.predict import predict_cell  # late: without it nothing of the predictor is loaded
 
-        predict_cell(self.shell, asked, options_of(asked), line, code)
+        predict_cell(self.shell, asked, options_of(asked), line, code, local_ns)
         return None
 
     def _run(self, track: Track, code: str, local_ns: dict[str, Any] | None) -> Any:

@@ -96,6 +96,8 @@ class Card:
             self._set(usable_source="as given")
         low = _size("usable_bytes", low)
         high = low if high == -1 else _size("usable_high_bytes", high)
+        if low < _SMALLEST // 2:
+            raise PredictionError(f"usable bytes of {self.name!r} are {format_bytes(low)}: no card has so little.")
         if not low <= high <= self.total_bytes:
             raise PredictionError(
                 f"usable bytes must not exceed the {format_bytes(self.total_bytes)} of {self.name!r}, "

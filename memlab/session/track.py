@@ -129,6 +129,7 @@ class Track:
         """Begin to measure; if that fails nothing is left on."""
         if self._measurement is not None:
             raise MemlabError(f"run {self.run.name!r} was started before; call track() again for another.")
+        _refuse_in_a_prediction()
         wanted = self.options
         self._thread = threading.get_ident()
         frame = caller(sys._getframe(1))
@@ -204,6 +205,13 @@ class Track:
                 text = f"{what}, {format_bytes(peak.low_bytes - limit)} above its budget of {format_bytes(limit)}."
                 return BudgetExceeded(f"run {self.run.name!r}: {text}")
         return None
+
+
+def _refuse_in_a_prediction() -> None:
+    """Inside of one there is nothing to measure, and all of it is in its report."""
+    pretend = sys.modules.get("memlab.predictor.pretend.tensors")
+    if pretend is not None and pretend.State.active is not None:
+        raise MemlabError("a run inside of a prediction measures nothing: the prediction is of the whole cell or step.")
 
 
 def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:

@@ -8,7 +8,7 @@ from html import escape
 
 from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.leak import short_line
-from memlab.analysis.peak import UNKNOWN_BYTES, Peak
+from memlab.analysis.peak import FORETOLD, UNKNOWN_BYTES, Peak
 from memlab.analysis.summary import DeviceSummary, Level, Summary
 from memlab.units import format_bytes, format_seconds, one_line
 from memlab.views import theme
@@ -139,7 +139,7 @@ def _lines(one: DeviceSummary) -> Iterator[str]:
 
 def _exactly(peak: Peak) -> str:
     if peak.is_exact:
-        return f"{peak.low_bytes:,} bytes, exact"
+        return f"{peak.low_bytes:,} bytes, {'predicted' if peak.source == FORETOLD else 'exact'}"
     if peak.high_bytes >= UNKNOWN_BYTES:
         return f"at least {peak.low_bytes:,} bytes"
     return f"between {peak.low_bytes:,} and {peak.high_bytes:,} bytes"

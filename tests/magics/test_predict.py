@@ -121,3 +121,36 @@ def test_ctrl_c_ends_the_child(notebook: Kernel):
     reply = notebook.run(cell, interrupt_at="begun")
     assert reply.error == "KeyboardInterrupt"
     assert notebook.value("__import__('psutil').Process().children()") == []
+
+
+def test_in_a_function_its_own_names_are_known(notebook: Kernel):
+    cell = (
+        "def f():\n    rows = 1 << 20\n    %memtrack --predict T4 --name local y = torch.ones(rows, device='cuda')\nf()"
+    )
+    reply = notebook.run(cell)
+    assert reply.status == "ok", reply.traceback
+    assert notebook.value("__import__('memlab').runs['local'].peak_allocated_bytes") == 4 << 20
+
+
+def test_files_and_threads_of_the_cell_work_and_are_held_off(notebook: Kernel):
+    cell = """%%memtrack --predict T4 --name held
+import threading, os
+with open("log.txt", "w") as file:
+    file.write("x")
+made = []
+thread = threading.Thread(target=lambda: made.append(torch.ones(1 << 20, device="cuda")))
+thread.start(); thread.join()
+os.path.exists("log.txt"), made[0].shape[0]
+"""
+    reply = notebook.run(cell)
+    assert reply.status == "ok", reply.traceback
+    assert reply.out == "(True, 1048576)"
+    assert "Held off in the child process: writing 'log.txt'" in reply.report
+    assert notebook.value("__import__('os').path.exists('log.txt')") is False
+    assert notebook.value("__import__('memlab').runs['held'].peak_allocated_bytes") == 4 << 20
+
+
+def test_a_track_inside_of_a_prediction_is_refused(notebook: Kernel):
+    reply = notebook.run("%%memtrack --predict T4\nimport memlab\nwith memlab.track():\n    pass\n")
+    assert reply.error == "MemlabError"
+    assert "the prediction is of the whole cell" in reply.traceback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 import sys
@@ -286,3 +287,27 @@ def test_what_lies_on_a_real_card_is_on_the_predicted_one_and_stays_as_it_is():
     assert abs(found.peak_allocated_bytes - measured.peak_allocated_bytes) < 1 * MiB
     assert any("CUDA tensors that were there before" in text for text in found.assumptions)
     assert any("no backward through it" in text for text in found.assumptions)
+
+
+def test_an_averaged_model_is_on_the_card():
+    def step() -> None:
+        model = nn.Linear(WIDTH, WIDTH).cuda()
+        average = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
+        for _ in range(2):
+            average.update_parameters(model)
+
+    assert memlab.predict(step, CARD).peak_allocated_bytes >= 2 * PARAMETER
+
+
+def test_an_out_of_memory_that_is_the_last_thing_is_in_the_trace():
+    small = memlab.Card("small", 256 * MiB, (8, 0), 0, 256 * MiB, 256 * MiB)
+
+    def step() -> None:
+        torch.ones(100 * MiB, dtype=torch.uint8, device="cuda")
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            torch.ones(400 * MiB, dtype=torch.uint8, device="cuda")
+
+    found = memlab.predict(step, small, raises_oom=True)
+    assert found.trace.made_by.device(0).num_ooms == 1

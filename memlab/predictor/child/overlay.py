@@ -16,6 +16,7 @@ import errno
 import io
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +42,12 @@ class Overlay:
 
     def install(self) -> None:
         """Put this process's functions for files over the layer; there is no way back."""
-        builtins.open = io.open = self._opening(io.open)
+        real = io.open
+        builtins.open = io.open = self._opening(real)
+        for module in list(sys.modules.values()):  # IPython's shell keeps it as io_open, and cells get that one
+            for name in ("open", "io_open"):
+                if vars(module).get(name) is real:
+                    setattr(module, name, io.open)
         os.open = self._opening_low(os.open)
         for name in ("stat", "lstat", "access", "listdir", "scandir", "chdir", "utime", "chmod", "readlink"):
             setattr(os, name, self._looking(getattr(os, name)))

@@ -13,7 +13,9 @@ eager code. What depends on values is assumed (see `answers`), and said in `assu
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from memlab.predictor.pretend.mode import PretendMode
 from memlab.predictor.pretend.patches import Patches
 from memlab.predictor.pretend.run import Run
 from memlab.predictor.pretend.tensors import State
+from memlab.seams import dispatch
 
 __all__ = ["PretendCuda"]
 
@@ -68,6 +71,8 @@ class PretendCuda:
         State.active, streams.Current.log = self, self.log
         stack.enter_context(kernels_on.installed(self.run, patches))
         stack.enter_context(self.mode)
+        begin = vars(threading.Thread)["_bootstrap_inner"]  # seen in Python 3.11 to 3.13
+        patches.put(threading.Thread, _bootstrap_inner=_with_mode(begin, self.mode))
 
     @property
     def is_on(self) -> bool:
@@ -79,6 +84,19 @@ class PretendCuda:
         self.log.settle_deaths()
         stack, self._stack = self._stack, None
         stack.__exit__(*error)
+
+
+def _with_mode(run_thread: Callable[[Any], None], mode: Any) -> Callable[[Any], None]:
+    """Modes belong to threads: those that begin meanwhile get it too."""
+
+    def bootstrap(thread: Any) -> None:
+        dispatch.push_mode(mode)
+        try:
+            run_thread(thread)
+        finally:
+            dispatch.remove_mode(mode)
+
+    return bootstrap
 
 
 def _has_default() -> bool:

@@ -59,7 +59,7 @@ def groups_are_of_the_card(run: Any, patches: Any) -> Iterator[None]:
 
     (torch/utils/_foreach_utils.py, _group_tensors_by_device_and_dtype, 2.11 to 2.15.)
     """
-    for name in ("torch.optim.optimizer", "torch.nn.utils.clip_grad"):
+    for name in ("torch.optim.optimizer", "torch.optim.swa_utils", "torch.nn.utils.clip_grad"):
         module = sys.modules[name]
         patches.put(module, _group_tensors_by_device_and_dtype=_named(module._group_tensors_by_device_and_dtype))
     yield

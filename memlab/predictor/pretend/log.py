@@ -21,6 +21,7 @@ from memlab.probes.storage_log import Births, StorageRef
 from memlab.seams.dispatch import current_autograd_node
 from memlab.seams.sequence import LEAF, next_number, number_of
 from memlab.trace.columns import Kind
+from memlab.units import GiB
 
 ALLOC, FREE = int(Kind.ALLOC), int(Kind.FREE)
 
@@ -116,7 +117,7 @@ class Log:
         except OutOfMemory:
             if self.raises_oom:
                 raise
-            self.allocator.grow(nbytes + self.allocator.total_bytes)
+            self.allocator.grow(2 * nbytes + self.allocator.total_bytes + GiB)
             return self.allocator.malloc(nbytes, self.stream_now)
 
     @property
