@@ -16,9 +16,10 @@ SAME = (
     "mlp_sgd", "mlp_dropout_adam", "lenet_momentum", "resnet18_momentum", "vgg_like", "mobilenet_like", "feature_pyramid",
     "convolutional_autoencoder", "variational_autoencoder", "siamese_contrastive", "super_resolution", "half_inference",
     "hooks_everywhere", "loader_with_pinning", "emptied_cache_in_the_loop", "losses_kept_with_graphs", "packed_activations",
-    "checkpoint_in_segments", "custom_function", "per_sample_gradients", "moving_average_copy", "two_groups_one_frozen",
+    "checkpoint_in_segments", "custom_function", "moving_average_copy", "two_groups_one_frozen",
     "varying_batch_sizes", "actor_critic", "cycles_until_collected",
 )  # fmt: skip
+"""Not among them: programs whose cycles the collector frees when it likes (`per_sample_gradients`)."""
 HERE = Path(__file__).parent
 
 
