@@ -28,7 +28,7 @@ _PUBLIC = {
     "last_run": "memlab.session.runs",
     "ledger": "memlab.session.ledger",
     "load": "memlab.session.run",
-    "max_batch": "memlab.session.predict",
+    "max_batch": "memlab.session.batch",
     "predict": "memlab.session.predict",
     "release": "memlab.session.oom",
     "runs": "memlab.session.runs",
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from memlab.predictor.calibration import calibrate as calibrate
     from memlab.predictor.cards import Card as Card
     from memlab.predictor.cards import cards as cards
+    from memlab.session.batch import max_batch as max_batch
     from memlab.session.doctor import doctor as doctor
     from memlab.session.fit import fit as fit
     from memlab.session.ledger import ledger as ledger
     from memlab.session.oom import explain_oom as explain_oom
     from memlab.session.oom import release as release
     from memlab.session.predict import Prediction as Prediction
-    from memlab.session.predict import max_batch as max_batch
     from memlab.session.predict import predict as predict
     from memlab.session.run import Run as Run
     from memlab.session.run import load as load

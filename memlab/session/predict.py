@@ -1,4 +1,4 @@
-"""`memlab.predict`: what a step would take on a card, without a GPU; `max_batch`: the largest batch that fits."""
+"""`memlab.predict`: what a step would take on a card, without a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from memlab.allocator import ConfError, parse_conf
@@ -148,12 +147,25 @@ def predict(
         raise PredictionError(
             "predict calls the step once, and what has `async` or `yield` does nothing then: wrap it."
         )
-    where, settings = find(card), configured(conf)
-    work = functools.partial(_work, step, where, settings, raises_oom)
+    found = foretold(step, find(card), name, configured(conf), limit_s, raises_oom)
+    runs.add(found)
+    return found
+
+
+def foretold(
+    step: Callable[[], object],
+    card: Card,
+    name: str | None,
+    conf: str,
+    limit_s: float | None = None,
+    raises_oom: bool = False,
+) -> Prediction:
+    """The prediction of a step, which is not among the runs."""
+    work = functools.partial(_work, step, card, conf, raises_oom)
     rehearsal.prepare()
-    with Progress(where.name) as progress:
+    with Progress(card.name) as progress:
         outcome = child.run(work, limit_s=limit_s, on_frame=progress.show)
-    return finished(outcome, name or runs.new_name(), where, settings)
+    return come_of(outcome, name or runs.new_name(), card, conf)
 
 
 def _work(step: Callable[[], object], card: Card, conf: str, raises_oom: bool, channel: Any) -> bytes:
@@ -174,11 +186,16 @@ def configured(conf: str | None) -> str:
 
 def finished(outcome: Outcome, name: str, card: Card, conf: str) -> Prediction:
     """The prediction of a child that has ended, among the runs; an error where it has none to give."""
-    if outcome.result is None:
-        raise failure(outcome)
-    found = predicted(name, loads(outcome.result), card, conf, outcome)
+    found = come_of(outcome, name, card, conf)
     runs.add(found)
     return found
+
+
+def come_of(outcome: Outcome, name: str, card: Card, conf: str) -> Prediction:
+    """The prediction of a child that has ended; an error where it has none to give."""
+    if outcome.result is None:
+        raise failure(outcome)
+    return predicted(name, loads(outcome.result), card, conf, outcome)
 
 
 def failure(outcome: Outcome) -> PredictionError:
@@ -220,112 +237,3 @@ def _told(outcome: Outcome) -> list[str]:
     if outcome.started:
         lines.append(f"Programs that it started for real: {'; '.join(outcome.started)}.")
     return lines
-
-
-# --- the largest batch -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """One batch size that was predicted."""
-
-    batch: int
-    fits: Fits
-    device_bytes: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class MaxBatch:
-    """The largest batch that fits on a card: for certain, and perhaps; 0 where none does. `tried` has the predictions."""
-
-    card: Card
-    batch: int
-    perhaps: int
-    tried: tuple[Tried, ...]
-    at_most: int = 0
-
-    def __int__(self) -> int:
-        return self.batch
-
-    __index__ = __int__
-
-    def __str__(self) -> str:
-        rest = f"; {self.batch + 1} to {self.perhaps} are too close to call" if self.perhaps > self.batch else ""
-        if self.at_most and self.perhaps == self.at_most:
-            rest += f" (no more were tried: at_most is {self.at_most})"
-        lines = [f"largest batch on {self.card.name}: {self.batch}{rest}"]
-        lines += [f"  {one.batch:>8}  {one.fits:<5}  {interval(one.device_bytes)}" for one in self.tried]
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def to_pandas(self) -> Any:
-        """A row for each batch that was predicted, sizes in bytes."""
-        import pandas
-
-        rows = [(one.batch, one.fits, *one.device_bytes) for one in self.tried]
-        return pandas.DataFrame(rows, columns=["batch", "fits", "device_low_bytes", "device_high_bytes"])
-
-
-def max_batch(
-    make_step: Callable[[int], Callable[[], object]],
-    card: str | Card,
-    *,
-    at_most: int = 1 << 16,
-    conf: str | None = None,
-    limit_s: float | None = None,
-) -> MaxBatch:
-    """The largest batch that fits on `card`, up to `at_most`: `make_step(batch)` gives the step to predict.
-
-    A handful of predictions, each of a child process: batches are doubled, and what lies between is halved.
-    """
-    if not callable(make_step):
-        raise PredictionError(f"max_batch needs a function of the batch, got {type(make_step).__name__}.")
-    if type(at_most) is not int or at_most < 1:
-        raise PredictionError(f"at_most is a number of 1 or more, got {at_most!r:.80}.")
-    where, tried = find(card), dict[int, Tried]()
-
-    def fits(batch: int) -> Fits:
-        if batch not in tried:
-            found = _predicted_batch(make_step, batch, where, conf, limit_s)
-            tried[batch] = Tried(batch, found.fits, found.peak_device_bytes)
-        return tried[batch].fits
-
-    batch = _largest(lambda one: fits(one) == "yes", 0, at_most)
-    perhaps = _largest(lambda one: fits(one) != "no", batch, at_most)
-    return MaxBatch(where, batch, perhaps, tuple(tried[one] for one in sorted(tried)), at_most)
-
-
-def _predicted_batch(
-    make_step: Callable[[int], Callable[[], object]], batch: int, card: Card, conf: str | None, limit_s: float | None
-) -> Prediction:
-    """The prediction of one batch; what went wrong says of which."""
-    try:
-        found = predict(_step_of(make_step, batch), card, name=f"batch {batch}", conf=conf, limit_s=limit_s)
-    except PredictionError as error:
-        error.args = (f"with a batch of {batch} {error}",)
-        raise
-    if asks_for_nothing(found.forecast):
-        raise PredictionError(f"with a batch of {batch} the step {verdict(found.forecast)}.")
-    return found
-
-
-def _step_of(make_step: Callable[[int], Callable[[], object]], batch: int) -> Callable[[], object]:
-    def step() -> object:
-        made = make_step(batch)
-        if not callable(made):
-            raise PredictionError(f"make_step({batch}) must give a function to predict, got {type(made).__name__}")
-        return made()
-
-    return step
-
-
-def _largest(holds: Callable[[int], bool], known: int, at_most: int) -> int:
-    """The largest number up to `at_most` for which it holds, where it holds for `known` and all below."""
-    low, high = known, known + 1
-    while high <= at_most and holds(high):
-        low, high = high, min(2 * high, at_most) if high < at_most else at_most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low

@@ -208,7 +208,9 @@ def test_the_largest_batch_is_the_last_that_fits():
     def make_step(batch: int):
         return lambda: torch.ones(batch * MiB, dtype=torch.uint8, device="cuda")
 
+    before = list(memlab.runs)
     found = memlab.max_batch(make_step, card)
+    assert list(memlab.runs) == before  # its trials are nobody's runs
     assert 512 * 0.97 < int(found) <= found.perhaps <= 512 * 1.03
     answers = {one.batch: one.fits for one in found.tried}
     assert answers[found.batch] == "yes"
