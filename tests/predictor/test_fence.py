@@ -24,16 +24,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child is fork
 needs_landlock = pytest.mark.skipif(landlock.version() < 6, reason="this Linux has no Landlock, or an older one")
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    """A folder to work in, with a file, a folder with a file, and a program's worth of rights."""
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_text("kept")
-    Path("sub").mkdir()
-    Path("sub/inner").write_text("kept too")
-    return tmp_path
-
-
 def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() if path.is_file() else "" for path in folder.rglob("*")}
 

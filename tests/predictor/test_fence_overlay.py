@@ -22,16 +22,6 @@ from memlab.predictor.child.overlay import COPIED_BYTES
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child is forked on Linux alone")
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    """A folder to work in, with a file, and a folder with a file."""
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_text("kept")
-    Path("sub").mkdir()
-    Path("sub/inner").write_text("kept too")
-    return tmp_path
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 

@@ -44,20 +44,9 @@ def _dense_twin(run: Any, tensor: Any) -> Any:
     )
 
 
-@rule("aten.native_layer_norm_backward.default")
+@rule("aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default")
 def layer_norm_backward(func: Any, args: Any, kwargs: Any, run: Any) -> Any:
     """Partial sums where there are very many rows (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
-    held = copies(run, args[1])
-    out = run.op(func, args[0], _dense_twin(run, args[1]), *args[2:], **kwargs)
-    held += copies(run, args[0])
-    _partial_sums(run, func, args[1], args[2], [one for one in out[1:] if one is not None])
-    release(run, held)
-    return out
-
-
-@rule("aten._fused_rms_norm_backward.default")
-def rms_norm_backward(func: Any, args: Any, kwargs: Any, run: Any) -> Any:
-    """The same for the weight alone."""
     held = copies(run, args[1])
     out = run.op(func, args[0], _dense_twin(run, args[1]), *args[2:], **kwargs)
     held += copies(run, args[0])
