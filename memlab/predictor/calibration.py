@@ -15,7 +15,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import torch
 
 from memlab.errors import PredictionError
 from memlab.predictor.cards import Card
+from memlab.trace.whole import whole
 from memlab.units import format_bytes, one_line
 
 VERSION = 1
@@ -222,14 +222,8 @@ def keep(measured: Calibration) -> Path:
         others = _readable(where)
         kept_now = [one for one in others if one.key != measured.key] + [measured]
         content = {"version": VERSION, "calibrations": [dataclasses.asdict(one) for one in kept_now[-_MAX_KEPT:]]}
-        descriptor, name = tempfile.mkstemp(dir=where.parent, prefix=f"{where.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-            Path(name).replace(where)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with whole(where) as file:
+            file.write(json.dumps(content, indent=1).encode())
     except OSError as error:
         raise PredictionError(f"cannot keep the calibration in {str(where)!r}: {error.strerror or error}.") from None
     return where

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,6 +36,7 @@ from memlab.trace.columns import (
     Table,
 )
 from memlab.trace.trace import TEXT_COLUMNS, Bounded, Device, Gap, MadeBy, Trace
+from memlab.trace.whole import whole
 
 MAGIC = b"memlab\r\n\x1a\0"
 VERSION = 2
@@ -59,9 +59,11 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
     """Write `trace` to `path`, whole or not at all; an existing file is replaced only by a whole one."""
     target = savable(path)
     try:
-        return _save(trace, target)
+        with whole(target) as file:
+            Writer(file).write_trace(trace)
     except OSError as error:
         raise TraceError(f"cannot save to {str(target)!r}: {error.strerror or error}. Choose another place.") from None
+    return target
 
 
 def dumps(trace: Trace) -> bytes:
@@ -92,28 +94,6 @@ def savable(path: str | os.PathLike[str]) -> Path:
     if is_there and not target.is_file():  # a device, a pipe: replacing it would do harm
         raise TraceError(f"cannot save to {str(target)!r}: that is no ordinary file. Choose another name.")
     return target
-
-
-def _save(trace: Trace, target: Path) -> Path:
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name[:100] + ".", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            writer = Writer(file)
-            writer.write_trace(trace)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())  # mkstemp makes private files; a saved run is an ordinary one
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return target
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 class Writer:

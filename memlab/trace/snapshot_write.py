@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-import tempfile
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from memlab.trace.columns import Blocks, Category, Kind, Phase
 from memlab.trace.file import savable
 from memlab.trace.ground import Ground
 from memlab.trace.trace import Trace
+from memlab.trace.whole import whole
 
 PROTOCOL = 4
 CATEGORIES = {
@@ -60,24 +60,11 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
     target = savable(path)
     content = pickle.dumps(snapshot(trace), protocol=PROTOCOL)
     try:
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name[:100] + ".", suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            Path(name).chmod(0o666 & ~_umask())  # mkstemp makes private files
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with whole(target) as file:
+            file.write(content)
     except OSError as error:
         raise TraceError(f"cannot save to {str(target)!r}: {error.strerror or error}. Choose another place.") from None
     return target
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def snapshot(trace: Trace) -> dict[str, Any]:

@@ -134,7 +134,11 @@ def test_a_file_that_cannot_be_read_is_kept_beside_the_new_one(folder):
 def test_a_failed_write_leaves_the_old_file_and_no_litter(folder, monkeypatch):
     keep(MEASURED)
     before = path().read_bytes()
-    monkeypatch.setattr(json, "dump", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("memlab.trace.whole.os.fsync", full)
     with pytest.raises(PredictionError, match="No space left"):
         keep(dataclasses.replace(MEASURED, driver="1"))
     assert path().read_bytes() == before

@@ -42,7 +42,7 @@ def test_a_system_that_refuses_is_quoted_in_one_line(tmp_path, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied", "x.tmp")
 
-    monkeypatch.setattr("memlab.trace.file.tempfile.mkstemp", refuse)
+    monkeypatch.setattr("memlab.trace.whole.tempfile.mkstemp", refuse)
     with pytest.raises(TraceError, match="Permission denied"):
         save(small_trace(), tmp_path / "a")
 
