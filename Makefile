@@ -8,7 +8,7 @@
 PYTHON ?=
 TORCH ?= 2.13.0
 PORT ?= 8888
-NOTEBOOK ?= notebooks/00_first_look.ipynb
+NOTEBOOK ?= notebooks/01_one_step.ipynb
 ARGS ?=
 GPU_RESULTS := benchmarks/results/prediction-gpu
 
@@ -24,14 +24,14 @@ STAMPS := .venv/memlab-stamps
 STAMP = $(STAMPS)/$(TORCH)-$(KEY)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check format bench gpu clean
+.PHONY: help lab test check format bench gpu techniques course course-html clean
 .NOTPARALLEL:
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do printf '  make %-16s %s\n' "$$name" "$$what"; done
 	@echo "  variables: TORCH=$(TORCH) PYTHON=python3.x PORT=$(PORT) ARGS=\"for pytest\""
 
-lab: ready-lab  ## set up, then open JupyterLab on the first notebook
+lab: ready-lab  ## set up, then open JupyterLab on the first lesson
 	@set --; \
 	case "$$(uname -s)" in Darwin) ;; *) [ -n "$$DISPLAY$$WAYLAND_DISPLAY$$BROWSER" ] || set -- --no-browser ;; esac; \
 	[ "$$(id -u)" != 0 ] || set -- "$$@" --allow-root; \
@@ -60,6 +60,17 @@ gpu: ready-test  ## on a machine with a GPU: its tests, then what it measures, w
 	$(PY) -m benchmarks.prediction measure --tight $(GPU_RESULTS)-measured.json
 	$(PY) -m benchmarks.prediction predict $(GPU_RESULTS)-predicted.json --truth $(GPU_RESULTS)-measured.json
 	$(PY) -m benchmarks.prediction compare $(GPU_RESULTS)-measured.json $(GPU_RESULTS)-predicted.json --out $(GPU_RESULTS).json --table $(GPU_RESULTS).md
+
+course: ready-course ready-browser  ## for maintainers: execute the lessons (ARGS="08 09" for some), draw their pictures, renew the pages around them
+	$(PY) -m notebooks.build make $(ARGS)
+	$(PY) -m notebooks.build map
+	$(PY) -m notebooks.build tips
+
+course-html: ready-course  ## the course as pages that need no network, in artifacts/course
+	$(PY) -m notebooks.build html
+
+techniques: ready-test  ## what every technique is said to save beside what it saves; writes docs/techniques.md
+	$(PY) -m benchmarks.techniques
 
 clean:  ## remove .venv, caches and what the tests made
 	rm -rf .venv artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

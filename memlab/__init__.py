@@ -15,13 +15,16 @@ __version__ = "0.1.0.dev0"
 # Name -> the module it lives in; nothing is imported before it is asked for, so that `import memlab` costs nothing.
 _PUBLIC = {
     "BudgetExceeded": "memlab.errors",
+    "Lab": "memlab.lab",
     "MemlabError": "memlab.errors",
     "Run": "memlab.session.run",
     "Trace": "memlab.trace",
     "Card": "memlab.predictor.cards",
     "Prediction": "memlab.session.predict",
+    "advise": "memlab.session.advise.ask",
     "calibrate": "memlab.predictor.calibration",
     "cards": "memlab.predictor.cards",
+    "compare": "memlab.session.compare",
     "doctor": "memlab.session.doctor",
     "explain_oom": "memlab.session.oom",
     "fit": "memlab.session.fit",
@@ -33,19 +36,26 @@ _PUBLIC = {
     "release": "memlab.session.oom",
     "runs": "memlab.session.runs",
     "size": "memlab.session.size",
+    "techniques": "memlab.savings",
     "track": "memlab.session.track",
     "who": "memlab.session.who",
+    "workloads": "memlab.workloads",
 }
 
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_PUBLIC]
 
 if TYPE_CHECKING:
+    from memlab import workloads as workloads
     from memlab.errors import BudgetExceeded as BudgetExceeded
     from memlab.errors import MemlabError as MemlabError
+    from memlab.lab import Lab as Lab
     from memlab.predictor.calibration import calibrate as calibrate
     from memlab.predictor.cards import Card as Card
     from memlab.predictor.cards import cards as cards
+    from memlab.savings import techniques as techniques
+    from memlab.session.advise.ask import advise as advise
     from memlab.session.batch import max_batch as max_batch
+    from memlab.session.compare import compare as compare
     from memlab.session.doctor import doctor as doctor
     from memlab.session.fit import fit as fit
     from memlab.session.ledger import ledger as ledger
@@ -68,7 +78,8 @@ def __getattr__(name: str) -> Any:
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module 'memlab' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    value = found if module == f"memlab.{name}" else getattr(found, name)
     globals()[name] = value
     return value
 

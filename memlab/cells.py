@@ -25,6 +25,17 @@ def is_tracked(lines: list[str]) -> bool:
     return bool(lines) and lines[0].startswith(MAGIC) and lines[0].split(None, 1)[0] == MAGIC
 
 
+def body_of(raw: str) -> str:
+    """What stands below the magic in the text of a tracked cell, as it was typed; "" where it is none.
+
+    >>> body_of("\\n%%memtrack --name a\\nx = 1\\n")
+    'x = 1\\n'
+    """
+    lines = raw.splitlines(keepends=True)
+    place = next((row for row, line in enumerate(lines) if line.strip()), 0)
+    return "".join(lines[place + 1 :]) if is_tracked([line.lstrip() for line in lines[place:]]) else ""
+
+
 def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
     """The cell with its first line replaced by a call that starts the run, and the body as it is.
 

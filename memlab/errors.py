@@ -21,3 +21,11 @@ class BudgetExceeded(MemlabError):
 
 class PredictionError(MemlabError):
     """A run cannot be predicted as asked."""
+
+
+class DoesNotApply(MemlabError):
+    """A technique finds nothing to change in this job, or would break it; the text says why."""
+
+
+class ClaimRefuted(MemlabError, AssertionError):
+    """A lesson claimed something that is not so on this machine."""

@@ -39,16 +39,16 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "names": ({"trace", "units", "errors", "seams"}, {"torch"}),
     # What a step will take, before it runs: a rehearsal of the forward on tensors without data.
     "sizes": ({"units", "errors", "seams"}, {"torch", "pandas"}),
-    "savings": ({"workloads", "units", "errors"}, {"torch"}),
-    "workloads": ({"units", "errors"}, {"torch"}),
+    "savings": ({"workloads", "units", "errors", "seams"}, {"torch", "pandas"}),
+    "workloads": ({"units", "errors"}, {"torch", "numpy", "pandas"}),
     # The live view hands its Stop button to the kernel, which is a private matter of ipykernel: hence seams.
     "views": (
         {"analysis", "trace", "units", "errors", "seams"},
         {"plotly", "anywidget", "ipywidgets", "traitlets", "numpy", "pandas", "IPython.display"},
     ),
     "session": (ROOMS_OF_SESSION, {"torch", "numpy", "pandas", "IPython.display"}),
-    "lesson": (ROOMS_OF_SESSION | {"session", "lab"}, {"torch", "ipywidgets"}),
-    "lab": (ROOMS_OF_SESSION | {"session", "lesson"}, {"torch", "ipywidgets"}),
+    "lesson": (ROOMS_OF_SESSION | {"session", "lab"}, {"torch", "ipywidgets", "pandas", "IPython.display"}),
+    "lab": (ROOMS_OF_SESSION | {"session"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
     "magics": (ROOMS_OF_SESSION | {"cells", "session", "lesson", "lab"}, {"IPython"}),
     # The public face: names are imported when they are asked for.
     "__main__": ({"predictor", "session"}, set()),
@@ -62,6 +62,10 @@ LATE_ONLY = {
     ("seams", "ipykernel"),
     ("seams", "traitlets"),
     ("predictor", "pandas"),
+    ("savings", "pandas"),
+    ("workloads", "pandas"),
+    ("lab", "pandas"),
+    ("lesson", "pandas"),
 }
 
 

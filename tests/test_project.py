@@ -96,7 +96,9 @@ def test_a_name_pinned_twice_is_found():
         constraints("Send2Trash==1\nsend2trash==2  # again")
 
 
-@pytest.mark.parametrize("target", ["lab", "test", "check", "format", "bench", "gpu", "clean", "help"])
+@pytest.mark.parametrize(
+    "target", ["lab", "test", "check", "format", "bench", "gpu", "course", "course-html", "clean", "help"]
+)
 def test_the_makefile_has_the_target(target):
     done = make("--dry-run", target)
     assert done.returncode == 0, done.stderr

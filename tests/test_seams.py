@@ -84,6 +84,12 @@ def test_a_mode_sees_operators_between_push_and_remove_wherever_it_lies():
     assert (low.seen, high.seen) == (["aten.ones.default"], ["aten.ones.default"] * 2)
 
 
+def test_a_mode_may_go_where_inference_mode_is_as_it_was():
+    assert dispatch.may_remove(False) and dispatch.may_remove(True)
+    with torch.inference_mode():
+        assert dispatch.may_remove(True) and not dispatch.may_remove(False)
+
+
 def test_function_modes_are_counted_and_can_be_held_off():
     class Loud(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -123,6 +123,10 @@ def _of_device(trace: Trace, device: int, by: str) -> dict[str, int]:
         raise MemlabError("the driver's figure was never read in this run: nothing is known of the whole device.")
     at = peak(trace, device, "reserved")
     mine = trace.samples.rows((trace.samples.device == device) & (trace.samples.used_bytes >= 0))
+    if not len(mine):  # a prediction: nobody read a driver
+        _check_seen(at, "device")
+        reserved = min(at.low_bytes, top.low_bytes)
+        return _shares(trace, device, by, at.row, reserved) | {CONTEXT: top.low_bytes - reserved}
     level = timeline(trace, device, "reserved")
     if top.low_bytes == int(mine.used_bytes.max()):
         sample = int(mine.used_bytes.argmax())

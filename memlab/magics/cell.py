@@ -11,6 +11,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from memlab import cells
 from memlab.errors import BudgetExceeded, MemlabError
 from memlab.magics.track import asked_of, options_of, parse
 from memlab.session.executions import depth_of, error_of
@@ -49,6 +50,7 @@ class CellTracker(threading.local):
             track.start()
         except MemlabError as error:
             raise UsageError(f"%memtrack: {error}") from None
+        track.run.again = cells.body_of(self._cells[-1].info.raw_cell)
         self._cells[-1].tracks.append(track)
 
     def predict(self, line: str, body: str) -> None:
@@ -64,6 +66,8 @@ class CellTracker(threading.local):
         ended, self._cells[depth:] = self._cells[depth:], []
         tracks = [track for cell in reversed(ended) for track in reversed(cell.tracks)]
         for track in tracks:
+            if track in ended[0].tracks:  # the value is that of this cell, not of one inside of it
+                track.run.offer(getattr(result, "result", None))
             self._end(track, result)
         return [track.run for track in tracks]
 
@@ -74,6 +78,8 @@ class CellTracker(threading.local):
             problem: BaseException | None = track.stop(error)
         except (Exception, KeyboardInterrupt) as raised:
             problem = raised
+        finally:
+            track.run.offer(None)  # a run never refers to what is the user's
         if problem is None or (error is not None and isinstance(problem, BudgetExceeded)):
             return  # a cell that raised has its own error to tell
         self.shell.showtraceback((type(problem), problem, None), exception_only=True)

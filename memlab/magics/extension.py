@@ -15,7 +15,9 @@ from IPython.display import display
 
 from memlab import cells
 from memlab.magics.cell import CellTracker
+from memlab.magics.compare import CompareMagics
 from memlab.magics.fit import FitMagics
+from memlab.magics.lab import LabMagics, close_labs
 from memlab.magics.ledger import LedgerMagics
 from memlab.magics.oom import OomMagics
 from memlab.magics.track import TrackMagics
@@ -25,7 +27,15 @@ from memlab.session.ledger import the_ledger
 from memlab.session.oom import note_oom
 from memlab.session.run import Run
 
-MAGICS: tuple[type[Magics], ...] = (TrackMagics, WhoMagics, LedgerMagics, OomMagics, FitMagics)
+MAGICS: tuple[type[Magics], ...] = (
+    TrackMagics,
+    WhoMagics,
+    LedgerMagics,
+    OomMagics,
+    FitMagics,
+    LabMagics,
+    CompareMagics,
+)
 """Every class of magics that the extension installs."""
 
 
@@ -75,6 +85,7 @@ class Extension:
     def remove(self) -> None:
         """Take everything out; a run that is still open ends."""
         shell = self.shell
+        close_labs()
         self.tracker.close()
         the_ledger.close()
         if self.transform in shell.input_transformers_cleanup:

@@ -45,6 +45,7 @@ def predict_cell(
     found = None
     if outcome.result is not None:
         found = finished(outcome, wanted.name or runs.new_name(), card, conf)
+        found.again = "" if local is not None and local is not shell.user_ns else body
         _show(found, wanted)
     _raise(outcome, found, wanted)
 

@@ -139,10 +139,13 @@ class TrackMagics(Magics):
         # In a function the names are those of its frame; at the top they are the notebook's own, and not a copy.
         is_inside = local_ns is not None and local_ns is not shell.user_ns
         names = {**shell.user_ns, **local_ns} if is_inside and local_ns else shell.user_ns
+        track.run.again = "" if is_inside else code
         with track:
             if tree.body:
                 exec(compile(tree, place, "exec"), shell.user_ns, local_ns)
-            return eval(compile(last, place, "eval"), names) if last is not None else None
+            value = eval(compile(last, place, "eval"), names) if last is not None else None
+            track.run.offer(value)
+            return value
 
 
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")

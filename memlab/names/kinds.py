@@ -272,7 +272,13 @@ _BASES = (
 )
 
 
+_BUILT_WITH = ("memlab.workloads.", "memlab.savings.")
+"""Where the classes of models stand that users make and hold."""
+
+
 def is_ours(kind: type) -> bool:
     """Whether a class is memlab's own: it keeps nothing of the user's alive, and is not named as if it did."""
     place = attributes_of_class(kind).get("__module__")
-    return type(place) is str and (place == "memlab" or place.startswith("memlab."))
+    if type(place) is not str or place.startswith(_BUILT_WITH):
+        return False
+    return place == "memlab" or place.startswith("memlab.")

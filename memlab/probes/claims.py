@@ -100,7 +100,8 @@ class Claims:
 
     def called(self, root: Any, args: Any, kwargs: Any) -> None:
         """An outermost module was called with these."""
-        given = [*_tensors_in(args), *_tensors_in(kwargs)]
+        # What has a graph was computed: between two outermost modules it is an activation.
+        given = [one for one in (*_tensors_in(args), *_tensors_in(kwargs)) if one.grad_fn is None]
         if given:
             path = marker.path_of(root)
             pairs = [(one, self.log.label(Category.INPUT, path, f"input of {path}", one)) for one in given]

@@ -66,7 +66,7 @@ class Tally(TorchDispatchMode):
         # between two bytecodes, and lose the death with it.
         self._append = self._log.append
         self._count, self._older, self._idle, self._alive_last = 0, False, 0, 0
-        self._thread, self._state = 0, "new"
+        self._thread, self._state, self._inferred = 0, "new", False
         self._late = self._borrowed = self._borrowed_bytes = self._resized_unseen = 0
         self.saw_accelerator = False
         self.unseen: dict[str, int] = {}
@@ -82,11 +82,12 @@ class Tally(TorchDispatchMode):
         self._books.write(self._log)
         self._state = "running"
         _remove_left_behind()
+        self._inferred = torch.is_inference_mode_enabled()
         dispatch.push_mode(self)
 
     def stop(self) -> bool:
         """End it wherever it lies on the stack of modes; False where only its own thread could take it off."""
-        removed = self._state != "running" or (threading.get_ident() == self._thread and dispatch.remove_mode(self))
+        removed = self._state != "running" or (self._may_remove() and dispatch.remove_mode(self))
         self._notice_resized()
         self._books.write(self._log)
         self._state = "stopped"
@@ -100,11 +101,14 @@ class Tally(TorchDispatchMode):
         """
         if self._state != "running":
             return True
-        if threading.get_ident() != self._thread or dispatch.top_mode() is not self:
+        if not self._may_remove() or dispatch.top_mode() is not self:
             return False
         dispatch.remove_mode(self)
         self._state = "retired"
         return True
+
+    def _may_remove(self) -> bool:
+        return threading.get_ident() == self._thread and dispatch.may_remove(self._inferred)
 
     def mark(self) -> int:
         """The time now; no event so far will be dated after it. For marks of phases and modules."""
@@ -404,5 +408,5 @@ THINNED = (
 def _remove_left_behind() -> None:
     """Take off tallies that another thread had to stop: only their own thread can reach its stack of modes."""
     for mode in dispatch.modes():
-        if isinstance(mode, Tally) and mode._state == "stopped":
+        if isinstance(mode, Tally) and mode._state == "stopped" and mode._may_remove():
             dispatch.remove_mode(mode)

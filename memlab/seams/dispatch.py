@@ -35,6 +35,15 @@ def push_mode(mode: TorchDispatchMode) -> None:
     torch._C._push_on_torch_dispatch_stack(mode)
 
 
+def may_remove(inferred: bool) -> bool:
+    """Whether a mode that was put on while inference mode was on (`inferred`) or not can be taken off here.
+
+    At its end inference mode puts back the dispatch keys of its beginning (c10/core/InferenceMode.h): with the key of modes
+    on and no mode there, every factory fails from then on.
+    """
+    return inferred or not torch.is_inference_mode_enabled()
+
+
 def modes() -> list[Any]:
     """The dispatch modes that are on in this thread, the lowest first."""
     return [torch._C._get_dispatch_stack_at(depth) for depth in range(mode_count())]

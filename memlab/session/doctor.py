@@ -93,7 +93,7 @@ def _prediction() -> Iterator[Finding]:
 
     outcome = child.run(lambda channel: "\n".join(selftest.problems()).encode(), limit_s=60)
     if outcome.result is None:
-        why = outcome.error or f"the child process {outcome.ended}"
+        why = outcome.error or outcome.ended or "the child process ended without a result"
         yield Finding("prediction", "wrong", f"no cell can be predicted here: {why}")
     elif outcome.result:
         yield Finding("prediction", "wrong", f"PyTorch {torch.__version__}: {outcome.result.decode()}")

@@ -15,6 +15,7 @@ from memlab.errors import MemlabError
 from memlab.names.census import Census
 from memlab.names.release import Holding, Released, first_argument
 from memlab.names.release import release as let_go
+from memlab.session.advise.pointing import pointer_of
 from memlab.session.oom_seen import oom_error, seen
 from memlab.session.run import Run
 from memlab.units import format_bytes
@@ -49,10 +50,11 @@ class _Shown:
 class OomExplained(_Shown):
     """An out-of-memory, explained; `explanation` has it as values."""
 
-    def __init__(self, failure: Failure, found: Explanation | None = None) -> None:
-        self._failure = failure
+    def __init__(self, failure: Failure, found: Explanation | None = None, pointer: str = "") -> None:
+        self._failure, self._pointer = failure, pointer
         self.explanation: Explanation = found or explain(failure)
-        super().__init__(oom_page(self.explanation, failure.cell))
+        page = oom_page(self.explanation, failure.cell)
+        super().__init__(dataclasses.replace(page, parts=(*page.parts, Part("", (pointer,) if pointer else ()))))
 
     def released(self, freed: str) -> OomExplained:
         """The same after a release, which is not advised any more."""
@@ -65,6 +67,7 @@ class OomExplained(_Shown):
                 sentences=(said, *(one for one in before.sentences if not one.startswith("`%memoom release`"))),
                 actions=tuple(action for action in before.actions if not action.text.startswith("`%memoom release`")),
             ),
+            self._pointer,
         )
 
     def to_pandas(self) -> Any:
@@ -108,10 +111,17 @@ def note_oom(error: BaseException | None, run: Run | None = None, found: Census 
         failed = oom_error(error)
         if failed is None:
             return None
-        _last = OomExplained(seen(failed, run, found))
+        failure = seen(failed, run, found)
+        _last = OomExplained(failure, pointer=_pointer(failure, run))
         return _last
     except Exception:
         return None
+
+
+def _pointer(failure: Failure, run: Run | None) -> str:
+    """The line that points to `memlab.advise`, where the cell was tracked and something large held the memory."""
+    share = failure.moment.share("category") if failure.moment is not None else None
+    return pointer_of(run, share.shares, "what was allocated") if run is not None and share is not None else ""
 
 
 def explain_oom(message: str | BaseException | None = None) -> OomExplained:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from memlab.allocator import ConfError, parse_conf
-from memlab.errors import PredictionError
+from memlab.errors import DoesNotApply, MemlabError, PredictionError
 from memlab.predictor import child, rehearsal
 from memlab.predictor.cards import Card, find
 from memlab.predictor.child import Outcome
+from memlab.predictor.child.step import OnFrame
 from memlab.predictor.forecast import DEVICE, Fits, Forecast, Interval, Part, forecast, forecast_of
 from memlab.session.progress import Progress
 from memlab.session.run import Run
@@ -159,12 +160,13 @@ def foretold(
     conf: str,
     limit_s: float | None = None,
     raises_oom: bool = False,
+    on_news: OnFrame | None = None,
 ) -> Prediction:
-    """The prediction of a step, which is not among the runs."""
+    """The prediction of a step, which is not among the runs. `on_news` hears what the child says; else a line shows it."""
     work = functools.partial(_work, step, card, conf, raises_oom)
     rehearsal.prepare()
     with Progress(card.name) as progress:
-        outcome = child.run(work, limit_s=limit_s, on_frame=progress.show)
+        outcome = child.run(work, limit_s=limit_s, on_frame=on_news or progress.show)
     return come_of(outcome, name or runs.new_name(), card, conf)
 
 
@@ -198,12 +200,14 @@ def come_of(outcome: Outcome, name: str, card: Card, conf: str) -> Prediction:
     return predicted(name, loads(outcome.result), card, conf, outcome)
 
 
-def failure(outcome: Outcome) -> PredictionError:
+def failure(outcome: Outcome) -> MemlabError:
     """Why there is no prediction, in one line, with the traceback of the child as a note."""
     if outcome.error is None:
         return PredictionError(
-            f"there is no prediction: the child process {outcome.ended or 'ended without a result'}."
+            f"there is no prediction: {outcome.ended or 'the child process ended without a result'}."
         )
+    if outcome.error.name == DoesNotApply.__name__:
+        return DoesNotApply(outcome.error.text)
     error = PredictionError(f"the step failed where it was rehearsed: {outcome.error}")
     error.add_note("\n".join(outcome.error.traceback))
     return error

@@ -36,9 +36,12 @@ class Run:
         self.name = name
         self._trace = trace
         self._summary: Summary | None = None
-        self._result: Any = None
+        self._result: dict[str, Any] | None = None
+        self._offered: Any = None
         self._failed = ""
         self.is_running = False
+        self.again = ""
+        """The text of the notebook cell that was measured, where it can be run again; it is not saved."""
 
     def __repr__(self) -> str:
         if self._trace is None:
@@ -55,7 +58,18 @@ class Run:
     def finish(self, trace: Trace, notes: Sequence[str] = ()) -> None:
         """Take the trace that was measured; from here on the run has figures."""
         facts = {**trace.notes, "name": self.name, "notes": list(notes)}
+        if self._offered is not None and self._result is None:
+            from memlab.session.results import noted_if_possible
+
+            self._result = noted_if_possible(self._offered)
+        self._offered = None
+        if self._result is not None:
+            facts["result"] = self._result
         self._trace = dataclasses.replace(trace, notes=facts)
+
+    def note(self, key: str, facts: Any) -> None:
+        """Keep plain JSON facts with the trace, under this key of its notes; saved files have them."""
+        self._trace = dataclasses.replace(self.trace, notes={**self.trace.notes, key: facts})
 
     def fail(self, reason: str) -> None:
         """Take note that the run will have no figures, and why."""
@@ -154,10 +168,19 @@ class Run:
     def result(self, value: Any) -> Any:
         """Note a result of the run for later comparison and give it back; what is noted keeps no tensor alive.
 
-        Tensors, numbers, texts, and dicts, lists and tuples of them.
+        Tensors, arrays, numbers, texts, and dicts, lists, tuples and dataclasses of them. Up to 1 MiB the values are kept, above
+        that dtype, shape, a digest and a sample.
         """
-        self._result = _copied(value)
+        from memlab.session.results import noted
+
+        self._result = noted(value)
+        if self._trace is not None:
+            self.note("result", self._result)
         return value
+
+    def offer(self, value: Any) -> None:
+        """What becomes the result when the run ends, if nothing else was noted and it can be one; None takes it back."""
+        self._offered = value
 
     def to_pandas(self) -> Any:
         """The events as a pandas DataFrame; `summary.to_pandas()` has the figures."""
@@ -190,25 +213,6 @@ class Run:
     def nbytes(self) -> int:
         """How much host memory the run takes, in bytes."""
         return 0 if self._trace is None else self._trace.nbytes()
-
-
-def _copied(value: Any) -> Any:
-    """A result without the tensors in it: their values, in host memory that no tally counts."""
-    import numpy
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        host = value.detach().cpu()
-        plain = host.float() if host.dtype.is_floating_point and host.dtype.itemsize < 4 else host
-        return numpy.array(plain.resolve_conj().resolve_neg().numpy(), copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copied(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | numpy.generic | numpy.ndarray):
-        return value
-    what = f"{type(value).__module__}.{type(value).__qualname__}"
-    raise MemlabError(f"a result is a tensor, number or text, or a dict, list or tuple of them, got {what}.")
 
 
 def load(path: str | os.PathLike[str]) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -58,6 +59,23 @@ class Runs(Mapping[str, Run]):
             self._runs[run.name] = run
             while len(self._runs) > 1 and (len(self._runs) > MAX_RUNS or self._nbytes() > MAX_BYTES):
                 del self._runs[next(iter(self._runs))]
+
+    def discard(self, run: Run) -> None:
+        """Let go of a run that came to nothing."""
+        with self._lock:
+            if self._runs.get(run.name) is run:
+                del self._runs[run.name]
+
+    @contextlib.contextmanager
+    def as_they_are(self) -> Iterator[None]:
+        """Within it runs may come; afterwards there are those that were there before, and none of them had to make room."""
+        with self._lock:
+            before = dict(self._runs)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs = before
 
     def last(self) -> Run:
         """The latest run."""

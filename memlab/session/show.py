@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memlab import seams
 from memlab.analysis.curves import Curves, curves
 from memlab.errors import MemlabError
+from memlab.session.advise.pointing import pointer_of
 from memlab.session.lines import has_lines, lines
 from memlab.units import format_seconds
 from memlab.views.bundle import figure_bundle
@@ -25,7 +26,7 @@ class RunReport:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.table: Report = report(run.summary)
+        self.table: Report = report(run.summary, pointer_of(run))
 
     @property
     def text(self) -> str:

@@ -27,6 +27,7 @@ class Report:
     devices: tuple[DeviceReport, ...]
     notes: tuple[str, ...]
     unseen: tuple[str, ...]
+    pointer: str = ""
 
     def text(self) -> str:
         """Plain text, for terminals, screen readers and converted notebooks."""
@@ -38,6 +39,8 @@ class Report:
             lines += ["", *self.notes]
         if self.unseen:
             lines += ["", "Not seen:", *("- " + line for line in self.unseen)]
+        if self.pointer:
+            lines += ["", self.pointer]
         return "\n".join(lines)
 
     def html(self) -> str:
@@ -50,6 +53,7 @@ class Report:
             items = "".join(f"<li>{escape(line)}</li>" for line in self.unseen)
             count = f"{len(self.unseen)} thing{'s' if len(self.unseen) > 1 else ''}"
             parts.append(f"<details><summary>Not seen: {count}</summary><ul style='margin:0'>{items}</ul></details>")
+        parts += [f"<div>{escape(self.pointer)}</div>"] if self.pointer else []
         return "".join(parts) + "</div>"
 
 
@@ -75,14 +79,15 @@ _NOTHING = "No device of those that were measured was used."
 _BOX = "font-size:13px;line-height:1.5;font-variant-numeric:tabular-nums"
 
 
-def report(summary: Summary) -> Report:
-    """Put a summary into words."""
+def report(summary: Summary, pointer: str = "") -> Report:
+    """Put a summary into words; `pointer` is a line that says where to go on."""
     name = f" · {one_line(summary.name)}" if summary.name else ""
     title = f"memlab{name} · {format_seconds(summary.duration_s)} · {one_line(summary.engine)}"
     shown = [device for device in summary.devices if _is_worth_showing(device)] or list(summary.devices[:1])
     devices = tuple(_device(device) for device in shown)
     notes = (*map(one_line, summary.notes), *(() if devices else (_NOTHING,)))
-    return Report(title, devices, notes, tuple(one_line(f"{gap.name}: {gap.text}") for gap in summary.gaps))
+    unseen = tuple(one_line(f"{gap.name}: {gap.text}") for gap in summary.gaps)
+    return Report(title, devices, notes, unseen, one_line(pointer))
 
 
 def _is_worth_showing(device: DeviceSummary) -> bool:

@@ -1,6 +1,7 @@
-"""Plain language-model training steps: a small transformer for the CPU, and GPT-2 small.
+"""GPT-2 (Radford et al., 2019), at any width, and two plain training steps of it: a small one for the CPU, and GPT-2 small.
 
-Random tokens, no dropout: the memory is that of real training, the text is not.
+Random tokens, no dropout: the memory is that of real training, the text is not. `blocks` are the layers, `features(tokens)` is
+what goes into `head`, `attend` of each attention is the one place that mixes positions.
 """
 
 from __future__ import annotations
@@ -9,39 +10,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-
-class Attention(nn.Module):
-    """Causal self-attention with one projection for queries, keys and values."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Mixes the positions of x: (batch, time, width)."""
-        batch, time, width = x.shape
-        q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, time, width))
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward part of four times the width, each behind its norm."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The block's output, of the input's shape."""
-        x = x + self.attention(self.norm1(x))
-        return x + self.feed(self.norm2(x))
+from memlab.workloads.attention import Attention as Attention
+from memlab.workloads.attention import Block as Block
+from memlab.workloads.job import Parts
+from memlab.workloads.tokens import foretelling, token_loss
+from memlab.workloads.workload import Workload, divided
 
 
 class Transformer(nn.Module):
@@ -58,16 +32,22 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(time, width)
+        for one in (self.token, self.position):
+            nn.init.normal_(one.weight, std=0.02)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tied:
             self.head.weight = self.token.weight
 
+    def features(self, tokens: Tensor) -> Tensor:
+        """What goes into `head`: (batch, time, width)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.norm(self.blocks(self.token(tokens) + self.position(positions)))
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores for the next token at each position: (batch, time, vocabulary)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.head(self.norm(self.blocks(self.token(tokens) + self.position(positions))))
+        return self.head(self.features(tokens))
 
 
 def _next_token(model: Transformer, batch: int, time: int, device: str) -> Callable[[], float]:
@@ -78,7 +58,7 @@ def _next_token(model: Transformer, batch: int, time: int, device: str) -> Calla
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss = token_loss(model(x), y)
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -98,3 +78,22 @@ def gpt2(batch: int = 8, time: int = 1024, device: str = "cuda") -> Callable[[],
     with torch.device(device):
         model = Transformer(layers=12, width=768, heads=12, vocabulary=50257, time=1024, tied=True)
     return _next_token(model, batch, time, device)
+
+
+def gpt(batch: int, time: int, layers: int, width: int, heads: int, vocabulary: int, tied: bool) -> Parts:
+    """The model in training, AdamW."""
+    divided("width", "heads", width=width, heads=heads)
+    return foretelling(Transformer(layers, width, heads, vocabulary, time, tied), batch, time, vocabulary)
+
+
+_TINY = {"batch": 4, "time": 256, "layers": 6, "width": 64, "heads": 4, "vocabulary": 512, "tied": True}
+_LAPTOP = {"batch": 8, "time": 256, "layers": 6, "width": 192, "heads": 6, "vocabulary": 8192, "tied": True}
+_CARD = {"batch": 8, "time": 1024, "layers": 12, "width": 768, "heads": 12, "vocabulary": 50_257, "tied": True}
+WORKLOADS = (
+    Workload(
+        "gpt",
+        "a decoder-only language model: equal blocks, and scores over a large vocabulary",
+        gpt,
+        {"tiny": _TINY, "laptop": _LAPTOP, "card": _CARD},
+    ),
+)

@@ -1,7 +1,7 @@
 """Plain convolutional training steps: a VGG-like stack, a residual network, and a U-Net that only predicts.
 
-Not tuned, not deep: small enough for a laptop's CPU, and each shows one pattern of memory. VGG-16 and VGG-19 are there as
-models, in the sizes they are known for.
+Not tuned, not deep: small enough for a laptop's CPU, and each shows one pattern of memory. What is known by name and size is
+among the workloads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from memlab.workloads.classic_vgg import ClassicVgg as ClassicVgg
+from memlab.workloads.classic_vgg import vgg16 as vgg16
+from memlab.workloads.classic_vgg import vgg19 as vgg19
 
 
 class Vgg(nn.Sequential):
@@ -25,34 +29,6 @@ class Vgg(nn.Sequential):
                 width = out
             layers.append(nn.MaxPool2d(2))
         super().__init__(*layers, nn.Flatten(), nn.Linear(width * 8 * 8, 256), nn.ReLU(), nn.Linear(256, classes))
-
-
-# A number is a 3 x 3 convolution of that width with its ReLU, 0 a max-pooling by two: configurations D and E.
-_VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-_VGG19 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0)
-
-
-class ClassicVgg(nn.Module):
-    """VGG as published in 2014 for pictures of 224 x 224: convolutions, then three large linear layers."""
-
-    def __init__(self, plan: tuple[int, ...], classes: int = 1000) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        width = 3
-        for out in plan:
-            layers += [nn.Conv2d(width, out, 3, padding=1), nn.ReLU(inplace=True)] if out else [nn.MaxPool2d(2)]
-            width = out or width
-        self.features = nn.Sequential(*layers)
-        self.pool = nn.AdaptiveAvgPool2d(7)
-        self.classifier = nn.Sequential(
-            *(nn.Linear(width * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()),
-            *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout()),
-            nn.Linear(4096, classes),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores for each class: (batch, classes)."""
-        return self.classifier(self.pool(self.features(x)).flatten(1))
 
 
 class ResidualBlock(nn.Module):
@@ -167,13 +143,3 @@ def unet(batch: int = 1, side: int = 128, device: str = "cpu") -> Callable[[], f
             return model(x).mean().item()
 
     return step
-
-
-def vgg16(classes: int = 1000) -> nn.Module:
-    """VGG-16, a model of 138,357,544 parameters. Under `torch.device("meta")` it takes no memory."""
-    return ClassicVgg(_VGG16, classes)
-
-
-def vgg19(classes: int = 1000) -> nn.Module:
-    """VGG-19, a model of 143,667,240 parameters (548 MiB). Under `torch.device("meta")` it takes no memory."""
-    return ClassicVgg(_VGG19, classes)

@@ -317,3 +317,8 @@ def test_the_graph_and_the_optimizer_keep_a_parameter_too(notebook):
 
 def test_a_temporary_has_no_path(notebook):
     assert notebook.paths("torch.ones(3)") == []
+
+
+def test_a_workload_is_the_users_own(notebook):
+    notebook.run("from memlab import workloads\nmodel = workloads['mlp'].sized('tiny')()[0]")
+    assert notebook.paths("model.head.weight")[0] == "model.head.weight"

@@ -342,3 +342,27 @@ def test_thinning_keeps_the_peak_and_the_end_exact() -> None:
     assert at_peak <= set(columns["block_id"].tolist())
     assert columns["time_ns"][0] < until < columns["time_ns"][-1]
     assert any(name == "thinned" for name, _ in probe.gaps())
+
+
+def test_taken_off_within_inference_mode_it_breaks_nothing() -> None:
+    """Inference mode puts back the dispatch keys of its beginning when it ends: no mode may go while it is on."""
+    tally = Tally()
+    tally.start()
+    with torch.inference_mode():
+        torch.ones(3)
+        assert not tally.retire()
+    assert tally.retire()
+    tally.stop()
+    assert torch.empty(2).shape == (2,)
+
+
+def test_stopped_within_inference_mode_it_is_taken_off_later() -> None:
+    tally = Tally()
+    tally.start()
+    with torch.inference_mode():
+        assert not tally.stop()
+    assert torch.empty(2).shape == (2,)
+    other = Tally()
+    other.start()
+    assert other.stop()
+    assert torch.empty(2).shape == (2,)

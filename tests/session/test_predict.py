@@ -313,3 +313,10 @@ def test_an_out_of_memory_that_is_the_last_thing_is_in_the_trace():
 
     found = memlab.predict(step, small, raises_oom=True)
     assert found.trace.made_by.device(0).num_ooms == 1
+
+
+def test_who_would_hold_the_device() -> None:
+    found = memlab.predict(lambda: torch.empty(8 << 20, device="cuda"), card="RTX 4060")
+    shares = found.breakdown(of="device")
+    assert sum(shares.values()) == found.peak_device_bytes[0]
+    assert shares["context"] == found.peak_device_bytes[0] - found.peak_reserved_bytes > 0

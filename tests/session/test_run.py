@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-import gc
-import weakref
-
-import numpy as np
 import pytest
-import torch
 from handmade import HOST, Script, busy
 
 import memlab
@@ -86,55 +81,3 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(MemlabError, match="not a memlab trace"):
         memlab.load(tmp_path / "text")
-
-
-# --- result ---
-
-
-def test_a_result_comes_back_and_keeps_no_tensor_alive():
-    run, value = small(), torch.ones(3, requires_grad=True) * 2
-    assert run.result(value) is value
-    seen = weakref.ref(value)
-    del value
-    gc.collect()
-    assert seen() is None
-    assert np.array_equal(run._result, [2, 2, 2])
-
-
-def test_a_result_of_many_parts_keeps_none_of_them_alive():
-    run, tensor = small(), torch.arange(3)
-    value = {"loss": 0.5, "parts": [tensor, (tensor, "text")], "none": None}
-    assert run.result(value) is value
-    seen = weakref.ref(tensor)
-    del tensor, value
-    gc.collect()
-    assert seen() is None
-    assert run._result["loss"] == 0.5
-    assert run._result["parts"][1][0].tolist() == [0, 1, 2]
-
-
-def test_a_result_is_a_copy():
-    run, value = small(), torch.zeros(2)
-    run.result(value)
-    value += 1
-    assert run._result.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.complex64, torch.float8_e5m2])
-def test_a_result_of_any_dtype(dtype):
-    run = small()
-    run.result(torch.ones(2).to(dtype))
-    assert (run._result == 1).all()
-
-
-@pytest.mark.parametrize("value", [torch.nn.Linear(1, 1), object(), {"a": {1, 2}}])
-def test_what_might_hold_tensors_unseen_is_refused(value):
-    with pytest.raises(MemlabError, match="a result is a tensor"):
-        small().result(value)
-
-
-def test_a_result_noted_inside_a_track_is_not_measured():
-    value = torch.ones(1 << 20)
-    with memlab.track(show=False) as run:
-        run.result(value)
-    assert run.peak_bytes == run.summary.devices[0].level("allocated").start_bytes

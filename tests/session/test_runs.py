@@ -89,3 +89,14 @@ def test_a_track_is_kept_under_its_name():
     with memlab.track("kept", show=False) as one:
         pass
     assert memlab.runs["kept"] is memlab.last_run() is one
+
+
+def test_runs_that_come_within_leave_those_that_were_there() -> None:
+    held = Runs()
+    for index in range(module.MAX_RUNS):
+        held.add(run(f"mine {index}"))
+    with held.as_they_are():
+        held.add(run("a trial"))
+        held.add(run("mine 7"))
+        assert "a trial" in held and "mine 0" not in held
+    assert list(held) == [f"mine {index}" for index in range(module.MAX_RUNS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import faulthandler
 import json
@@ -82,7 +83,8 @@ def _settle_in(box: IO[bytes], path: list[str], scratch: Path) -> None:
     os.dup2(nothing, 0)
     os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
     sys.dont_write_bytecode = True
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins  # autograd's warnings look for it
 
 
 def _die_with_parent(pipe: int) -> None:

@@ -24,7 +24,7 @@ class Outcome:
 
     result: bytes | None = None
     ended: str = ""
-    """One line where the child died or was stopped, "" where it ended by itself: "was killed by SIGSEGV at line 4"."""
+    """One line where the child died or was stopped, "" where it ended by itself: "the step was killed by SIGSEGV at line 4"."""
     error: ChildError | None = None
     refused: tuple[str, ...] = ()
     """What the fence held off: "writing 'model.pt' (3 times)"."""

@@ -213,7 +213,7 @@ def _hear(child: Child, heard: Heard, deadline: float | None) -> bool:
 
 def _end(stopped: bool, limit_s: float | None, code: int | None) -> str:
     if stopped:
-        return f"was stopped after {limit_s:g} s"
+        return f"was stopped after {limit_s:.3g} s"
     if code is None:
         return "ended, and something else in this process took its exit status"
     if code >= 0:

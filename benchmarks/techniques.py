@@ -1,0 +1,364 @@
+"""What techniques are said to save beside what they save: every technique, with the workload that shows it.
+
+    python -m benchmarks.techniques                        # predict, measure on the CPU, write docs/techniques.md
+    python -m benchmarks.techniques measure FILE           # where CUDA is, a GPU or the pretend device: its own allocator
+    python -m benchmarks.techniques table                  # docs/techniques.md anew from what was measured before
+
+*Said* is what `memlab.advise` says of the technique for a card like the one of `benchmarks/results/techniques-cuda.json`,
+without having measured anything. *Measured* are the same jobs run with the caching allocator of CUDA, and on the CPU. Time
+is that of steps of both jobs in turn on one thread of the CPU, as a ratio: it holds for that CPU and these small sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import memlab
+from benchmarks.prediction import device_facts, in_child
+from memlab.predictor.cards import Card
+from memlab.savings import Technique, techniques
+from memlab.session.advise.search import agreement
+from memlab.session.trial import habits_of, trial, work_of
+from memlab.units import GiB, MiB
+from memlab.workloads.job import Job, seeded
+from memlab.workloads.workload import Workload
+
+RESULTS = Path(__file__).parent / "results"
+HERE, CUDA = RESULTS / "techniques.json", RESULTS / "techniques-cuda.json"
+TABLE = Path(__file__).parent.parent / "docs" / "techniques.md"
+ROUNDS, ROUNDS_S = 15, 4.0
+"""So many pairs of steps are timed at most, and no more are begun after so many seconds."""
+LIKE_PRETEND = {"name": "FakeGPU sm_80", "total_bytes": 8 * GiB, "capability": [8, 0], "multiprocessors": 108}
+Record = dict[str, Any]
+
+
+def shown() -> list[Technique]:
+    """Every technique that has something to show at a peak."""
+    return [one for one in techniques.values() if one.shown is not None]
+
+
+def workload_of(one: Technique) -> tuple[Workload, str]:
+    """The workload that shows it, and its size."""
+    assert one.shown is not None
+    if isinstance(one.shown.workload, str):
+        return memlab.workloads[one.shown.workload], one.shown.size  # type: ignore[index]
+    return Workload(f"one for {one.name}", "", one.shown.workload, {"own": {}}), "own"
+
+
+def card_like(facts: Record) -> Card:
+    """A card with the facts of a device, of which nothing but tensors and the allocator counts."""
+    total = facts["total_bytes"]
+    return Card(facts["name"], total, tuple(facts["capability"]), (0, 0), total, total, facts["multiprocessors"])
+
+
+# --- said ----------------------------------------------------------------------------------------------------------------
+
+
+def said(one: Technique, card: Card) -> Record:
+    """What the advisor says of it."""
+    assert one.shown is not None
+    workload, size = workload_of(one)
+    advice = memlab.advise(
+        workload, 1 if one.shown.of == "reserved" else None, card=card, techniques=[one.name], habits=habits_of([one.name]),
+        size=size, steps=one.shown.steps,
+    )  # fmt: skip
+    found = advice.findings.tried[0]
+    if found.failed:
+        return {"error": found.failed}
+    before, after = (sum(of) // 2 for of in (advice.findings.before_bytes, found.peak_bytes))
+    return {"before": before, "after": after, "saved": found.saved_bytes, "name": workload.name}
+
+
+# --- measured -------------------------------------------------------------------------------------------------------------
+
+
+def measured(one: Technique, on: str) -> Record:
+    """Its two jobs, tracked."""
+    plain, changed = (_run(one, on, names, habits) for names, habits in _both(one))
+    before, after = (_peak(one, run) for run in (plain, changed))
+    verdict, why, is_wrong = agreement(plain, changed, [one.name])
+    return {"before": before, "after": after, "results": verdict, "why": why, "is_wrong": is_wrong}
+
+
+def measured_on_cuda(one: Technique) -> Record:
+    """The same, with each peak from a process of its own: cuBLAS's workspaces stay from one job to the next.
+
+    What CUDA's allocator has to be told is said before it starts; then the job itself is the plain one.
+    """
+    (plain, habits), (chosen, none) = _both(one)
+    settings = [("", plain, habits), (one.conf, [], habits) if one.conf else ("", chosen, none)]
+    told = [in_child(_single(functools.partial(_alone, one, *each))) for each in settings]
+    if failed := next((record for record in told if "error" in record), None):
+        return failed
+    found = {"before": told[0]["peak"], "after": told[1]["peak"]}
+    return found if one.conf else {**in_child(_single(functools.partial(measured, one, "cuda"))), **found}
+
+
+def _peak(one: Technique, run: Any) -> int:
+    assert one.shown is not None
+    return int(getattr(run, f"peak_{one.shown.of}_bytes"))
+
+
+def _both(one: Technique) -> tuple[tuple[list[str], list[str]], tuple[list[str], list[str]]]:
+    return ([], habits_of([one.name])), ([one.name], [])
+
+
+def _run(one: Technique, on: str, names: list[str], habits: list[str]) -> Any:
+    assert one.shown is not None
+    workload, size = workload_of(one)
+    work = work_of(workload, size)
+    return trial(work, names, habits, on=on, steps=one.shown.steps, timed=False)
+
+
+def _alone(one: Technique, conf: str, names: list[str], habits: list[str]) -> Record:
+    """The peak of one job, where the allocator was told `conf` before it started."""
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = conf
+    return {"peak": _peak(one, _run(one, "cuda", names, habits))}
+
+
+# --- time -----------------------------------------------------------------------------------------------------------------
+
+
+def timed(one: Technique) -> Record:
+    """Steps of both jobs in turn: the median of the ratios of each pair, and their middle half."""
+    assert one.shown is not None
+    jobs = [_job(one, names, habits) for names, habits in _both(one)]
+    _round(jobs)
+    ratios: list[float] = []
+    start = time.perf_counter()
+    while len(ratios) < ROUNDS and (len(ratios) < 3 or time.perf_counter() - start < ROUNDS_S):
+        first, second = _round(jobs if len(ratios) % 2 == 0 else jobs[::-1])
+        ratios.append(second / first if len(ratios) % 2 == 0 else first / second)
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {"ratio": middle, "low": low, "high": high, "rounds": len(ratios)}
+
+
+def _job(one: Technique, names: list[str], habits: list[str]) -> Job:
+    job = Job("cpu", 1)
+    workload, size = workload_of(one)
+    with seeded():
+        techniques.prepare(job, workload.sized(size), names, habits)
+    return job
+
+
+def _round(jobs: list[Job]) -> list[float]:
+    taken = []
+    for job in jobs:
+        start = time.perf_counter()
+        job.run()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------------
+
+
+def here() -> Record:
+    """Said, measured on the CPU, and timed."""
+    facts = json.loads(CUDA.read_text())["device"] if CUDA.exists() else LIKE_PRETEND
+    card = card_like(facts)
+    found: Record = {"made_by": made_by(), "card": facts, "techniques": {}}
+    for one in shown():
+        assert one.shown is not None
+        work: dict[str, Callable[[], Record]] = {"said": functools.partial(said, one, card)}
+        if one.shown.device == "cpu":
+            work |= {"cpu": functools.partial(measured, one, "cpu"), "time": functools.partial(timed, one)}
+        found["techniques"][one.name] = {name: in_child(_single(each)) for name, each in work.items()}
+        progress(one.name, found["techniques"][one.name])
+    return found
+
+
+def on_cuda() -> Record:
+    """Measured where CUDA is."""
+    found: Record = {"made_by": made_by(), "device": in_child(device_facts), "techniques": {}}
+    for one in shown():
+        found["techniques"][one.name] = measured_on_cuda(one)
+        progress(one.name, found["techniques"][one.name])
+    return found
+
+
+def _single(work: Callable[[], Record]) -> Callable[[], Record]:
+    def alone() -> Record:
+        torch.set_num_threads(1)
+        return work()
+
+    return alone
+
+
+def made_by() -> str:
+    """The versions."""
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
+
+
+def progress(name: str, record: Record) -> None:
+    """One line for each technique."""
+    print(f"{name}: {json.dumps(record)[:300]}", file=sys.stderr, flush=True)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------------
+
+
+HEAD = """\
+# Techniques: what they are said to save, and what they save
+
+This page is made by `python -m benchmarks.techniques`. Figures are of the small workloads that show each technique, each with its
+habit where it replaces one; `memlab.techniques` has all of this as values, and [advise](advise.md) tries them on your own work.
+
+- *Said*: what `memlab.advise` says for {card}, by running the changed step without a GPU. Made by {here}.
+- *Allocator*: the same jobs with CUDA's own caching allocator, on {name}. Made by {there}
+- *CPU*: the same jobs measured on the CPU, every storage counted. It has no workspaces of cuBLAS (up to 16 MiB of the small peaks
+  on a card), so that shares there are larger.
+- *Time*: steps with the technique to steps without, in turn, on one thread of a CPU; the middle half of the ratios in brackets.
+  On a card it is another ratio.
+- *Results*: `memlab.compare` on the CPU of losses and trained weights, or of the output.
+
+All sizes are MiB of the peak of *allocated*, unless another is named.
+"""
+
+
+def share(record: Record | None) -> float | None:
+    """The saving as a share of the peak before."""
+    if not record or "error" in record or not record.get("before"):
+        return None
+    return (record["before"] - record["after"]) / record["before"]
+
+
+def lines(found: Record, cuda: Record) -> Iterator[str]:
+    """The page."""
+    name = cuda["device"]["name"]
+    pretend = " That is a pretend device: sizes are real, kernels are not run." if name.startswith("FakeGPU") else ""
+    yield HEAD.format(
+        card=found["card"]["name"], here=found["made_by"], name=name, there=f"{cuda['made_by']}.{pretend}"
+    )
+    yield from _summary(found, cuda)
+    savings = [one for one in shown() if one.kind == "saving"]
+    yield "\n## Savings\n"
+    yield from _figures(savings, found, cuda)
+    yield "\n## Myths and practices that show at a peak\n"
+    yield "A myth is said to save, and does not; a practice is about time or safety, and must not cost much.\n"
+    yield from _figures([one for one in shown() if one.kind != "saving"], found, cuda)
+    yield "\n## What each is, what it costs, and when it is no use\n"
+    for kind, heading in (("saving", "Savings"), ("myth", "Myths"), ("practice", "Practices")):
+        yield f"\n### {heading}\n"
+        yield "| technique | idea | attacks | results | price | when not | tips |"
+        yield "|---|---|---|---|---|---|---|"
+        for one in techniques.values():
+            if one.kind == kind:
+                cells = (
+                    one.name,
+                    one.idea,
+                    ", ".join(one.attacks),
+                    str(one.equality),
+                    one.price,
+                    one.not_when,
+                    ", ".join(one.tips),
+                )
+                yield f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _summary(found: Record, cuda: Record) -> Iterator[str]:
+    names = [one.name for one in shown() if one.kind == "saving"]
+    both = [
+        (found["techniques"][name]["said"], cuda["techniques"][name])
+        for name in names
+        if share(found["techniques"].get(name, {}).get("said")) is not None
+        and share(cuda["techniques"].get(name)) is not None
+    ]
+    if both:
+        off = [_distance(*one) for one in both]
+        others = [one for one in off if one]
+        rest = f"; the others are at most {_percent(max(others), 2)} of the peak outside" if others else ""
+        exact = sum(mine["saved"][0] == mine["saved"][1] for mine, _ in both)
+        yield (
+            f"Of {len(names)} savings {len(both)} were said and measured with CUDA's allocator, each job in a process of its own.\n"
+            f"{off.count(0.0)} are as said: within the interval, which for {exact} of all is one number{rest}.\n"
+            "An interval comes from workspaces of cuDNN, which a prediction has between bounds, and a pretend device not at all."
+        )
+
+
+def _distance(mine: Record, real: Record) -> float:
+    """How far what was measured is outside of what was said, as a share of the measured peak before."""
+    low, high = mine["saved"]
+    found = real["before"] - real["after"]
+    return max(low - found, found - high, 0) / real["before"]
+
+
+def _figures(some: list[Technique], found: Record, cuda: Record) -> Iterator[str]:
+    yield "| technique | workload | before | said | allocator | CPU before | CPU | time | results | claimed |"
+    yield "|---|---|--:|--:|--:|--:|--:|---|---|---|"
+    for one in some:
+        record, real = found["techniques"].get(one.name, {}), cuda["techniques"].get(one.name)
+        mine, cpu = record.get("said"), record.get("cpu")
+        assert one.shown is not None
+        workload = one.shown.workload if isinstance(one.shown.workload, str) else "its own"
+        of = "" if one.shown.of == "allocated" else f" ({one.shown.of})"
+        cells = (
+            one.name + of, workload, _mib(mine, "before"), _saving(mine), _saving(real), _mib(cpu, "before"), _saving(cpu),
+            _time(record.get("time")), (cpu or {}).get("results", "not checked"), one.equality.kind,
+        )  # fmt: skip
+        yield f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _mib(record: Record | None, key: str) -> str:
+    return f"{record[key] / MiB:.2f}" if record and key in record else "–"
+
+
+def _saving(record: Record | None) -> str:
+    if record and "error" in record:
+        return record["error"].split("\n")[0][:120]
+    part = share(record)
+    return (
+        "–"
+        if part is None or record is None
+        else f"−{(record['before'] - record['after']) / MiB:.2f} ({_percent(part)})".replace("−-", "+")
+    )
+
+
+def _percent(part: float, digits: int = 0) -> str:
+    text = f"{100 * part:.{digits}f}"
+    return f"{text.removeprefix('-') if not float(text) else text} %"
+
+
+def _time(record: Record | None) -> str:
+    return f"{record['ratio']:.2f} ({record['low']:.2f}–{record['high']:.2f})" if record and "ratio" in record else "–"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("all", "measure", "table"), nargs="?", default="all")
+    parser.add_argument("file", nargs="?", type=Path, default=CUDA)
+    asked = parser.parse_args()
+    gc.collect()
+    if asked.what == "measure":
+        asked.file.write_text(json.dumps(on_cuda(), indent=1) + "\n")
+        return
+    if asked.what == "all":
+        HERE.write_text(json.dumps(here(), indent=1) + "\n")
+    cuda = (
+        json.loads(CUDA.read_text())
+        if CUDA.exists()
+        else {"device": {"name": "no device"}, "made_by": "", "techniques": {}}
+    )
+    TABLE.write_text("\n".join(lines(json.loads(HERE.read_text()), cuda)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

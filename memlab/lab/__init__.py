@@ -1,0 +1,7 @@
+"""The Lab: a workload, techniques to switch on, a device; what each really saves, and what it costs."""
+
+from __future__ import annotations
+
+from memlab.lab.lab import Lab
+
+__all__ = ["Lab"]

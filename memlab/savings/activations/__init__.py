@@ -1,0 +1,1 @@
+"""What forward keeps for backward, made smaller, forgotten and made again, or moved."""

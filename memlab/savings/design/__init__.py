@@ -1,0 +1,1 @@
+"""Layers and shapes chosen for their memory."""

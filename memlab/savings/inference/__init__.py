@@ -1,0 +1,1 @@
+"""Models that only predict: without a graph, smaller, folded."""

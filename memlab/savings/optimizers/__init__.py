@@ -1,0 +1,1 @@
+"""What the optimizer remembers, and when it steps."""

@@ -1,0 +1,1 @@
+"""What is stored and trained: frozen, shared, adapted, unused, loaded."""

@@ -1,0 +1,1 @@
+"""Fewer bits for a number, in training."""

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import dataclasses
+import doctest
+
+import numpy as np
+import pytest
+from handmade import GPU, HOST, Script, busy
+
+from memlab.analysis import comparison, matching, noted, results
+from memlab.analysis.comparison import UNTOLD, Difference, Side, differences, known_by, picture, saved, signed
+from memlab.analysis.peak import UNKNOWN_BYTES
+from memlab.errors import MemlabError
+from memlab.trace import Bounded, Category
+from memlab.trace.trace import Trace
+
+
+def side(trace: Trace, name: str = "a", low: int | None = None, high: int | None = None) -> Side:
+    from memlab.analysis.peak import peak
+
+    device = trace.made_by.devices[0]
+    at = peak(trace, device.index)
+    return Side(name, trace, device, at.low_bytes if low is None else low, at.high_bytes if high is None else high)
+
+
+def held(*blocks: tuple[int, dict], device=HOST, notes: dict | None = None, **made_by: object) -> Side:
+    """A run that holds these blocks at its peak."""
+    script = Script(device)
+    for size, known in blocks:
+        script.alloc(size, **known)
+    return side(script.trace(notes=notes, **made_by))
+
+
+PARAMETER, ACTIVATION = {"category": Category.PARAMETER}, {"category": Category.ACTIVATION}
+
+
+def test_the_examples_in_docstrings_are_true():
+    for module in (comparison, matching, noted, results):
+        assert not doctest.testmod(module).failed
+
+
+def test_differences_are_of_b_less_a_the_largest_first():
+    a = held((100, PARAMETER), (700, ACTIVATION))
+    b = held((100, PARAMETER), (300, ACTIVATION), (50, {"category": Category.OPTIMIZER}))
+    found = differences(a, b)
+    assert list(found.items()) == [
+        ("activation", Difference(700, 300)), ("optimizer", Difference(0, 50)), ("parameter", Difference(100, 100))]  # fmt: skip
+    assert [one.difference_bytes for one in found.values()] == [-400, 50, 0]
+    assert found.total == Difference(800, 450)
+    assert saved(a, b) == (350, 350)
+    assert found.to_pandas()["difference_bytes"].sum() == -350
+    assert str(found).splitlines()[0].split() == ["activation", "700", "B", "300", "B", "−400", "B"]
+
+
+@pytest.mark.parametrize("by", ["category", "module", "line", "tensor", "phase"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_differences_sum_to_that_of_the_peaks_exactly(by, seed):
+    """With rounding, with what was there before, with what has no module: busy traces have all of it."""
+    random = np.random.default_rng(seed)
+
+    def categorised(trace: Trace) -> Trace:
+        return dataclasses.replace(
+            trace, blocks=trace.blocks.replace(category=random.integers(0, 8, len(trace.blocks)))
+        )
+
+    a, b = side(categorised(busy(900, seed))), side(categorised(busy(1400, seed + 10)))
+    found = differences(a, b, by)
+    assert sum(one.difference_bytes for one in found.values()) == b.low_bytes - a.low_bytes
+    assert found.total == Difference(a.low_bytes, b.low_bytes)
+    assert by == "phase" or "rounding" in found
+
+
+def test_what_nobody_saw_is_a_share_of_its_own():
+    lost = held((100, PARAMETER), bounded=(Bounded(-1, 0, 5, 3),))
+    lost = dataclasses.replace(lost, low_bytes=5000, high_bytes=9000)
+    found = differences(lost, held((100, PARAMETER)))
+    assert found[UNTOLD] == Difference(5000, 0)
+    assert found.total == Difference(5000, 100)
+
+
+def test_a_prediction_needs_more_than_its_trace_reached():
+    small = dataclasses.replace(held((100, PARAMETER)), low_bytes=1000, high_bytes=1200)
+    found = differences(held((100, PARAMETER)), small)
+    assert found[UNTOLD] == Difference(0, 900)
+    assert saved(held((100, PARAMETER)), small) == (-1100, -900)
+
+
+def test_a_peak_without_an_upper_end_saves_nobody_knows_what():
+    open_end = dataclasses.replace(held((100, PARAMETER)), high_bytes=UNKNOWN_BYTES)
+    low, high = saved(open_end, held((100, PARAMETER)))
+    assert (low, high) == (0, UNKNOWN_BYTES - 100)
+    assert saved(open_end, open_end) == (100 - UNKNOWN_BYTES, UNKNOWN_BYTES - 100)
+
+
+def test_it_is_compared_by_what_either_run_knows():
+    plain, module = held((1, {})), held((1, {"module": "m"}))
+    assert known_by(plain, plain) == ()
+    assert known_by(plain, module) == ("module",)
+    assert known_by(held((1, PARAMETER)), held((1, {"line": "cell:1"}))) == ("category", "line")
+
+
+def test_by_what_is_unknown_is_refused_in_one_line():
+    one = held((1, PARAMETER))
+    with pytest.raises(MemlabError, match="cannot compare by 'colour'"):
+        differences(one, one, "colour")
+    with pytest.raises(MemlabError, match="neither run knows its lines"):
+        differences(one, one, "line")
+
+
+def test_a_trace_in_which_nothing_happened():
+    empty = side(Script(HOST).trace())
+    assert dict(differences(empty, empty)) == {}
+    assert differences(empty, held((5, PARAMETER))).total == Difference(0, 5)
+    assert picture(empty, empty).top_bytes == 1
+
+
+# --- lines ---
+
+
+def lined(*lines: tuple[int, int], texts: dict[int, str]) -> Side:
+    """(number, bytes) of lines of a cell, with the text of the cell."""
+    blocks = [(size, {"line": f"cell:{number}"}) for number, size in lines]
+    return held(*blocks, notes={"lines": {"cell": {str(n): text for n, text in texts.items()}}})
+
+
+def test_a_line_that_moved_is_the_same_line():
+    a = lined((1, 100), (2, 50), texts={1: "h = block(x)", 2: "loss = h.sum()"})
+    b = lined((2, 30), (3, 50), texts={1: "# now checkpointed", 2: "h = checkpoint(block, x)", 3: "loss = h.sum()"})
+    found = differences(a, b, "line")
+    assert dict(found.items()) == {
+        "cell:1 (a)": Difference(100, 0), "cell:2 (b)": Difference(0, 30), "cell:2 → 3": Difference(50, 50)}  # fmt: skip
+    assert found.texts["cell:2 → 3"] == "loss = h.sum()"
+    assert found.texts["cell:2 (b)"] == "h = checkpoint(block, x)"
+
+
+def test_lines_that_are_the_same_keep_their_names():
+    a, b = (lined((1, size), texts={1: "x"}) for size in (10, 20))
+    assert list(differences(a, b, "line")) == ["cell:1"]
+
+
+def test_lines_of_one_run_alone_are_against_nothing():
+    found = differences(lined((1, 10), texts={1: "x"}), held((7, {})), "line")
+    assert dict(found.items()) == {"cell:1": Difference(10, 0), "elsewhere": Difference(0, 7)}
+
+
+@pytest.mark.parametrize("notes", [{}, {"lines": 5}, {"lines": {"cell": "x"}}, {"lines": {"cell": {"a": 1, "-3": []}}}])
+def test_texts_from_a_file_that_are_none_are_left_out(notes):
+    one = held((5, {"line": "cell:1"}), notes=notes)
+    assert dict(differences(one, one, "line").items()) == {"cell:1": Difference(5, 5)}
+
+
+def test_no_line_is_lost_or_counted_twice():
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        texts = [{n + 1: f"t{random.integers(4)}" for n in range(random.integers(1, 9))} for _ in "ab"]
+        a, b = (lined(*[(n, int(random.integers(1, 99))) for n in text], texts=text) for text in texts)
+        found = differences(a, b, "line")
+        assert found.total == Difference(a.low_bytes, b.low_bytes)
+        names = matching.matched(*({"cell": text} for text in texts))
+        assert [len(set(one.values())) for one in (names.of_a, names.of_b)] == [len(text) for text in texts]
+
+
+# --- what is drawn ---
+
+
+def timed(duration_ns: int, size: int = 100) -> Side:
+    script = Script(HOST)
+    script.free(script.alloc(size, at=duration_ns // 4), at=duration_ns // 2)
+    return side(script.trace(duration=duration_ns))
+
+
+def test_runs_of_like_durations_have_an_axis_of_seconds():
+    found = picture(timed(10**9), timed(3 * 10**9))
+    assert (found.by_share, found.why, found.duration_s) == (False, "", 3.0)
+
+
+def test_where_one_takes_far_longer_the_axis_is_the_share_of_each():
+    found = picture(timed(10**9), timed(9 * 10**9))
+    assert (found.by_share, found.why) == (True, "one took 9 times as long")
+    assert picture(timed(10**9), timed(10**9), has_time=False).by_share
+
+
+def test_the_drawn_stair_has_the_peak_and_the_bars_sum_to_it():
+    trace = busy(5000)
+    found = picture(side(trace), side(trace))
+    assert len(found.a.time_s) < 300
+    assert found.a.bytes.max() == found.a.low_bytes == sum(count for _, count in found.a.shares)
+
+
+def test_the_bars_are_stacked_as_areas_are_and_what_is_not_known_lies_on_top():
+    a = held((5, ACTIVATION), (9, PARAMETER), device=GPU)
+    found = picture(dataclasses.replace(a, low_bytes=20), held((1, {})))
+    assert found.a.shares == (("parameter", 9), ("activation", 5), (UNTOLD, 6))
+    assert picture(held((3, {})), held((4, {}))).b.shares == (("allocated", 4),)
+
+
+def test_differences_in_words():
+    assert [signed(n) for n in (-1, 0, 1 << 30)] == ["−1 B", "0 B", "+1.00 GiB"]

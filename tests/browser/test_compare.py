@@ -1,0 +1,124 @@
+"""`%memcompare` in a real JupyterLab: both runs on one axis, the switch, legible on light and dark, saved and small."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import lab as harness
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "all is there"),
+]
+REPOSITORY = Path(__file__).parents[2]
+PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
+
+SETUP = """%load_ext memlab
+import torch, memlab
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)])
+x = torch.ones(256, 64)
+checkpoint(model[0], x, use_reentrant=False).sum().backward()"""
+BEFORE = """%%memtrack --name before --lines --quiet
+model.zero_grad()
+h = x
+for block in model:
+    h = block(h)
+h.square().mean().backward()
+float(model[0][0].weight.grad.norm())"""
+AFTER = """%%memtrack --name "<b>with</b> checkpoint" --lines --quiet
+model.zero_grad()
+h = x
+for block in model:
+    h = checkpoint(block, h, use_reentrant=False)
+h.square().mean().backward()
+float(model[0][0].weight.grad.norm())"""
+COMPARE = '%memcompare before "<b>with</b> checkpoint"'
+SHORT = "with memlab.track('short', show=False):\n    x.repeat(2, 1)\nmemlab.compare('before', 'short')"
+PLOTLY, SVG = "application/vnd.plotly.v1+json", "image/svg+xml"
+OURS = (PLOTLY, SVG, "text/plain", "text/html")
+FIGURE = ".jp-OutputArea-output .main-svg"
+AXIS = "seconds since the start of each"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
+    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    lab = harness.Lab(tmp_path_factory.mktemp("lab"), environment)
+    lab.write("compare.ipynb", [SETUP, BEFORE, AFTER, COMPARE, SHORT])
+    lab.open("compare.ipynb")
+    for cell in range(5):
+        lab.run_cell(cell)
+    lab.cell(3).locator(FIGURE).first.wait_for(timeout=30_000)
+    yield lab
+    lab.close()
+
+
+def picture(lab: harness.Lab, cell: int, name: str) -> None:
+    if PICTURES:
+        lab.cell(cell).scroll_into_view_if_needed()
+        lab.page.wait_for_timeout(800)
+        lab.cell(cell).screenshot(path=str(Path(PICTURES) / f"compare_{name}.png"))
+
+
+def test_the_figure_the_sentence_and_the_tables_are_shown(lab):
+    text = lab.text(3)
+    assert "<b>with</b> checkpoint: peak " in text
+    assert "results equal bit for bit" in text
+    for words in ("a: before", "by category", "by module", "by line", "h = checkpoint(block, h", " of each"):
+        assert words in text, words
+    assert lab.cell(3).locator(".barlayer .point").count() >= 6
+    assert lab.cell(3).locator(".scatterlayer .trace").count() == 2
+
+
+def test_both_themes_show_it(lab):
+    for theme in ("light", "dark"):
+        lab.theme(theme)
+        assert lab.cell(3).locator(".barlayer .point").first.is_visible()
+        picture(lab, 3, theme)
+
+
+def test_the_switch_changes_the_axis_and_back(lab):
+    figure = lab.cell(3)
+    figure.scroll_into_view_if_needed()
+    for label, words in (("share", "share of each run"), ("seconds", AXIS)):
+        figure.locator(".updatemenu-button", has_text=label).click()
+        figure.locator(".annotation-text", has_text=words).wait_for(timeout=10_000)
+        ticks = figure.locator(".xtick text").all_text_contents()
+        assert any("%" in tick for tick in ticks) == (label == "share")
+
+
+def test_a_far_shorter_run_opens_with_shares(lab):
+    assert "share of each run (one took " in lab.text(4)
+    picture(lab, 4, "short")
+
+
+def test_it_is_saved_small_and_shown_without_a_kernel(lab):
+    lab.save()
+    outputs = json.loads((lab.root / "compare.ipynb").read_text())["cells"][3]["outputs"]
+    kinds = [set(output["data"]) for output in outputs]
+    assert {PLOTLY, SVG} <= kinds[0]
+    assert {"text/html", "text/plain"} == kinds[1]
+    ours = sum(len(json.dumps(out["data"][mime])) for out in outputs for mime in OURS if mime in out["data"])
+    whole = len(json.dumps(outputs))
+    print(f"a comparison in a saved notebook: {ours} bytes of ours, {whole} with what JupyterLab added")
+    assert ours <= 35_000
+    assert whole <= 120_000
+    lab.page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll(); }")
+    lab.page.goto(f"{lab.url}/lab/tree/compare.ipynb?token={lab.token}&reset")
+    figure = lab.cell(3).locator(".jp-RenderedPlotly").first  # until somebody touches it, the PNG that was saved
+    figure.wait_for(timeout=60_000)
+    lab.page.wait_for_timeout(1000)
+    assert figure.bounding_box()["height"] > 150
+    assert "results equal bit for bit" in lab.text(3)
+
+
+def test_nothing_was_fetched_and_no_name_became_markup(lab):
+    assert lab.foreign == []
+    assert lab.cell(3).locator("b", has_text="with").count() <= 1  # the sentence is bold, the name in it is text
+    assert [text for kind, text in lab.console if kind == "pageerror"] == []

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import xml.etree.ElementTree as tree
+
+import numpy as np
+import pytest
+from handmade import GPU, HOST, Script, busy
+
+from memlab.session.compare import compare
+from memlab.session.run import Run
+from memlab.trace import Category, Device
+from memlab.trace.trace import Trace
+from memlab.units import MiB
+from memlab.views import theme
+from memlab.views.bundle import PLOTLY, SVG, weight
+from memlab.views.comparison import comparison_figure, described
+from memlab.views.comparison_table import SIDES, times
+
+LIMIT = 35_000
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\x1b[2J\n",
+    "a' onload='x",
+    "x" * 10_000,
+    "&amp;",
+]
+
+
+def categorised(trace: Trace, seed: int = 0) -> Trace:
+    category = np.random.default_rng(seed).integers(0, 8, len(trace.blocks))
+    return dataclasses.replace(trace, blocks=trace.blocks.replace(category=category))
+
+
+def run(name: str, *sizes: int, seconds: float = 1.0, device: Device = HOST, **known: object) -> Run:
+    script = Script(device)
+    script.adopt(10)
+    for i, size in enumerate(sizes):
+        script.alloc(size, at=int(seconds * 5e8) + i, **({"category": Category.ACTIVATION} | known))
+    return Run(name, script.trace(duration=int(seconds * 1e9)))
+
+
+def figure_of(a: Run, b: Run) -> dict:
+    return json.loads(compare(a, b).figure.to_json())
+
+
+@pytest.mark.parametrize("events", [40_000, 3_000, 150])
+def test_all_that_a_comparison_leaves_in_the_notebook_is_small(events):
+    found = compare(Run("n" * 200, categorised(busy(events))), Run("m" * 200, categorised(busy(events + 99, 1), 1)))
+    assert weight(found.figure_bundle()) + weight(found.table_bundle()) <= LIMIT
+    assert weight(found.bundle()) <= LIMIT
+
+
+def test_the_bundle_is_what_a_notebook_file_can_hold():
+    found = compare(Run("a", busy(500)), Run("b", busy(700)))
+    assert set(found.bundle()) == {PLOTLY, SVG, "text/html", "text/plain"}
+    tree.fromstring(found.bundle()[SVG])
+    assert not any("widget" in kind for kind in found.bundle())
+    assert len(json.dumps(found.bundle()[PLOTLY]["layout"].get("template", {}))) < 100
+
+
+def test_both_runs_are_stairs_on_one_axis_of_seconds_and_bars_on_the_same_scale():
+    figure = figure_of(run("one", 8 * MiB), run("two", 4 * MiB, seconds=2.0))
+    first, second, *bars = figure["data"]
+    assert [first["line"]["color"], second["line"]["color"]] == list(SIDES)
+    assert (first["xaxis"], second["xaxis"]) == ("x", "x3")
+    layout = figure["layout"]
+    assert layout["xaxis"]["range"] == layout["xaxis3"]["range"] == [0, 2.0]
+    assert layout["xaxis3"]["overlaying"] == "x"
+    assert {bar["name"] for bar in bars} == {"other", "activation"}
+    assert all("yaxis" not in trace for trace in figure["data"])
+    assert all(bar["marker"]["color"] == theme.CATEGORIES[bar["name"]] for bar in bars)
+    assert {note["text"] for note in layout["annotations"]} == {
+        "seconds since the start of each",
+        "8.00 MiB",
+        "4.00 MiB",
+    }
+
+
+def test_the_switch_changes_both_axes_and_the_words_below():
+    figure = figure_of(run("one", 8), run("two", 4, seconds=2.0))
+    (menu,) = figure["layout"]["updatemenus"]
+    seconds, share = (button["args"][0] for button in menu["buttons"])
+    assert menu["active"] == 0
+    assert set(seconds) == set(share)
+    assert (share["xaxis.range"], share["xaxis3.range"]) == ([0, 1.0], [0, 2.0])
+    assert share["annotations[0].text"] == "share of each run"
+    assert share["xaxis.tickvals"] == [0, 0.25, 0.5, 0.75, 1]
+    assert figure["layout"]["annotations"][0]["text"] == seconds["annotations[0].text"]
+
+
+def test_where_one_took_far_longer_it_opens_with_shares_and_says_why():
+    figure = figure_of(run("one", 8), run("two", 4, seconds=50.0))
+    assert figure["layout"]["updatemenus"][0]["active"] == 1
+    assert figure["layout"]["annotations"][0]["text"] == "share of each run (one took 50 times as long)"
+    assert figure["layout"]["xaxis"]["ticktext"] == ["0%", "25%", "50%", "75%", "100%"]
+    svg = compare(run("one", 8), run("two", 4, seconds=50.0)).figure_bundle()[SVG]
+    assert "one took 50 times as long" in svg
+    assert "75 %" in svg
+
+
+def test_an_interval_is_drawn_from_end_to_end():
+    peaks = {of: [4 * MiB, 6 * MiB] for of in ("allocated", "reserved", "device used")}
+    predicted = run("p", 4 * MiB - 512, device=Device(0, "a card"))
+    predicted.note("prediction", {"peaks": peaks})
+    found = compare(run("m", 8 * MiB), predicted)
+    figure = json.loads(found.figure.to_json())
+    assert figure["data"][-1]["mode"] == "lines+markers"
+    assert any(note["text"] == "4.00 MiB<br>to 6.00 MiB" for note in figure["layout"]["annotations"])
+    assert "to 6.00 MiB" in found.figure_bundle()[SVG]
+    assert figure["layout"]["annotations"][0]["text"] == "share of each run (seconds mean nothing here)"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_modules_and_lines_are_text_everywhere(name):
+    a = run(name, 5, module=name, line=name)
+    b = run("b" + name, 9, module="m" + name, line="l" + name)
+    for one in (a, b):
+        one.note("lines", {name: {"1": name}})
+    found = compare(a, b)
+    bundle = {**found.figure_bundle(), **found.table_bundle()}
+    shown = bundle["text/html"] + bundle[SVG] + json.dumps(bundle[PLOTLY]) + json.dumps(found.bundle()[PLOTLY])
+    assert "<script" not in shown
+    assert "<img" not in shown
+    assert "onload='x" not in bundle["text/html"]
+    assert not any(c in found.text for c in "\x1b\r")
+    assert len(found.sentence) < 600
+    tree.fromstring(bundle[SVG])
+    assert weight(bundle) < LIMIT
+
+
+def test_text_and_html_tell_the_same():
+    found = compare(run("a", 5, module="x.y"), run("b", 9, module="x.y"))
+    for word in ("peak allocated", "activation", "x.y", "+4 B", "not checked"):
+        assert word in found.text
+        assert word in found.html
+    assert found.html.count("<table") == found.html.count("</table>") == 3
+
+
+def test_of_many_modules_the_largest_differences_are_shown_and_the_rest_is_summed():
+    script = {name: Script(HOST) for name in "ab"}
+    for i in range(40):
+        script["a"].alloc(100, module=f"m{i}")
+        script["b"].alloc(100 + i, module=f"m{i}")
+    a, b = (Run(name, one.trace(duration=10)) for name, one in script.items())
+    lines = compare(a, b).text.splitlines()
+    at = next(i for i, line in enumerate(lines) if "by module" in line)
+    rows = [line.split() for line in lines[at + 1 : at + 10]]
+    assert [row[0] for row in rows[:2]] == ["m39", "m38"]
+    assert rows[7][:2] == ["33", "more"]
+    assert rows[8][:2] == ["peak", "allocated"]
+
+
+def test_lines_stand_with_their_code_where_both_runs_have_them():
+    a, b = run("a", 5, line="cell:2"), run("b", 9, line="cell:3")
+    assert "by line" in compare(a, b).text
+    a.note("lines", {"cell": {"2": "h = block(x)"}})
+    b.note("lines", {"cell": {"2": "# new", "3": "    h = block(x)"}})
+    assert "cell:2 → 3  h = block(x)" in compare(a, b).text
+    assert "by line" not in compare(a, run("b", 9)).text
+
+
+def test_the_twin_in_words_has_both_curves():
+    found = compare(run("one", 8), run("two", 4))
+    words = described(found.picture, found.sentence)
+    assert words.startswith("two: peak 14 B instead of 18 B")
+    assert "█" in words.splitlines()[1]
+    assert words.splitlines()[2].startswith("b ")
+
+
+def test_a_device_on_which_nothing_happened_is_drawn():
+    empty = Run("empty", Script(GPU).trace())
+    bundle = compare(empty, empty).bundle()
+    tree.fromstring(bundle[SVG])
+    assert comparison_figure(compare(empty, run("b", 5)).picture).data
+
+
+def test_the_colours_of_both_runs_are_read_on_white_and_on_black():
+    for page in theme.PAGES:
+        assert all(theme.contrast(colour, page) >= 4 for colour in SIDES)
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(1, "1.00 times"), (9.999, "10.0 times"), (0.002, "0.002 times")])
+def test_ratios(ratio, text):
+    assert times(ratio) == text

@@ -1,0 +1,78 @@
+"""Workloads on a card: foretold without one, and on the pretend device. What they compute there is not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import memlab
+from memlab.workloads import workloads
+from memlab.workloads.inference import inference
+from memlab.workloads.job import Job, Parts, seeded
+
+
+def run_of(make: Callable[[], Parts], steps: int = 2) -> Callable[[], None]:
+    """What runs the job on "cuda", and lets go of it."""
+
+    def run() -> None:
+        with seeded():
+            job = Job("cuda", steps)
+            job.build(make)
+            job.run()
+        vars(job).clear()
+
+    return run
+
+
+def all_tiny() -> None:
+    for one in workloads.values():
+        run_of(one.sized("tiny"), steps=1)()
+
+
+def test_all_can_be_foretold():
+    found = memlab.predict(all_tiny, card="RTX 4060")
+    assert found.fits == "yes" and found.allocated_bytes[0] > 30 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", workloads)
+def test_tiny_foretold_is_what_the_cpu_measures(name):
+    """Nearly: a card rounds sizes, has a workspace for its matrix products, and chooses other kernels."""
+    foretold = memlab.predict(run_of(workloads[name].sized("tiny")), card="RTX 4060")
+    with memlab.track(name, show=False) as run, seeded():
+        job = Job("cpu", 2)
+        job.build(workloads[name].sized("tiny"))
+        job.run()
+    vars(job).clear()
+    low, high = foretold.allocated_bytes
+    assert 0.75 * run.peak_allocated_bytes < low <= high < 1.35 * run.peak_allocated_bytes + (17 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", workloads)
+def test_as_published_foretold_for_a_large_card(name):
+    found = memlab.predict(run_of(workloads[name].sized("card")), card="H200")
+    assert found.fits == "yes", str(found)
+    assert found.allocated_bytes[0] > 200 << 20
+
+
+@pytest.mark.fakegpu
+@pytest.mark.parametrize("name", workloads)
+def test_on_the_pretend_device(name):
+    before = torch.cuda.memory_allocated()
+    for make in (workloads[name].sized("tiny"), inference(workloads[name].sized("tiny"))):
+        torch.cuda.reset_peak_memory_stats()
+        run_of(make)()
+        assert torch.cuda.max_memory_allocated() - before > 1 << 20
+    # What a library keeps for its matrix products stays.
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() <= before
+
+
+@pytest.mark.fakegpu
+def test_a_laptop_size_on_the_pretend_device():
+    with memlab.track("gpt", show=False) as run:
+        run_of(workloads["gpt"].sized("laptop"), steps=1)()
+    assert run.peak_allocated_bytes > 250 << 20
