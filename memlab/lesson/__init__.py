@@ -1,0 +1,7 @@
+"""What only the notebooks of the course need: guesses, accounts of a peak, claims, checks of exercises."""
+
+from __future__ import annotations
+
+from memlab.lesson.lesson import Lesson
+
+__all__ = ["Lesson"]

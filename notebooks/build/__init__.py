@@ -1,0 +1,9 @@
+"""How the course is made: sources in Markdown become executed notebooks with static pictures. For maintainers and CI.
+
+python -m notebooks.build make [NUMBER...]     write notebooks/*.ipynb, executed, from notebooks/source/*.md
+python -m notebooks.build check [NUMBER...]    execute afresh and compare the headline figures; changes nothing
+python -m notebooks.build html                 the course as static pages, in artifacts/course
+python -m notebooks.build handout [NUMBER...]  notebooks for a class, without outputs and solutions, in artifacts/class
+python -m notebooks.build map                  notebooks/README.md, the lessons in their order
+python -m notebooks.build tips                 docs/tips.md: every classic tip, its lesson, technique and effect
+"""

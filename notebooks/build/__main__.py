@@ -1,0 +1,92 @@
+"""The command line of the course's build."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import nbformat
+
+from notebooks.build import pages
+from notebooks.build.execute import differences, executed, headlines
+from notebooks.build.overview import README, overview
+from notebooks.build.pictures import MAX_BYTES, chromium, keep_static
+from notebooks.build.source import FOLDER, Lesson, lessons
+from notebooks.build.tips import TABLE, table
+
+SITE = FOLDER.parent / "artifacts" / "course"
+CLASS = FOLDER.parent / "artifacts" / "class"
+
+
+def main() -> int:
+    """Read the arguments, do it."""
+    parser = argparse.ArgumentParser(prog="python -m notebooks.build")
+    parser.add_argument("what", choices=list(WHAT))
+    parser.add_argument("numbers", nargs="*", help="lessons whose names begin so; all without")
+    asked = parser.parse_args()
+    chosen = lessons(tuple(asked.numbers))
+    if not chosen:
+        parser.error(f"there is no lesson {' '.join(asked.numbers)}")
+    return WHAT[asked.what](chosen)
+
+
+def make(chosen: list[Lesson]) -> int:
+    """Write the executed notebooks."""
+    with chromium() as draw:
+        for lesson in chosen:
+            begin = time.monotonic()
+            notebook = executed(lesson.fresh())
+            keep_static(notebook, draw)
+            text = nbformat.writes(notebook) + "\n"
+            if len(text) > MAX_BYTES:
+                print(f"{lesson.name}: {len(text):,} bytes are more than {MAX_BYTES:,}", file=sys.stderr)
+                return 1
+            lesson.notebook.write_text(text, encoding="utf-8")
+            print(f"{lesson.name}: {time.monotonic() - begin:.0f} s, {len(text):,} bytes", flush=True)
+    return 0
+
+
+def check(chosen: list[Lesson]) -> int:
+    """Execute afresh, and say which figures are others than those that are kept."""
+    wrong = 0
+    for lesson in chosen:
+        kept = headlines(nbformat.read(lesson.notebook, as_version=4))
+        for line in differences(kept, headlines(executed(lesson.fresh()))):
+            print(f"{lesson.name}: {line}")
+            wrong += 1
+    return min(wrong, 1)
+
+
+def html(chosen: list[Lesson]) -> int:
+    """The course as pages, from the notebooks as they are kept."""
+    written = pages.write(chosen, SITE)
+    print(f"{len(written)} pages, {sum(one.stat().st_size for one in written):,} bytes: open {written[0]}")
+    return 0
+
+
+def handout(chosen: list[Lesson]) -> int:
+    """Notebooks for a class: nothing executed, no solutions."""
+    CLASS.mkdir(parents=True, exist_ok=True)
+    for lesson in chosen:
+        (CLASS / lesson.notebook.name).write_text(nbformat.writes(lesson.handout()) + "\n", encoding="utf-8")
+    print(f"{len(chosen)} notebooks in {CLASS}")
+    return 0
+
+
+def course_map(chosen: list[Lesson]) -> int:
+    """notebooks/README.md, of all lessons."""
+    README.write_text(overview(lessons()), encoding="utf-8")
+    return 0
+
+
+def tips(chosen: list[Lesson]) -> int:
+    """docs/tips.md, of all lessons."""
+    TABLE.write_text(table(), encoding="utf-8")
+    return 0
+
+
+WHAT = {"make": make, "check": check, "html": html, "handout": handout, "map": course_map, "tips": tips}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What lessons show in a real JupyterLab: a guess, a knob that is turned, the guesses drawn, and what is saved of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import lab as harness
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "all is there"),
+]
+REPOSITORY = Path(__file__).parents[2]
+PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
+FIGURE = ".js-plotly-plot"
+ASK = """
+from memlab.lesson import Lesson
+lesson = Lesson("01 a lesson", needs="1 MiB")
+peak = lesson.guess("Peak?", between=("1 MiB", "1 GiB"))
+when = lesson.guess("When?", choices=["forward", "backward"])
+"""
+COMPARE = "print(peak.compare('128 MiB'))\nprint(when.compare('backward'))"
+KNOB = "lesson.knob('batch', {8: 2**20, 16: 2**21, 32: 2**22})"
+DRAW = "lesson.guesses_so_far()"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
+    made = harness.Lab(tmp_path_factory.mktemp("lesson"), {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"})
+    made.write("lesson.ipynb", [ASK, COMPARE, KNOB, DRAW])
+    made.open("lesson.ipynb")
+    made.run_cell(0)
+    made.cell(0).get_by_role("button", name="Commit").first.wait_for(timeout=60_000)
+    yield made
+    made.close()
+
+
+def saved(lab: harness.Lab, cell: int) -> list[dict[str, Any]]:
+    """The outputs of a cell as they are on disk."""
+    lab.save()
+    return json.loads((lab.root / "lesson.ipynb").read_text())["cells"][cell]["outputs"]
+
+
+def words(outputs: list[dict[str, Any]]) -> str:
+    parts = [one["data"]["text/plain"] if "data" in one else one["text"] for one in outputs]
+    return "\n".join("".join(part) for part in parts)
+
+
+def test_a_guess_is_typed_committed_and_locked(lab):
+    box = lab.cell(0).get_by_label("or type")
+    box.fill("nonsense")
+    lab.cell(0).get_by_role("button", name="Commit").first.click()
+    lab.cell(0).get_by_role("alert").first.wait_for(timeout=10_000)
+    box.fill("64 MiB")
+    lab.cell(0).get_by_role("button", name="Commit").first.click()
+    lab.cell(0).get_by_text("You said 64.00 MiB; locked").wait_for(timeout=10_000)
+    lab.cell(0).get_by_role("button", name="Skip").first.click()
+    lab.cell(0).get_by_text("When? Skipped.").wait_for(timeout=10_000)
+    assert lab.cell(0).get_by_role("button", name="Commit").count() == 0
+
+
+def test_the_outcome_stands_beside_the_question_too(lab):
+    lab.run_cell(1)
+    assert "guess over measurement 0.50" in lab.text(1)
+    lab.cell(0).get_by_text("it was 128.0 MiB").wait_for(timeout=10_000)
+
+
+def test_a_knob_is_turned_by_keyboard_and_the_picture_follows(lab):
+    lab.run_cell(2)
+    lab.cell(2).locator(FIGURE).first.wait_for(timeout=30_000)
+    slider = lab.cell(2).get_by_role("slider").first
+    slider.focus()
+    slider.press("ArrowRight")
+    lab.cell(2).locator(FIGURE).get_by_text("batch 16: peak 2.00 MiB; 2.00 times that of 8.").wait_for(timeout=10_000)
+    if PICTURES:
+        for theme in ("dark", "light"):
+            lab.theme(theme)
+            lab.page.wait_for_timeout(1000)
+            lab.cell(2).locator(".jp-OutputArea").first.screenshot(path=f"{PICTURES}/knob-{theme}.png")
+
+
+def test_the_guesses_are_drawn(lab):
+    lab.run_cell(3)
+    lab.cell(3).locator(FIGURE).first.wait_for(timeout=30_000)
+    assert "Of 2 questions you answered 1 and skipped 1." in words(saved(lab, 3))
+
+
+def test_what_is_saved_needs_no_kernel(lab):
+    assert "You said 64.00 MiB, it was 128.0 MiB" in words(saved(lab, 0))
+    assert "batch 16: peak 2.00 MiB" in words(saved(lab, 2))
+    pictures = [one["data"] for cell in (2, 3) for one in saved(lab, cell) if "image/svg+xml" in one.get("data", {})]
+    assert len(pictures) == 2 and all("application/vnd.plotly.v1+json" in one for one in pictures)
+
+
+def test_nothing_was_asked_of_the_world_and_nothing_failed(lab):
+    assert lab.foreign == []
+    assert [text for kind, text in lab.console if kind == "pageerror"] == []

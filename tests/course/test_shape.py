@@ -1,0 +1,87 @@
+"""Every lesson has the shape that the design gives it; nothing is executed here."""
+
+from __future__ import annotations
+
+import re
+import statistics
+
+import nbformat
+import pytest
+
+pytest.importorskip("jupytext")
+from notebooks.build.execute import headlines, outputs
+from notebooks.build.pictures import MAX_BYTES, RUNS
+from notebooks.build.source import FOLDER, Lesson, lessons
+
+LESSONS = pytest.mark.parametrize("lesson", lessons(), ids=lambda one: one.name)
+
+
+def code_of(lesson: Lesson) -> list[str]:
+    return [cell.source for cell in lesson.fresh().cells if cell.cell_type == "code"]
+
+
+def prose_of(lesson: Lesson) -> str:
+    return "\n".join(cell.source for cell in lesson.fresh().cells if cell.cell_type == "markdown")
+
+
+@LESSONS
+def test_it_asks_one_question_and_says_how_long_it_takes(lesson: Lesson) -> None:
+    title, rest = prose_of(lesson).split("\n", 1)
+    assert title.startswith("# ") and title.endswith("?")
+    assert re.search(r"\b\d\d minutes\b", rest[:200])
+
+
+@LESSONS
+def test_cells_are_few_and_short(lesson: Lesson) -> None:
+    cells = code_of(lesson)
+    lines = [len([line for line in cell.splitlines() if line.strip()]) for cell in cells]
+    assert 10 <= len(cells) <= 14, f"{len(cells)} code cells"
+    assert statistics.median(lines) <= 6 and lines[0] <= 8 and max(lines) <= 16, lines
+
+
+@LESSONS
+def test_it_has_every_part(lesson: Lesson) -> None:
+    code, prose = "\n".join(code_of(lesson)), prose_of(lesson)
+    assert code.count("lesson.guess(") >= 2 and ".compare(" in code
+    assert re.search(r"lesson\.(saves|saves_nothing|holds)\(", code)
+    assert "lesson.account(" in code
+    assert re.search(r"\.same_as\(.*\)\.peak_below\(", code, re.DOTALL)
+    assert code.rstrip().endswith("lesson.end()")
+    for heading in ("price, and when not", "Exercise", "In three sentences"):
+        assert heading.lower() in prose.lower(), heading
+    assert "<summary>Solution" in prose and lesson.exercises()
+    assert re.search(r"\]\((https?://|\d\d_\w+\.ipynb)", prose)
+
+
+@LESSONS
+def test_the_words_are_not_too_many(lesson: Lesson) -> None:
+    assert 350 <= len(re.sub(r"```.*?```", "", prose_of(lesson), flags=re.DOTALL).split()) <= 1300
+
+
+@LESSONS
+def test_the_notebook_is_that_of_the_source(lesson: Lesson) -> None:
+    kept, fresh = nbformat.read(lesson.notebook, as_version=4), lesson.fresh()
+    nbformat.validate(kept)
+    assert [(cell.cell_type, cell.source) for cell in kept.cells] == [
+        (cell.cell_type, cell.source) for cell in fresh.cells
+    ]
+
+
+@LESSONS
+def test_the_notebook_is_kept_executed_static_and_small(lesson: Lesson) -> None:
+    assert lesson.notebook.stat().st_size < MAX_BYTES
+    notebook = nbformat.read(lesson.notebook, as_version=4)
+    kinds = {kind for output in outputs(notebook) for kind in output.get("data", {})}
+    assert not kinds & set(RUNS) and "image/png" in kinds
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    assert not [output for output in outputs(notebook) if output.output_type == "error"]
+    assert headlines(notebook)
+    text = lesson.notebook.read_text(encoding="utf-8")
+    assert not re.search(r"/(home|root|tmp|work)/", text), "it names a path of the machine it was made on"
+    assert "memlab could not report" not in text
+
+
+@LESSONS
+def test_where_it_leads(lesson: Lesson) -> None:
+    for other in re.findall(r"\]\((\d\d_\w+\.ipynb)\)", prose_of(lesson)):
+        assert (FOLDER / other).exists(), other

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from memlab.errors import MemlabError
+from memlab.lesson.check import Check, Verdict
+from memlab.session.runs import runs
+from memlab.units import MiB
+
+ROWS = 1 << 20  # 4 MiB of float32
+
+
+def wasteful() -> torch.Tensor:
+    held = [torch.ones(ROWS) * k for k in range(4)]
+    return sum(held).sum()
+
+
+def frugal() -> torch.Tensor:
+    total = torch.zeros(ROWS)
+    for k in range(4):
+        total += k
+    return total.sum()
+
+
+@pytest.fixture(autouse=True)
+def no_runs() -> Iterator[None]:
+    before = list(runs)
+    gc.collect()  # what other tests left to be collected would be part of the peaks
+    yield
+    assert list(runs) == before
+
+
+def test_solved():
+    heard: list[Verdict] = []
+    verdict = Check(frugal, "cpu", heard.append).same_as(wasteful).peak_below(10 * MiB)
+    assert verdict.passed and heard == [verdict]
+    assert re.match(r"Solved\. Peak [\d.]+ MiB, limit 10\.00 MiB\.\nThe same result bit for bit\.", str(verdict))
+    assert verdict.run is not None and verdict.took_s > 0
+    start = verdict.run.devices[0].levels[0].start_bytes
+    assert 4 * MiB <= verdict.run.peak_allocated_bytes - start < 4 * MiB + 1024
+
+
+def test_too_much_memory_says_where_to_look():
+    verdict = Check(wasteful, "cpu").same_as(wasteful).peak_below("10 MiB")
+    assert not verdict.passed
+    assert str(verdict).startswith("Not yet. Peak ") and "lesson.verdicts[-1].run shows who else" in str(verdict)
+
+
+def test_another_result_does_not_pass():
+    verdict = Check(lambda: frugal() + 1, "cpu").same_as(wasteful).peak_below("10 MiB")
+    assert not verdict.passed and "Results differ" in str(verdict) and "must not change the answer" in str(verdict)
+
+
+def test_within_a_tolerance():
+    nearly = Check(lambda: frugal() * (1 + 1e-5), "cpu")
+    assert not nearly.same_as(wasteful).peak_below("10 MiB").passed
+    assert nearly.same_as(wasteful, relative=1e-4).peak_below("10 MiB").passed
+
+
+@pytest.mark.parametrize("gives", [None, ...])
+def test_not_written_yet(gives):
+    verdict = Check(lambda: gives, "cpu").same_as(wasteful).peak_below("10 MiB")
+    assert not verdict.passed and "gives nothing back yet" in str(verdict)
+
+
+def test_an_error_is_said_in_a_line():
+    def broken() -> None:
+        raise ValueError("half of it\nis missing")
+
+    verdict = Check(broken, "cpu").same_as(wasteful).peak_below("10 MiB")
+    assert not verdict.passed and str(verdict) == "Not yet. broken() raised ValueError: half of it"
+
+
+def test_an_interrupt_goes_out():
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Check(stopped, "cpu").same_as(wasteful).peak_below("10 MiB")
+
+
+def test_both_sides_are_asked():
+    with pytest.raises(MemlabError, match="say what the result must be"):
+        Check(frugal).peak_below("10 MiB")
+    with pytest.raises(MemlabError, match="check a function"):
+        Check(3)  # type: ignore[arg-type]
+    with pytest.raises(MemlabError, match="compare with a function"):
+        Check(frugal).same_as(3)  # type: ignore[arg-type]
