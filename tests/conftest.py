@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import shutil
@@ -69,6 +70,13 @@ def no_browser() -> str:
     lacking = [name for name in ("playwright", "jupyterlab") if importlib.util.find_spec(name) is None]
     lacking += [] if chromium() else ["chromium"]
     return f"needs {', '.join(lacking)}" if lacking else ""
+
+
+def pytest_collection_finish() -> None:
+    """Refuses tensors that test modules made when they were imported: they would be part of every peak that is measured."""
+    shapes = [tuple(one.shape) for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    if shapes:
+        raise pytest.UsageError(f"{len(shapes)} tensors are there before any test: make them in tests. {shapes[:5]}")
 
 
 NEEDS = {"fakegpu": no_fakegpu, "gpu": no_gpu, "browser": no_browser}

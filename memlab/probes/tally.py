@@ -3,7 +3,7 @@
 Exact to the byte for storages that come out of operators. It does not see scratch inside operators, other Python
 threads, compiled code, or memory that no tensor owns; `Tally.gaps` names those. It keeps no tensor alive and runs no
 operator of its own. A user's operator must never fail because of it: what it does not understand is counted in
-`Tally.unseen`.
+`Tally.overlooked`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memlab.errors import ProbeError
 from memlab.names.living import describe, holds_memory, living_tensors
 from memlab.probes.operators import gives_nothing_new, origin_of
+from memlab.probes.overlooked import Overlooked
 from memlab.probes.storage_log import ROOM, Births, Books, Replaced, StorageRef, tallied
 from memlab.seams import dispatch
 
@@ -67,9 +68,8 @@ class Tally(TorchDispatchMode):
         self._append = self._log.append
         self._count, self._older, self._idle, self._alive_last = 0, False, 0, 0
         self._thread, self._state, self._inferred = 0, "new", False
-        self._late = self._borrowed = self._borrowed_bytes = self._resized_unseen = 0
         self.saw_accelerator = False
-        self.unseen: dict[str, int] = {}
+        self.overlooked = Overlooked()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Tally(TorchDispatchMode):
         return False
 
     def _not_seen(self, what: str) -> None:
-        self.unseen[what] = self.unseen.get(what, 0) + 1
+        self.overlooked.unseen[what] += 1
 
     # --- storages met for the first time ------------------------------------------------------------------------------
 
@@ -302,8 +302,8 @@ class Tally(TorchDispatchMode):
             self._note(storage, id(storage), birth, -1)
             return
         if origin != "new":
-            self._borrow(storage)
-            self._late += origin == "older"
+            self.overlooked.borrow(storage)
+            self.overlooked.late += origin == "older"
         self._note(storage, id(storage), birth, self._clock())
 
     def _birth(self, func: Any, tensor: Any) -> int:
@@ -312,11 +312,6 @@ class Tally(TorchDispatchMode):
             return self._births.number(op, "", "")
         shape = str(tuple(tensor.shape)) if self._shapes else ""
         return self._births.number(op, str(tensor.dtype).removeprefix("torch."), shape)
-
-    def _borrow(self, storage: Any) -> None:
-        if not storage.resizable():
-            self._borrowed += 1
-            self._borrowed_bytes += storage.nbytes()
 
     def _resized(self, known: StorageRef, storage: Any, func: Any, tensor: Any) -> None:
         """A storage changed its size: as in c10, the new bytes come before the old ones go."""
@@ -329,7 +324,7 @@ class Tally(TorchDispatchMode):
             storage = known()
             if storage is not None and storage.nbytes() != known.nbytes:
                 self._resized(known, storage, None, None)
-                self._resized_unseen += 1
+                self.overlooked.resized += 1
 
     def _adopt_living(self) -> None:
         for thing in living_tensors():
@@ -347,7 +342,7 @@ class Tally(TorchDispatchMode):
         if tensor is not None and TensorBase.requires_grad.__get__(tensor) and not TensorBase.is_leaf.__get__(tensor):
             self._older = True  # a graph is alive, and autograd may hold storages that no Python object shows
         if id(storage) not in self._live and (type(tensor) in PLAIN or holds_memory(storage)):
-            self._borrow(storage)
+            self.overlooked.borrow(storage)
             self._note(storage, id(storage), self._birth(None, tensor), -1)
 
     def _look_at_inputs(self, args: Any) -> None:
@@ -373,36 +368,12 @@ class Tally(TorchDispatchMode):
 
     def gaps(self) -> tuple[tuple[str, str], ...]:
         """What this tally could not see, as (name, sentence)."""
-        return tuple(self._gaps())
-
-    def _gaps(self) -> Iterator[tuple[str, str]]:
-        yield "operator scratch", "Working memory inside operators (oneDNN, MKL) is not seen; it adds to the peak."
-        yield "other threads", "Tensors made by other Python threads and processes are seen when this thread uses them."
-        if dispatch.compiled_something():
-            yield "compiled code", "Memory inside compiled functions is not seen; what they return is, once it is used."
-        if self._borrowed:
-            yield "borrowed memory", BORROWED.format(self._borrowed, self._borrowed_bytes)
-        if self._late:
-            yield "seen late", f"{self._late} storages were first seen some time after they were made."
-        if self._resized_unseen:
-            yield "resized unseen", f"{self._resized_unseen} storages were resized by no operator: noticed at the end."
-        if self._books.lost:
-            yield "thinned", THINNED.format(self._books.lost, self._books.lost_largest_bytes)
-        for what, times in self.unseen.items():
-            yield "unseen", f"Not counted: {what}, {times} times."
+        return tuple(self.overlooked.gaps(self._books))
 
 
 PLAIN = (Tensor, Parameter)
 NOTHING: dict[Any, int] = {}
 """What is born of operators that give back what they were given."""
-BORROWED = (
-    "{} storages of {} bytes were not made by an operator (NumPy arrays, loaded or mapped files, shared memory); "
-    "they count while a tensor uses them."
-)
-THINNED = (
-    "{} early events of blocks up to {} bytes were let go to bound memory; the peak and what held it are exact, "
-    "the curve in the early part can be too low."
-)
 
 
 def _remove_left_behind() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,7 +44,12 @@ class Techniques(Mapping[str, Technique]):
         try:
             return self._known[name]
         except (KeyError, TypeError):
-            raise MemlabError(f"there is no technique {name!r:.80}. Known: {', '.join(self._known)}.") from None
+            raise MemlabError(f"there is no technique {name!r:.80}. {self._near(name)}") from None
+
+    def _near(self, name: object) -> str:
+        """The few that may have been meant, or where all of them stand."""
+        near = difflib.get_close_matches(str(name)[:80], self._known, 5, 0.5)
+        return f"Did you mean {' or '.join(near)}?" if near else f"memlab.techniques shows all {len(self)}."
 
     def __contains__(self, name: object) -> bool:
         return name in self._known

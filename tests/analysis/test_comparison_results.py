@@ -22,7 +22,8 @@ def checked(a: object, b: object, **options) -> ResultCheck:
     return found
 
 
-X, LARGE = torch.empty(0), torch.empty(0)
+X: torch.Tensor
+LARGE: torch.Tensor
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +33,7 @@ def tensors():
     X = torch.randn(100, 100, generator=torch.Generator().manual_seed(0))
     LARGE = torch.randn(600_000, generator=torch.Generator().manual_seed(1))
     yield
-    X, LARGE = torch.empty(0), torch.empty(0)
+    del X, LARGE
 
 
 NAN, INF = float("nan"), float("inf")

@@ -25,6 +25,7 @@ def card(capability=(8, 0), multiprocessors=108):
 def call(
     capability=(8, 0), dtype=torch.float16, width=64, mask=None, dropout=0.0, heads=(8, 8), rows=(128, 128), **more
 ):
+    mask = torch.empty(1) if mask else None
     query = torch.empty(2, heads[0], rows[0], width, dtype=dtype, device="meta")
     key = torch.empty(2, heads[1], rows[1], width, dtype=dtype, device="meta")
     value = torch.empty(2, heads[1], rows[1], more.pop("value_width", width), dtype=dtype, device="meta")
@@ -37,7 +38,7 @@ def call(
         ({}, FLASH),
         ({"dtype": torch.float32}, EFFICIENT),
         ({"dtype": torch.float64}, MATH),
-        ({"mask": torch.empty(1)}, EFFICIENT),
+        ({"mask": "one"}, EFFICIENT),
         ({"width": 33}, FLASH),
         ({"width": 33, "dtype": torch.float32}, MATH),
         ({"width": 264}, EFFICIENT),
@@ -49,7 +50,7 @@ def call(
         ({"capability": (7, 5), "dtype": torch.bfloat16}, MATH),
         ({"capability": (9, 0)}, CUDNN),
         ({"capability": (9, 0), "dropout": 0.1}, FLASH),
-        ({"capability": (9, 0), "mask": torch.empty(1)}, CUDNN),
+        ({"capability": (9, 0), "mask": "one"}, CUDNN),
         ({"capability": (9, 0), "width": 192}, CUDNN),
         ({"capability": (10, 0), "width": 192}, FLASH),
         ({"capability": (12, 0)}, FLASH),

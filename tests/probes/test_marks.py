@@ -94,7 +94,8 @@ def sgd(model: torch.nn.Module, clock: Clock) -> NotedSGD:
     return optimizer
 
 
-X = torch.ones(2, 4)
+def x() -> torch.Tensor:
+    return torch.ones(2, 4)
 
 
 def test_a_plain_step(clock):
@@ -102,7 +103,7 @@ def test_a_plain_step(clock):
     optimizer = sgd(model, clock)
     for _ in range(2):
         clock.note("before")
-        loss = model(X).sum()
+        loss = model(x()).sum()
         clock.note("loss")
         loss.backward()
         clock.note("between")
@@ -141,7 +142,7 @@ def test_grad_inside_a_forward(clock):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_recomputes_in_backward(reentrant, clock):
     model = Noted(clock)
-    checkpoint(model, X.clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
+    checkpoint(model, x().clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
     names = [name for name, _ in clock.phases()]
     assert names.count("forward") == 2
     assert [phase for name, phase in clock.phases() if name == "forward"] == ["forward", "backward"]
@@ -152,13 +153,13 @@ def test_a_checkpoint_recomputes_in_backward(reentrant, clock):
 def test_two_optimizers_and_a_closure(clock):
     model = Noted(clock)
     first, second = sgd(model, clock), torch.optim.LBFGS(model.parameters(), max_iter=2)
-    model(X).sum().backward()
+    model(x()).sum().backward()
     first.step()
 
     def closure():
         clock.note("closure")
         second.zero_grad()
-        loss = model(X).pow(2).sum()
+        loss = model(x()).pow(2).sum()
         clock.note("loss in closure")
         loss.backward()
         clock.note("end of closure")
@@ -178,7 +179,7 @@ def test_two_optimizers_and_a_closure(clock):
 def test_a_gradient_scaler_steps_the_optimizer(clock):
     model = Noted(clock)
     optimizer, scaler = sgd(model, clock), torch.amp.GradScaler("cpu", init_scale=1.0)
-    scaler.scale(model(X).sum()).backward()
+    scaler.scale(model(x()).sum()).backward()
     scaler.step(optimizer)
     scaler.update()
     clock.note("after")
@@ -194,7 +195,7 @@ def test_a_step_that_raises_ends_with_the_next_forward(clock):
     model = Noted(clock)
     with pytest.raises(ZeroDivisionError):
         Bad(model.parameters(), lr=0.1).step()
-    model(X).sum().backward()
+    model(x()).sum().backward()
     clock.note("after")
     expected = [("forward", "forward"), ("gradient", "backward"), ("after", "other")]
     assert clock.phases() == expected
@@ -214,7 +215,7 @@ def test_a_forward_that_raises(error, clock):
 
     outer = torch.nn.Sequential(Raises())
     with pytest.raises(error):
-        outer(X)
+        outer(x())
     assert clock.phases() == [("inner", "forward"), ("here", "forward")]
     if error is ValueError:  # after an interrupt no hook of PyTorch's runs, and the cell is over
         clock.note("after")
@@ -233,13 +234,13 @@ def test_modules_are_named_by_their_path_from_the_outermost(clock):
             clock.note("net")
             return x
 
-    Net()(X)
+    Net()(x())
     assert clock.modules() == [("a", "Net.layers.0"), ("b", "Net.layers.1"), ("net", "Net")]
 
 
 def test_marks_of_other_threads_are_theirs(marker, clock):
     model = Noted(clock)
-    thread = threading.Thread(target=lambda: model(X).sum().backward())
+    thread = threading.Thread(target=lambda: model(x()).sum().backward())
     thread.start()
     thread.join()
     assert not len(clock.columns().time_ns)

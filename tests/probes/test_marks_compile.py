@@ -16,8 +16,6 @@ from memlab.probes.marks import Marker
 from memlab.seams import compiler
 from memlab.trace import MarkKind
 
-X = torch.ones(2, 4)
-
 
 class Backend:
     """Counts what it is asked to compile, and runs it as it is."""
@@ -58,25 +56,25 @@ def plain() -> torch.nn.Module:
 
 def compiled_module(backend: Backend) -> Callable[[], object]:
     fast = torch.compile(network(), backend=backend, fullgraph=True)
-    return lambda: fast(X).sum().backward()
+    return lambda: fast(torch.ones(2, 4)).sum().backward()
 
 
 def compiled_in_place(backend: Backend) -> Callable[[], object]:
     model = network()
     model.compile(backend=backend, fullgraph=True)
-    return lambda: model(X).sum().backward()
+    return lambda: model(torch.ones(2, 4)).sum().backward()
 
 
 def compiled_part(backend: Backend) -> Callable[[], object]:
     model = network()
     model[0].compile(backend=backend, fullgraph=True)
-    return lambda: model(X).sum().backward()
+    return lambda: model(torch.ones(2, 4)).sum().backward()
 
 
 def compiled_function(backend: Backend) -> Callable[[], object]:
     model = network()
     loss = torch.compile(lambda x: model(x).pow(2).sum(), backend=backend, fullgraph=True)
-    return lambda: loss(X).backward()
+    return lambda: loss(torch.ones(2, 4)).backward()
 
 
 def compiled_optimizer(backend: Backend) -> Callable[[], object]:
@@ -85,7 +83,7 @@ def compiled_optimizer(backend: Backend) -> Callable[[], object]:
     step = torch.compile(optimizer.step, backend=backend)  # PyTorch itself breaks this graph
 
     def body() -> None:
-        model(X).sum().backward()
+        model(torch.ones(2, 4)).sum().backward()
         step()
 
     return body
@@ -100,7 +98,7 @@ def with_a_break(backend: Backend) -> Callable[[], object]:
         return model(y).sum()
 
     fast = torch.compile(loss, backend=backend)
-    return lambda: fast(X).backward()
+    return lambda: fast(torch.ones(2, 4)).backward()
 
 
 PROGRAMS = (

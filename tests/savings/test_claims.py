@@ -128,7 +128,7 @@ def test_what_it_excludes_is_refused() -> None:
 
 
 def test_names_that_are_none() -> None:
-    with pytest.raises(MemlabError, match=r"no technique 'nonsense'\. Known: "):
+    with pytest.raises(MemlabError, match=r"no technique 'nonsense'\. memlab\.techniques shows all"):
         techniques["nonsense"]
     with pytest.raises(MemlabError, match="no technique"):
         techniques[["a list"]]  # type: ignore[index]

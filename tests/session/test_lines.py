@@ -76,7 +76,7 @@ def cached() -> int:
 
 NAMES: dict[str, Any] = {
     "made": made, "Maker": Maker, "maker": Maker(), "torch": torch, "nn": nn, "wrapped": wrapped, "cached": cached,
-    "without_grad": without_grad, "model": nn.Sequential(nn.Linear(1, 1)), "partial": functools.partial(made, 3), "x": 3,
+    "without_grad": without_grad, "model": nn.Sequential(nn.Identity()), "partial": functools.partial(made, 3), "x": 3,
 }  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_things_lead_to_code_as_well():
         ("maker.nothing", "there is no such name here"),
         ("torch.nn", "it is a module. Name a function"),
         ("torch.relu", "it is not written in Python"),
-        ("x", "it is a int without lines of Python"),
+        ("x", "it is of type int, without lines of Python"),
         ("", "there is no such name here"),
         ("a b(", "there is no such name here"),
     ],

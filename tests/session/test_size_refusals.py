@@ -76,13 +76,13 @@ def test_the_module_is_named():
         size(model, (4, 8))
 
 
-@pytest.mark.parametrize("layer", [nn.Embedding(10, 4), nn.EmbeddingBag(10, 4)])
-@pytest.mark.parametrize("given", [torch.rand(3, 5), (3, 5), torch.zeros(3, 5, dtype=torch.uint8)])
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("given", [torch.float32, (3, 5), torch.uint8])
 def test_indices_of_an_embedding_are_whole_numbers_as_in_a_real_call(layer, given):
-    model = nn.Sequential(layer)
+    model = nn.Sequential(layer(10, 4))
     with unchanged(model), pytest.raises(MemlabError) as error:
-        size(model, given)
-    dtype = "uint8" if getattr(given, "dtype", None) == torch.uint8 else "float32"
+        size(model, given if isinstance(given, tuple) else torch.zeros(3, 5, dtype=given))
+    dtype = "uint8" if given == torch.uint8 else "float32"
     assert re.search(
         rf"would fail: aten\._?embedding\w* looks up rows by whole numbers, got {dtype} in 0", str(error.value)
     )
@@ -117,15 +117,15 @@ def test_a_forward_that_catches_its_error_goes_on():
 @pytest.mark.parametrize(
     ("model", "inputs", "words"),
     [
-        (lambda x: x, ((1,),), "size takes a torch.nn.Module and inputs for it, got function"),
-        (nn.Linear, ((1,),), "got type"),
-        (linear(), ((-1, 8),), r"no negative sizes, got \(-1, 8\)"),
-        (linear(), (), "missing 1 required positional argument"),
+        (lambda: lambda x: x, ((1,),), "size takes a torch.nn.Module and inputs for it, got function"),
+        (lambda: nn.Linear, ((1,),), "got type"),
+        (linear, ((-1, 8),), r"no negative sizes, got \(-1, 8\)"),
+        (linear, (), "missing 1 required positional argument"),
     ],
 )
 def test_what_is_no_model_or_no_input(model, inputs, words):
     with pytest.raises(MemlabError, match=words):
-        size(model, *inputs)
+        size(model(), *inputs)
 
 
 def test_lazy_parameters():

@@ -133,8 +133,8 @@ def test_a_workload_with_sizes(toy: None) -> None:
         (3, "got int"),
         ((1, 2), "got tuple of 2"),
         ((1, None, (1,), None), "the first is a torch.nn.Module, got int"),
-        ((nn.Linear(1, 1), 5, (1,), None), "the second is an optimizer, or None for inference, got int"),
-        ((nn.Linear(1, 1), None, (), None), r"the third is \(input, ..., target\), for inference"),
+        ((nn.Identity(), 5, (1,), None), "the second is an optimizer, or None for inference, got int"),
+        ((nn.Identity(), None, (), None), r"the third is \(input, ..., target\), for inference"),
     ],
 )
 def test_what_is_no_workload(toy: None, made: object, says: str) -> None:

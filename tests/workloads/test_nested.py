@@ -36,16 +36,17 @@ class Example:
 
 
 @pytest.mark.parametrize(
-    "value",
+    "around",
     [
-        Pair(torch.ones(2), 3),
-        Answer(logits=torch.ones(2)),
-        Encoded(x=torch.ones(2), name="one"),
-        Example(torch.ones(2)),
-        [torch.ones(2), (torch.ones(2), None)],
+        lambda one: Pair(one, 3),
+        lambda one: Answer(logits=one),
+        lambda one: Encoded(x=one, name="one"),
+        Example,
+        lambda one: [one, (one.clone(), None)],
     ],
 )
-def test_what_holds_tensors_stays_of_its_kind_and_the_original_as_it_is(value):
+def test_what_holds_tensors_stays_of_its_kind_and_the_original_as_it_is(around):
+    value = around(torch.ones(2))
     doubled = mapped(value, lambda one: 2 * one)
     assert type(doubled) is type(value)
     assert {float(one.sum()) for one in tensors_in(doubled)} == {4.0}

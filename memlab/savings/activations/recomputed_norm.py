@@ -101,7 +101,7 @@ class Recomputing(TorchFunctionMode):
 
         def pack(tensor: Tensor) -> Any:
             if tensor.shape != shape:
-                return tensor
+                return tensor.detach()
             recipe.waits = True
             self.saved += 1
             return recipe
@@ -144,7 +144,7 @@ class Recomputing(TorchFunctionMode):
     def _pack(self, tensor: Tensor) -> Any:
         recipe = self._recipe(tensor)
         if recipe is None:
-            return tensor
+            return tensor.detach()  # an output that knows its node would keep it, and itself, for ever
         self.saved += 1
         return recipe
 

@@ -87,9 +87,9 @@ def drawn(rule: str) -> Parts:
 
 def _redraw(job: Job, rule: str) -> None:
     if not isinstance(job.model, Drawn) or job.model.rule != rule:
-        raise DoesNotApply(f"{rule} is a rule for who draws a network: memlab does not redraw the {_named(job.model)}.")
+        raise DoesNotApply(f"it is a rule for who draws a network: memlab does not redraw the {_named(job.model)}.")
     if job.model.better:
-        raise DoesNotApply(f"the network is drawn by the rule {rule} already.")
+        raise DoesNotApply("the network is drawn by this rule already.")
     with job.device:
         job.model = Drawn(rule, better=True).train(job.model.training)
     if job.trains:

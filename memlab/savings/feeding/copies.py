@@ -23,18 +23,18 @@ _NOTES = "PyTorch docs, CUDA semantics, https://docs.pytorch.org/docs/stable/not
 
 
 def _pin(job: Job) -> None:
-    needs_cuda(job, "pin_memory")
+    needs_cuda(job)
     source(job).pinned = True
 
 
 def _non_blocking(job: Job) -> None:
-    needs_cuda(job, "non_blocking")
+    needs_cuda(job)
     feed = source(job)
     feed.pinned = feed.non_blocking = True  # from memory that is not pinned the copy would wait all the same
 
 
 def _prefetch(job: Job) -> None:
-    needs_cuda(job, "prefetch")
+    needs_cuda(job)
     feed = source(job)
     feed.pinned = feed.non_blocking = feed.ahead = True
     feed.fetch = _Ahead(feed)

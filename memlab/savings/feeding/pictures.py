@@ -51,8 +51,8 @@ def _resized(job: Job) -> None:
     source(job)
 
 
-def _floats(job: Job, name: str) -> None:
-    needs_cuda(job, name)
+def _floats(job: Job) -> None:
+    needs_cuda(job)
     if not any(one.is_floating_point() for one in tensors_in(batch_of(job)[:1])):
         raise DoesNotApply("the first input has no floats to normalise.")
 
@@ -63,7 +63,7 @@ def _scaled(batch: Batch, factor: float = 0.5) -> Batch:
 
 
 def _raw(job: Job, on_card: bool) -> None:
-    _floats(job, "preprocess_on_card")
+    _floats(job)
     feed = source(job)
     read = feed.read
     feed.read = lambda: _scaled(read(), 2)

@@ -133,7 +133,7 @@ def each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return mapped(value, change)
 
 
-def needs_cuda(job: Job, name: str) -> None:
+def needs_cuda(job: Job) -> None:
     """DoesNotApply where the job does not run on a card."""
     if job.device.type != "cuda":
-        raise DoesNotApply(f"{name} is about copies to a card, and this job runs on the {job.device.type.upper()}.")
+        raise DoesNotApply(f"it is about copies to a card, and this job runs on the {job.device.type.upper()}.")

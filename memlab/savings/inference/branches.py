@@ -134,7 +134,7 @@ def ac_net() -> Parts:
 
 def _technique(name: str, kind: type[Branches], whose: str, shown: Any, share: float, reference: str) -> Technique:
     def apply(job: Job) -> None:
-        only_inference(job, name)
+        only_inference(job)
         job.model = merge(job.model, kind)
 
     def in_place(model: nn.Module) -> None:

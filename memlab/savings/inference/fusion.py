@@ -77,7 +77,7 @@ def _put(model: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def _apply(job: Job) -> None:
-    only_inference(job, "conv_bn_fusion")
+    only_inference(job)
     with torch.no_grad():
         fuse(job.model)
 

@@ -38,35 +38,35 @@ def layers_that_train() -> Parts:
 
 
 @contextlib.contextmanager
-def refusing_backward(mode: Callable[[], AbstractContextManager[Any]], name: str) -> Iterator[None]:
+def refusing_backward(mode: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """The mode around code that knows nothing of it; DoesNotApply where that code goes backward."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise DoesNotApply(f"{name} is for inference, and this calls backward.")
+        raise DoesNotApply("this calls backward, and it is for inference.")
 
     patches = mock.patch.object(torch.autograd, "backward", refuse), mock.patch.object(torch.autograd, "grad", refuse)
     with patches[0], patches[1], mode():
         yield
 
 
-def only_inference(job: Job, name: str) -> None:
+def only_inference(job: Job) -> None:
     """DoesNotApply to a job that trains."""
     if job.trains:
-        raise DoesNotApply(f"{name} is for inference, and this job goes backward.")
+        raise DoesNotApply("this job goes backward, and it is for inference.")
 
 
 def _no_grad(job: Job) -> None:
-    only_inference(job, "no_grad")
+    only_inference(job)
     job.contexts.append(torch.no_grad)
 
 
 def _inference_mode(job: Job) -> None:
-    only_inference(job, "inference_mode")
+    only_inference(job)
     job.contexts.append(torch.inference_mode)
 
 
 def _eval(job: Job) -> None:
-    only_inference(job, "eval_mode")
+    only_inference(job)
     job.model.eval()
 
 
@@ -94,7 +94,7 @@ def _as_volatile(value: Any) -> Any:
 
 def _backward_without_grad(job: Job) -> None:
     if not job.trains:
-        raise DoesNotApply("no_grad_backward is about backward, and an inference has none.")
+        raise DoesNotApply("an inference has no backward.")
     backward = job.backward
 
     def wrapped(loss: Tensor) -> None:
@@ -120,7 +120,7 @@ TECHNIQUES = (
         tips=("D1", "D2", "D3", "D4"),
         excludes={"inference_mode": "inference_mode is no_grad and more"},
         apply=_no_grad,
-        outside=lambda: refusing_backward(torch.no_grad, "no_grad"),
+        outside=lambda: refusing_backward(torch.no_grad),
     ),
     Technique(
         name="inference_mode",
@@ -137,7 +137,7 @@ TECHNIQUES = (
         tips=("D1", "D2"),
         excludes={"no_grad": "inference_mode is no_grad and more"},
         apply=_inference_mode,
-        outside=lambda: refusing_backward(torch.inference_mode, "inference_mode"),
+        outside=lambda: refusing_backward(torch.inference_mode),
     ),
     Technique(
         name="eval_mode",

@@ -53,7 +53,7 @@ def _is_full(model: nn.Module) -> bool:
 
 
 def _apply(job: Job) -> None:
-    only_inference(job, "half_inference")
+    only_inference(job)
     if not _is_full(job.model):
         raise DoesNotApply("no parameter of the model is float32 or float64.")
     dtype = half_of(job.device)
@@ -77,7 +77,7 @@ def _outside() -> Iterator[None]:
 
     hook = register_module_forward_pre_hook(before)
     try:
-        with refusing_backward(contextlib.nullcontext, "half_inference"):
+        with refusing_backward(contextlib.nullcontext):
             yield
     finally:
         hook.remove()

@@ -63,7 +63,7 @@ def quantized(model: nn.Module) -> nn.Module:
 
 
 def _apply(job: Job) -> None:
-    only_inference(job, "int8_weights")
+    only_inference(job)
     job.model = quantized(job.model).requires_grad_(False)
 
 
@@ -75,12 +75,12 @@ def _in_place(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _outside() -> Iterator[None]:
-    with refusing_backward(contextlib.nullcontext, "int8_weights"), on_models(_in_place):
+    with refusing_backward(contextlib.nullcontext), on_models(_in_place):
         yield
 
 
 def _dynamic(job: Job) -> None:
-    only_inference(job, "dynamic_quantization")
+    only_inference(job)
     if job.device.type != "cpu":
         raise DoesNotApply("dynamic quantization has kernels for the CPU only.")
     if not any(type(one) in (nn.Linear, nn.LSTM) for one in job.model.modules()):

@@ -36,7 +36,7 @@ def cudnn(**flags: bool) -> Iterator[None]:
 def _switch(name: str, **flags: bool) -> Callable[[Job], None]:
     def apply(job: Job) -> None:
         if job.device.type != "cuda":
-            raise DoesNotApply(f"{name} is of CUDA's cuDNN, and this job runs on the CPU.")
+            raise DoesNotApply("cuDNN is of CUDA, and this job runs on the CPU.")
         if not any(isinstance(one, _OF_CUDNN) for one in job.model.modules()):
             raise DoesNotApply("the model has no convolution and no recurrent layer, which are what cuDNN works on.")
         job.around.append(functools.partial(cudnn, **flags))

@@ -19,7 +19,7 @@ def layers() -> Parts:
 
 def _apply(job: Job) -> None:
     if job.device.type != "cuda":
-        raise DoesNotApply("empty_cache is of CUDA's allocator, and this job runs on the CPU.")
+        raise DoesNotApply("it is about CUDA's allocator, and this job runs on the CPU.")
     step = job.step
 
     def then_empty() -> None:

@@ -22,14 +22,15 @@ from memlab.workloads.job import Parts
         {},
         {"is_causal": True},
         {"scale": 0.3},
-        {"attn_mask": torch.ones(6, 8, dtype=torch.bool).tril(1)},
-        {"attn_mask": torch.linspace(-2, 2, 48).reshape(6, 8)},
+        {"attn_mask": lambda: torch.ones(6, 8, dtype=torch.bool).tril(1)},
+        {"attn_mask": lambda: torch.linspace(-2, 2, 48).reshape(6, 8)},
         {"enable_gqa": True},
     ],
     ids=lambda one: "-".join(one) or "plain",
 )
 def test_written_out_is_the_same(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
+    settings = {name: value() if callable(value) else value for name, value in settings.items()}
     heads = 2 if "enable_gqa" in settings else 4
     query, key, value = torch.randn(2, 4, 6, 5), torch.randn(2, heads, 8, 5), torch.randn(2, heads, 8, 5)
     expected = functional.scaled_dot_product_attention(query, key, value, **settings)

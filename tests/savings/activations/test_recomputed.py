@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from jobbing import naive, prepared, tried
+from tallying import rise
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -81,6 +82,18 @@ def test_a_graph_that_is_kept_can_be_used_twice() -> None:
     mode = Recomputing(concatenations=True)
     plain, again = graph(model, x, None), graph(model, x, mode)
     assert mode.saved and all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+def test_a_graph_that_nobody_goes_backward_through_is_let_go() -> None:
+    model, x = Mixed(), torch.randn(2, 3, 16, 16)
+
+    def forward() -> None:
+        with Recomputing(concatenations=True).on():
+            model(x).square().sum()
+
+    forward()  # what a first call makes for good
+    peak, left = rise(forward)
+    assert left == 0 < peak
 
 
 def test_under_autocast() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -80,8 +81,8 @@ def test_both_habits_keep_what_the_habit_of_the_other_does() -> None:
     assert len(job.held) == 2 and all(one.grad_fn is not None for one in job.held)
 
 
-@pytest.mark.parametrize("value", [(1, [torch.ones(2)]), {"a": None, "logits": torch.ones(2)}, torch.ones(2)])
-def test_outputs_of_many_kinds_have_a_first_tensor(value: object) -> None:
-    found = first_tensor(value)
+@pytest.mark.parametrize("around", [lambda one: (1, [one]), lambda one: {"a": None, "logits": one}, lambda one: one])
+def test_outputs_of_many_kinds_have_a_first_tensor(around: Callable[[Tensor], object]) -> None:
+    found = first_tensor(around(torch.ones(2)))
     assert found is not None and found.shape == (2,)
     assert first_tensor({"a": [None, "text"]}) is None
