@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import memlab
@@ -40,6 +41,20 @@ class Tried:
         """Bit for bit, buffers and all."""
         equal = np.array_equal(self.values, other.values, equal_nan=True)
         return equal and (self.weights, self.buffers) == (other.weights, other.buffers)
+
+
+JOBS: list[Job] = []
+"""Those that `jobs` ends."""
+
+
+@pytest.fixture
+def jobs() -> Iterator[None]:
+    """One thread; and no job survives its test: its pieces are its own methods, a cycle that would keep its tensors."""
+    with one_thread():
+        yield
+    for job in JOBS:
+        vars(job).clear()
+    JOBS.clear()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,9 @@ def rise(work: Callable[[], Any]) -> tuple[int, int]:
     with tally() as probe:
         result = work()
     del result
-    assert not [one for one in probe.overlooked.unseen if "older" not in one]  # PyTorch itself keeps a nested tensor as a dummy
+    assert not [
+        one for one in probe.overlooked.unseen if "older" not in one
+    ]  # PyTorch itself keeps a nested tensor as a dummy
     return probe.peak_bytes - probe.base_bytes, probe.current_bytes - probe.base_bytes
 
 

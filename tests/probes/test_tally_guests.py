@@ -200,7 +200,9 @@ def test_scanning_asks_no_object_what_it_is() -> None:
     proxy = [Proxy()]
     with tally() as probe:
         pass
-    assert not [one for one in probe.overlooked.unseen if "older" not in one]  # PyTorch itself keeps a nested tensor as a dummy
+    assert not [
+        one for one in probe.overlooked.unseen if "older" not in one
+    ]  # PyTorch itself keeps a nested tensor as a dummy
     del proxy
 
 

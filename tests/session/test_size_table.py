@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
 import torch
+from html_words import Words
 from session.real_forward import Function, linear
 from torch import nn
 
@@ -13,20 +12,6 @@ from memlab.sizes.value import Layer
 from memlab.views.size import folded, table
 
 EVIL = "<script>alert(1)</script>\x1b[31m\nnext&\"'"
-
-
-class Words(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.tags: list[str] = []
-        self.feed(html)
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
 
 
 def test_the_text_stands_alone():

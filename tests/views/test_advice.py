@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
-from html.parser import HTMLParser
 
 import pytest
+from html_words import Words
 
 from memlab.analysis.advice import Findings, Tried
 from memlab.views.advice import page
@@ -18,22 +18,6 @@ FOUND = Findings(
     "gpt laptop", "cpu", "allocated", (100 * MiB, 100 * MiB), 50 * MiB, {"activation": 80 * MiB, "parameter": 20 * MiB},
     (BEST, NONE, FAILED), (), BEST, (("sgd", "changes training"), ("adafactor", "changes training")), ("A note.",), "", False, 3.0,
 )  # fmt: skip
-
-
-class Words(HTMLParser):
-    """What is left of HTML without tags; the names of the tags."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.tags: list[str] = []
-        self.feed(html)
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
 
 
 def test_the_text_stands_alone():

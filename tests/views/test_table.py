@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
-from html.parser import HTMLParser
 
 import pytest
 from handmade import GPU, HOST, Script, busy
+from html_words import Words
 
 from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.peak import UNKNOWN_BYTES, Peak
@@ -27,22 +27,6 @@ def step(module: str = "net", line: str = "/home/me/train.py:7") -> Script:
 def shown(script: Script, name: str = "first", **made_by: object) -> tuple[str, str]:
     found = report(summary(script.trace(duration=2_000_000_000, **made_by), name))
     return found.text(), found.html()
-
-
-class Words(HTMLParser):
-    """What is left of HTML without tags; the names of the tags."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.tags: list[str] = []
-        self.feed(html)
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
 
 
 def test_the_text_stands_alone():

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from jobbing import JOBS, jobs  # noqa: F401
 from torch.nn.functional import binary_cross_entropy_with_logits as judged
 
 import memlab
@@ -11,19 +12,7 @@ from memlab.workloads import workloads
 from memlab.workloads.gan import resting
 from memlab.workloads.job import Job, digest, seeded
 
-JOBS: list[Job] = []
-
-
-@pytest.fixture(autouse=True)
-def jobs():
-    """One thread; and no job survives its test: its pieces are its own methods, a cycle that would keep its tensors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-    for job in JOBS:
-        vars(job).clear()
-    JOBS.clear()
+pytestmark = pytest.mark.usefixtures("jobs")
 
 
 def built(**settings: int) -> Job:

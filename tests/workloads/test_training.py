@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from jobbing import JOBS, jobs  # noqa: F401
 from torch import nn
 
 import memlab
@@ -15,24 +16,11 @@ from memlab.workloads import SIZES, workloads
 from memlab.workloads.inference import inference
 from memlab.workloads.job import Job, seeded
 
+pytestmark = pytest.mark.usefixtures("jobs")
+
 MIB = 1 << 20
 WITH_PARAMETERS = ["mlp"]
 """Those in which parameters and what follows from them are the largest part; in the others it is the activations."""
-
-
-JOBS: list[Job] = []
-
-
-@pytest.fixture(autouse=True)
-def jobs():
-    """One thread; and no job survives its test: its pieces are its own methods, a cycle that would keep its tensors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-    for job in JOBS:
-        vars(job).clear()
-    JOBS.clear()
 
 
 def job_of(name: str, steps: int = 1, size: str = "tiny", seed: int = 0, **settings: int) -> Job:
