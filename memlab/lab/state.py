@@ -246,7 +246,9 @@ def _check_setting(key: str, value: Any, own: Any) -> None:
     kind: Any = (int, float) if type(own) is float else type(own)
     wrong = not isinstance(value, kind) or isinstance(value, bool) != isinstance(own, bool)
     if wrong:
-        raise MemlabError(f"setting {key!r}: give one of type {type(own).__name__}, such as {own!r}; got {value!r:.80}.")
+        raise MemlabError(
+            f"setting {key!r}: give one of type {type(own).__name__}, such as {own!r}; got {value!r:.80}."
+        )
     if isinstance(value, int | float) and not isinstance(value, bool) and value < min(own, 0 if own == 0 else 1e-9):
         raise MemlabError(f"setting {key!r} must be above 0, got {value!r:.80}.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 import shlex
 from typing import Any, NoReturn
@@ -26,26 +27,35 @@ class _Parser(argparse.ArgumentParser):
     """argparse that refuses in one line and never exits the kernel."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"%memtrack: {message}. Options: {_usage()}")
-
-
-def _usage() -> str:
-    return (
-        "[--name N] [--device D] [--lines] [-f FUNCTION]... [--shapes] [--budget 2GiB] [--save FILE] [--rate HZ] "
-        "[--ring ENTRIES] [--no-live] [--quiet] [--predict CARD [--raises-oom]]"
-    )
+        options = " ".join(self.format_usage().split()).removeprefix("usage: %memtrack ")
+        raise UsageError(f"%memtrack: {message}. Options: {options}")
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="%memtrack", add_help=False, allow_abbrev=False)
-    for name in ("--name", "--device", "--budget", "--save", "--predict"):
-        parser.add_argument(name)
-    parser.add_argument("--rate", type=float, default=10.0)
-    parser.add_argument("--ring", type=int)
-    parser.add_argument("-f", "--function", action="append")
-    for name in ("--no-live", "--quiet", "--lines", "--shapes", "--raises-oom"):
-        parser.add_argument(name, action="store_true")
+    width = functools.partial(argparse.HelpFormatter, width=110)  # else that of a terminal, which a notebook is not
+    parser = _Parser(prog="%memtrack", add_help=False, allow_abbrev=False, formatter_class=width)
+    add = parser.add_argument
+    add("--name", metavar="N", help="the name of the run in memlab.runs")
+    add("--device", metavar="D", help="cpu, cuda, cuda:1, mps or xpu; without it, whatever the cell uses")
+    add("--lines", action="store_true", help="what each line of the cell and of the notebook's functions held")
+    add("-f", "--function", metavar="FUNCTION", action="append", help="the lines of this function too; may be repeated")
+    add("--shapes", action="store_true", help="the shape of what was allocated; slower")
+    add("--budget", metavar="SIZE", help="fail above it: 2GiB, 500MB")
+    add("--save", metavar="FILE", help="write the run to a file; memlab.load() reads it")
+    add("--rate", metavar="HZ", type=float, default=10.0, help="how often to sample, at most 20")
+    add("--ring", metavar="ENTRIES", type=int, help="so many of CUDA's events are kept until they are read")
+    add("--no-live", action="store_true", help="no curve while the cell runs")
+    add("--quiet", action="store_true", help="no report")
+    add("--predict", metavar="CARD", help="run nothing here: foretell the cell on that card")
+    add("--raises-oom", action="store_true", help="with --predict: raise where memory would run out")
     return parser
+
+
+def _with_options(magic: Any) -> Any:
+    """What `%%memtrack?` shows says the options too."""
+    _, _, told = _parser().format_help().partition("options:")
+    magic.__doc__ = f"{magic.__doc__ or ''}\n\nOptions:{told.rstrip()}"  # -OO takes docstrings away
+    return magic
 
 
 def asked_of(line: str) -> argparse.Namespace:
@@ -54,9 +64,10 @@ def asked_of(line: str) -> argparse.Namespace:
         words = shlex.split(line)
     except ValueError as error:
         raise UsageError(f"%memtrack: {error} in {line[:80]!r}.") from None
-    asked, rest = _parser().parse_known_args(words)
+    parser = _parser()
+    asked, rest = parser.parse_known_args(words)
     if rest:
-        raise UsageError(f"%memtrack: unknown {' '.join(rest)[:80]!r}. Options: {_usage()}")
+        parser.error(f"unknown {' '.join(rest)[:80]!r}")
     if asked.predict is not None:
         _check_predicted(asked)
     elif asked.raises_oom:
@@ -110,6 +121,7 @@ class TrackMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @output_can_be_silenced
+    @_with_options
     def memtrack(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         """Measure the memory of a cell or of one statement: `%%memtrack [options]`, `%memtrack statement`."""
         if cell is not None:

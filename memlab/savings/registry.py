@@ -48,7 +48,7 @@ class Techniques(Mapping[str, Technique]):
 
     def _near(self, name: object) -> str:
         """The few that may have been meant, or where all of them stand."""
-        near = difflib.get_close_matches(str(name)[:80], self._known, 5, 0.5)
+        near = difflib.get_close_matches(str(name)[:80], self._known, 5)
         return f"Did you mean {' or '.join(near)}?" if near else f"memlab.techniques shows all {len(self)}."
 
     def __contains__(self, name: object) -> bool:

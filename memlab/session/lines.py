@@ -90,7 +90,11 @@ def codes_of(function: Any, namespace: dict[str, Any]) -> list[CodeType]:
         raise MemlabError(f"cannot watch {called!r:.100}: it is a module. Name a function, method or class in it.")
     codes = list(_codes(found))
     if not codes:
-        what = f"of type {type(found).__name__}, without lines of Python" if not callable(found) else "not written in Python"
+        what = (
+            f"of type {type(found).__name__}, without lines of Python"
+            if not callable(found)
+            else "not written in Python"
+        )
         raise MemlabError(f"cannot watch {called!r:.100}: it is {what}. Name a function, method or class.")
     return codes
 

@@ -105,7 +105,7 @@ def test_functions_by_name():
         ({"settings": {"batch": True}}, "setting 'batch': give one of type int"),
         ({"settings": {"batch": 0}}, "must be above 0"),
         ({"settings": {"batch": -4}}, "must be above 0"),
-        ({"settings": {"deep": 1}}, "setting 'deep' is a bool"),
+        ({"settings": {"deep": 1}}, "setting 'deep': give one of type bool"),
         ({"settings": 3}, "settings is a dict"),
         ({"device": "tpu"}, "device 'tpu': choose one of 'cpu', 'cuda', 'card'"),
         ({"card": "no such card"}, "no such card"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
-from memlab.magics.track import _split, parse
+from memlab.magics.track import TrackMagics, _split, parse
 
 MiB = 1 << 20
 
@@ -97,3 +97,20 @@ def test_what_makes_no_sense_is_a_usage_error_of_one_line(line, why):
 )
 def test_a_line_is_options_and_then_a_statement(line, options, statement):
     assert _split(line) == (options, statement)
+
+
+def test_help_tells_every_option_as_does_a_refusal():
+    with pytest.raises(UsageError) as error:
+        parse("--zork")
+    for option in (
+        "--name N",
+        "--device D",
+        "-f FUNCTION",
+        "--budget SIZE",
+        "--save FILE",
+        "--predict CARD",
+        "--quiet",
+    ):
+        assert option in str(error.value)
+        assert option.split()[0] in TrackMagics.memtrack.__doc__
+    assert "\n" not in str(error.value)
