@@ -6,7 +6,10 @@ CUDA, on the pretend device.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +53,31 @@ def test_every_way_into_the_engine_goes_through_its_entry():
         assert len(calls) == 5  # the outer pass, and the one that it runs inside
     finally:
         seams.replace_engine_entry(original)
+
+
+def test_a_backward_that_raised_is_forgotten_when_the_next_begins():
+    def fails():
+        first, second = (torch.ones(1000, requires_grad=True) for _ in range(2))
+        found.append([weakref.ref(first), weakref.ref(second)])
+        for one in (first, second):
+            one.register_hook(refuse)
+        (2 * first + 3 * second).sum().backward()
+
+    def refuse(grad):
+        raise ValueError("on purpose")
+
+    found: list[list[weakref.ref]] = []
+    for mode in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
+        with pytest.raises(ValueError, match="on purpose"):
+            fails()
+        gc.collect()
+        assert any(ref() is not None for ref in found[-1]), (
+            "autograd lets go by itself: the seam is not needed any more"
+        )
+        with mode():
+            seams.forget_unfinished_backward()
+        gc.collect()
+        assert not any(ref() is not None for ref in found[-1])
 
 
 # --- the dispatcher ---

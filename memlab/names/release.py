@@ -2,8 +2,8 @@
 
 An error keeps its traceback, the traceback the frames of every function that was running, and those all their local tensors.
 Copies of the error are dropped, and the traceback is cut: so the memory is free although somebody unknown to us, or a
-variable of the user's, may keep the error itself. Variables are never deleted. Nothing here empties PyTorch's cache: the next
-cell takes from it.
+variable of the user's, may keep the error itself; and autograd is made to forget what a backward that failed had still to do.
+Variables are never deleted. Nothing here empties PyTorch's cache: the next cell takes from it.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def release(outputs: bool = True) -> Released:
     shell = kept.running_shell()
     before = _levels()
     errors = _let_go_of_errors(shell)
+    seams.forget_unfinished_backward()
     gc.collect()
     found = census(budget_s=CENSUS_S)
     removed = _remove_outputs(shell, found) if outputs and shell is not None else ()

@@ -21,6 +21,7 @@ from memlab.seams.allocator import (
 )
 from memlab.seams.engine import (
     engine_entry,
+    forget_unfinished_backward,
     replace_engine_entry,
 )
 from memlab.seams.kernel import (
@@ -33,6 +34,7 @@ __all__ = [
     "cuda_stats",
     "device_count",
     "engine_entry",
+    "forget_unfinished_backward",
     "forget_when_cuda_starts",
     "has_primary_context",
     "history_is_on",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memlab import workloads
+from memlab import seams, workloads
 from memlab.errors import DoesNotApply, MemlabError
 from memlab.predictor import child
 from memlab.predictor.cards import Card
@@ -155,10 +155,12 @@ def _measured(
             job.run(lambda done: tell(done, total))
         run.result(job.outcome())
         return run, _seconds(job, on, lambda done: tell(asked.steps + done, total)) if timed else [], job.notes
+    except BaseException:
+        seams.forget_unfinished_backward()
+        raise
     finally:
-        vars(
-            job
-        ).clear()  # its pieces are its own methods: a cycle, which would wait for the collector with all its tensors
+        # Its pieces are its own methods: a cycle, which would wait for the collector with all its tensors.
+        vars(job).clear()
 
 
 @contextlib.contextmanager

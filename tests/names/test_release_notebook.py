@@ -20,6 +20,15 @@ MB = 1_000_000
 def seen():
     gc.collect()
     return ref() is not None
+def backward():
+    global ref
+    weights = [torch.ones(MB // 8, requires_grad=True) for _ in range(2)]
+    ref = weakref.ref(weights[0])
+    for one in weights:
+        one.register_hook(refuse)
+    sum(weights).sum().backward()
+def refuse(grad):
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 def step(depth=3):
     global ref
     big = torch.ones(MB, dtype=torch.uint8)
@@ -62,6 +71,11 @@ def test_the_frames_of_a_failed_cell_go_and_their_bytes_are_told(notebook):
     fails(notebook)
     assert freed(notebook) == 4_000_000
     assert notebook.value("done.errors") == ("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",)
+
+
+def test_what_a_failed_backward_had_still_to_do_goes_too(notebook):
+    fails(notebook, "backward()")
+    assert freed(notebook) >= 1_000_000
 
 
 def test_nothing_else_frees_them(notebook):

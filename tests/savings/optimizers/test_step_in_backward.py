@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.optimizer import Optimizer
 
 import memlab
-from memlab import workloads
+from memlab import seams, workloads
 from memlab.errors import DoesNotApply, MemlabError
 from memlab.savings import techniques
 from memlab.savings.optimizers.step_in_backward import Eager, deep
@@ -91,6 +91,7 @@ def test_a_second_backward_is_refused() -> None:
     job.feed = lambda: iter([*feed(), *feed()])
     with pytest.raises(DoesNotApply, match="a second backward before the step"):
         job.run()
+    seams.forget_unfinished_backward()
 
 
 def test_what_looks_at_all_gradients_is_refused() -> None:
