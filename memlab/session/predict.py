@@ -23,6 +23,7 @@ from memlab.trace.trace import Trace
 from memlab.units import format_bytes
 
 CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where both are set the first one counts: so did PyTorch 2.12.1 on CUDA, whatever c10/core/AllocatorConfig.h says."""
 
 
 class Prediction(Run):
@@ -176,13 +177,16 @@ def _work(step: Callable[[], object], card: Card, conf: str, raises_oom: bool, c
 
 def configured(conf: str | None) -> str:
     """What PYTORCH_CUDA_ALLOC_CONF says, or would say; what it cannot say is refused before anything is rehearsed."""
-    said = conf if conf is not None else next((os.environ[one] for one in CONF if one in os.environ), "")
+    source, said = "conf", conf
+    if conf is None:
+        source = next((one for one in CONF if one in os.environ), CONF[0])
+        said = os.environ.get(source, "")
     if not isinstance(said, str):
         raise PredictionError(f'conf is a text such as "expandable_segments:True", got {said!r:.80}.')
     try:
         parse_conf(said)
     except ConfError as error:
-        raise PredictionError(f"{'PYTORCH_CUDA_ALLOC_CONF' if conf is None else 'conf'}: {error}") from None
+        raise PredictionError(f"{source}: {error}") from None
     return said
 
 

@@ -186,6 +186,23 @@ def test_the_environments_setting_is_named(monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "no_such_thing:1")
     with pytest.raises(PredictionError, match="PYTORCH_CUDA_ALLOC_CONF: unknown allocator setting"):
         memlab.predict(lambda: None, CARD)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "no_such_thing:2")
+    with pytest.raises(PredictionError, match="PYTORCH_ALLOC_CONF: unknown allocator setting"):
+        memlab.predict(lambda: None, CARD)
+
+
+@pytest.mark.fakegpu
+@pytest.mark.parametrize("said", ["True", "False"])
+def test_of_two_settings_in_the_environment_the_one_that_counts_is_read(monkeypatch, said):
+    """The authority is PyTorch's own CUDA allocator."""
+    other = {"True": "False", "False": "True"}[said]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:{said}")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", f"expandable_segments:{other}")
+    ask = "import torch; torch.empty(1, device='cuda'); print(torch.cuda.memory._snapshot()['allocator_settings'])"
+    there = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout
+    assert f"'expandable_segments': {said}" in there
+    assert memlab.predict(lambda: None, CARD).conf == f"expandable_segments:{said}"
 
 
 def test_what_every_child_needs_is_imported_once_before():
