@@ -17,7 +17,8 @@ pytestmark = [
 ]
 REPOSITORY = Path(__file__).parents[2]
 PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
-FIGURE = ".js-plotly-plot"
+FIGURE = ".js-plotly-plot, .jp-RenderedPlotly img"
+"""Plotly's extension of JupyterLab shows a picture it kept until the mouse comes near."""
 SAVING, OTHER = "checkpoint_sequential", "checkpoint"
 
 OPEN = """
