@@ -40,6 +40,13 @@ def test_cells_are_few_and_short(lesson: Lesson) -> None:
 
 
 @LESSONS
+def test_no_line_of_code_has_to_be_scrolled(lesson: Lesson) -> None:
+    solutions = [part for one in lesson.exercises() for part in (one.solution, one.check)]
+    lines = [line for cell in [*code_of(lesson), *solutions] for line in cell.splitlines()]
+    assert not [line for line in lines if len(line) > 100]
+
+
+@LESSONS
 def test_it_has_every_part(lesson: Lesson) -> None:
     code, prose = "\n".join(code_of(lesson)), prose_of(lesson)
     assert code.count("lesson.guess(") >= 2 and ".compare(" in code
