@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from memlab.seams import threads
 from memlab.session.live import interrupt_main
 from memlab.session.show import ipython
 
@@ -110,6 +110,8 @@ class Worker:
         """The thread that works now; 0 before and after."""
         self._thread: threading.Thread | None = None
         self._breaker: threading.Timer | None = None
+        self._has_broken = False
+        """Whether the thread was broken into: it may not have noticed yet."""
 
     @property
     def is_stopped(self) -> bool:
@@ -148,17 +150,16 @@ class Worker:
             self._work(self)
         finally:
             with self._lock:
-                inside, self._inside = self._inside, 0
-            self._take_back(inside)
+                self._inside = 0
+            self._end_break()
 
-    def _take_back(self, thread: int) -> None:
-        """No break may come after the work: one that is pending is withdrawn, as the C API says for NULL."""
-        breaker = self._breaker
-        if breaker is not None:
-            breaker.cancel()
-            if self._thread is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
-            breaker.join()
+    def _end_break(self) -> None:
+        """No break may come after the work: one that was not noticed yet is withdrawn."""
+        if self._breaker is not None:
+            self._breaker.cancel()
+            self._breaker.join()
+        if self._has_broken:
+            threads.take_back()
 
     def stop(self) -> None:
         """Ask for the end: after the step that goes on, or inside of it where it lasts."""
@@ -178,8 +179,8 @@ class Worker:
             if self._inside == threading.main_thread().ident:
                 interrupt_main()
             else:
-                error = ctypes.py_object(KeyboardInterrupt)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._inside), error)
+                self._has_broken = True
+                threads.break_into(self._inside, KeyboardInterrupt)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread; whether it has ended."""

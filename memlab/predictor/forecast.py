@@ -1,7 +1,8 @@
 """What a program would take on a card: from its requests to peaks as intervals and an answer to "does it fit".
 
-The requests (a pretend run's trace, or a measured one) are settled twice by the simulated allocator: with all that speaks
-for fitting, and with all that speaks against. Where both agree the answer is yes or no, else "close".
+The requests (a pretend run's trace, or a measured one) are settled by the simulated allocator with all that speaks for
+fitting, and with all that speaks against. Where both agree the answer is yes or no, else "close". Where one does not fit, it
+is settled again on a card without end, which tells what it would have needed.
 
 Limits: those of `pretend`, `extras` and `cards`, which are named as assumptions.
 """
@@ -70,14 +71,17 @@ def forecast(asked: Trace, card: Card, conf: str = "", environment: Mapping[str,
     `conf` is what PYTORCH_CUDA_ALLOC_CONF would say there. A trace that was measured on CUDA has its workspaces already.
     """
     added = _added(asked, card, environment)
-    low, high = (_peaks(asked, conf, some) for some in (added.low, added.high))
-    best = settle(asked, _room(card.usable_high_bytes, low[1], +1), conf, card.context_bytes[0], added.low)
-    worst = settle(asked, _room(card.usable_bytes, high[1], -1), conf, card.context_bytes[1], added.high)
+    best = settle(asked, _off(card.usable_high_bytes, +RESERVED_ERROR), conf, card.context_bytes[0], added.low)
+    worst = settle(asked, _off(card.usable_bytes, -RESERVED_ERROR), conf, card.context_bytes[1], added.high)
     fits: Fits = "no" if _failure(best) else ("close" if _failure(worst) else "yes")
     trace = settle(asked, card.usable_high_bytes, conf, card.context_bytes[0], added.low)
-    context, ends = card.context_bytes, (_peaks_there(best) or low, _peaks_there(worst) or high)
+    context = card.context_bytes
+    ends = (
+        _peaks_there(best) or _peaks(asked, conf, added.low),
+        _peaks_there(worst) or _peaks(asked, conf, added.high),
+    )
     allocated, (least, most) = ((min(some), max(some)) for some in zip(*ends, strict=True))
-    reserved = round(least * (1 - RESERVED_ERROR)), round(most * (1 + RESERVED_ERROR))
+    reserved = _off(least, -RESERVED_ERROR), _off(most, +RESERVED_ERROR)
     found = Forecast(
         card=card,
         trace=trace,
@@ -119,9 +123,9 @@ def _peaks_of(settled: Trace) -> Interval:
     return facts.end_peak_allocated_bytes, facts.end_peak_reserved_bytes
 
 
-def _room(total_bytes: int, reserved_bytes: int, sign: int) -> int:
-    """The size of the card, larger or smaller by what the figures may be wrong."""
-    return max(1, total_bytes + sign * round(min(reserved_bytes, total_bytes) * RESERVED_ERROR))
+def _off(nbytes: int, error: float) -> int:
+    """A size that is wrong by this share."""
+    return round(nbytes * (1 + error))
 
 
 def _failure(settled: Trace) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -195,3 +197,34 @@ def test_closing_stops_and_waits():
     lab.close()
     assert not lab.is_running
     assert not [one for one in threading.enumerate() if one.name.startswith("memlab")]
+
+
+STOPPED = """
+import sys, threading, time
+from memlab.lab import running
+running.GRACE_S = 0.1
+
+def work(worker):
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        {check}
+        time.sleep(0.005)
+
+worker = running.Worker(work, lambda _: None)
+worker.start()
+while not worker._inside:
+    time.sleep(0.01)
+worker.stop()
+assert worker.join(20)
+sys.settrace(lambda *event: None)
+(lambda: None)()
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("check", ["worker.check()", "pass"])
+def test_a_debugger_works_after_a_stop(check):
+    """CPython 3.11 hung where a break was withdrawn in the plain way: every stop that came in time did that."""
+    program = STOPPED.format(check=check)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "went on\n"
