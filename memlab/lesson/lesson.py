@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,16 +27,22 @@ HEADLINES = "application/vnd.memlab.headlines+json"
 """The MIME type under which the end of a lesson keeps its figures, for the check that a fresh execution gives the same."""
 
 
+SMALL_WORKSPACE = ":4096:2:16:8"
+"""8.125 MiB for each handle, PyTorch's default but on Hopper and later, where it is 32 MiB: more than a lesson's exercise."""
+
+
 class Lesson:
     """What a notebook of the course works with: `lesson = Lesson("08 checkpointing", needs="600 MiB")`.
 
-    `device` is where its cells put things: "cuda" where there is one, else "cpu". Raises MemlabError where the host has
-    less free memory than the lesson needs.
+    `device` is where its cells put things: "cuda" where there is one, else "cpu". cuBLAS is told to take the workspace it
+    takes on most cards, unless CUBLAS_WORKSPACE_CONFIG says something already. Raises MemlabError where the host has less
+    free memory than the lesson needs.
     """
 
     def __init__(self, name: str, needs: str | int = "200 MiB", card: str = "RTX 4060") -> None:
         self.name, self.card = name, card
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", SMALL_WORKSPACE)
         self.headlines: dict[str, int | float | str] = {}
         self.claims: list[Claim] = []
         self.guesses: list[Guess] = []
