@@ -176,13 +176,13 @@ class Guess:
             )
 
     def __str__(self) -> str:
+        if self.state == "skipped":  # no answer here, right below the question: whoever opens the notebook next may still guess
+            return f"{self.question} You skipped the guess; the answer stands further down."
         if self.outcome is not None:
             return str(self.outcome)
         if self.state == "committed":
             assert self.value is not None
             return f"{self.question} You said {self.answer.text(self.value)}; locked."
-        if self.state == "skipped":
-            return f"{self.question} Skipped."
         return f"{self.question} Not guessed yet: {hint(self.answer)}, or guess.skip()."
 
     __repr__ = __str__

@@ -60,7 +60,7 @@ def test_a_guess_is_typed_committed_and_locked(lab):
     lab.cell(0).get_by_role("button", name="Commit").first.click()
     lab.cell(0).get_by_text("You said 64.00 MiB; locked").wait_for(timeout=10_000)
     lab.cell(0).get_by_role("button", name="Skip").first.click()
-    lab.cell(0).get_by_text("When? Skipped.").wait_for(timeout=10_000)
+    lab.cell(0).get_by_text("When? You skipped the guess").wait_for(timeout=10_000)
     assert lab.cell(0).get_by_role("button", name="Commit").count() == 0
 
 
