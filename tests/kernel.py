@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,7 +91,10 @@ class Kernel:
 
 @contextmanager
 def kernel(folder: Path, *cells: str) -> Iterator[Kernel]:
-    """A kernel that works in `folder`, after these cells."""
+    """A kernel that works in `folder`, after these cells; what this process keeps of the card is given back before."""
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), "NO_COLOR": "1"}
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=environment, cwd=str(folder))

@@ -98,7 +98,7 @@ def test_a_cell_that_runs_out_of_memory_reports_and_the_next_one_runs(tmp_path):
         assert "The cell raised OutOfMemoryError" in tracked.report
         assert "application/vnd.plotly.v1+json" in tracked.shown[0]
         again = notebook.run("%%memtrack --name after\nx = torch.empty(1 << 20, device='cuda')\nx.numel()")
-        assert (again.status, again.out) == ("ok", "1048576")
+        assert (again.status, again.out) == ("ok", "1048576"), again.traceback
         assert "cuda:0" in again.report
         assert "exact" in again.report
         notebook.run("%unload_ext memlab")
