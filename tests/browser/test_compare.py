@@ -39,7 +39,13 @@ for block in model:
 h.square().mean().backward()
 float(model[0][0].weight.grad.norm())"""
 COMPARE = '%memcompare before "<b>with</b> checkpoint"'
-SHORT = "with memlab.track('short', show=False):\n    x.repeat(2, 1)\nmemlab.compare('before', 'short')"
+SHORT = """import time
+with memlab.track('short', show=False):
+    x.repeat(2, 1)
+with memlab.track('long', show=False):
+    x.repeat(2, 1)
+    time.sleep(1)
+memlab.compare('long', 'short')"""
 PLOTLY, SVG = "application/vnd.plotly.v1+json", "image/svg+xml"
 OURS = (PLOTLY, SVG, "text/plain", "text/html")
 FIGURE = ".jp-OutputArea-output .main-svg"
