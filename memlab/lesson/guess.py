@@ -176,7 +176,8 @@ class Guess:
             )
 
     def __str__(self) -> str:
-        if self.state == "skipped":  # no answer here, right below the question: whoever opens the notebook next may still guess
+        # No answer here, right below the question: whoever opens the notebook next may still guess.
+        if self.state == "skipped":
             return f"{self.question} You skipped the guess; the answer stands further down."
         if self.outcome is not None:
             return str(self.outcome)
