@@ -17,6 +17,7 @@ ARM = "_memlab_arm"
 PREDICT = "_memlab_predict"
 """The attribute of the shell that is called with the whole of a cell that is to be predicted."""
 
+_CALL = re.compile(rf"""(; )?get_ipython\(\)\.{ARM}\((['"])(.*)\2\)""")
 _PREDICTED = re.compile(r"(?<!\S)--predict(?![\w-])")
 
 
@@ -34,6 +35,15 @@ def body_of(raw: str) -> str:
     lines = raw.splitlines(keepends=True)
     place = next((row for row, line in enumerate(lines) if line.strip()), 0)
     return "".join(lines[place + 1 :]) if is_tracked([line.lstrip() for line in lines[place:]]) else ""
+
+
+def as_written(line: str) -> str:
+    """A line of a tracked cell as the user wrote it; the magic becomes a comment, so that the lines stay Python.
+
+    >>> as_written("get_ipython()._memlab_arm('--name a')\\n")
+    '# %%memtrack --name a\\n'
+    """
+    return _CALL.sub(lambda call: "" if call[1] else f"# {MAGIC} {call[3]}".rstrip(), line)
 
 
 def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:

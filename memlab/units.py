@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from typing import NamedTuple
 
 from memlab.errors import MemlabError
 
@@ -32,6 +34,77 @@ def format_bytes(count: int) -> str:
     unit = next(name for name in ("TiB", "GiB", "MiB", "KiB") if abs(count) >= 0.99996 * _UNITS[name])
     value = count / _UNITS[unit]
     return f"{value:.2f} {unit}" if abs(value) < 99.995 else f"{value:.1f} {unit}"
+
+
+UNBOUNDED = 1 << 62
+"""The upper end of a `ByteRange` that nothing bounds; its negative is the lower end of one that nothing bounds below."""
+
+
+class ByteRange(NamedTuple):
+    """A number of bytes that lies between two bounds, both included; equal bounds mean that it is exact.
+
+    A tuple, so that it unpacks, compares and is saved as `(low, high)`.
+
+    >>> ByteRange.exact(3 * GiB), str(ByteRange(3 * GiB, 4 * GiB)), str(ByteRange(3 * GiB, UNBOUNDED))
+    (ByteRange(low=3221225472, high=3221225472), '3.00 to 4.00 GiB', '≥ 3.00 GiB')
+    """
+
+    low: int
+    high: int
+
+    @classmethod
+    def exact(cls, count: int) -> ByteRange:
+        """A number of bytes that is known."""
+        return cls(count, count)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether both bounds are equal."""
+        return self.low == self.high
+
+    @property
+    def middle(self) -> int:
+        """Halfway between the bounds."""
+        return (self.low + self.high) // 2
+
+    @property
+    def low_bytes(self) -> int:
+        """The earlier name of `low`."""
+        return self.low
+
+    @property
+    def high_bytes(self) -> int:
+        """The earlier name of `high`."""
+        return self.high
+
+    def __add__(self, other: ByteRange) -> ByteRange:  # type: ignore[override]  # a range of bytes adds up
+        low = -UNBOUNDED if min(self.low, other.low) <= -UNBOUNDED else self.low + other.low
+        high = UNBOUNDED if max(self.high, other.high) >= UNBOUNDED else self.high + other.high
+        return ByteRange(low, high)
+
+    def __sub__(self, other: ByteRange) -> ByteRange:
+        """The range of the difference, where nothing connects the two numbers."""
+        return self + ByteRange(-other.high, -other.low)
+
+    def numbers(self) -> tuple[float, float]:
+        """Both bounds for a DataFrame: NaN where nothing bounds it."""
+        low, high = (math.nan if abs(bound) >= UNBOUNDED else bound for bound in self)
+        return low, high
+
+    def at_least(self, floor: int) -> ByteRange:
+        """The same, with no bound below `floor`."""
+        return ByteRange(max(self.low, floor), max(self.high, floor))
+
+    def __str__(self) -> str:
+        low, high = format_bytes(self.low), format_bytes(self.high)
+        if self.high >= UNBOUNDED:
+            return "unknown" if self.low <= -UNBOUNDED else f"≥ {low}"
+        if self.low <= -UNBOUNDED:
+            return f"≤ {high}"
+        if low == high:
+            return low
+        number, _, unit = low.rpartition(" ")
+        return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
 
 
 def parse_bytes(text: str | int) -> int:
@@ -65,6 +138,15 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d} min"
+
+
+def number_of(count: int, what: str) -> str:
+    """A number with its noun.
+
+    >>> number_of(1, "output"), number_of(2000, "output")
+    ('1 output', '2,000 outputs')
+    """
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def plain(text: str) -> str:
