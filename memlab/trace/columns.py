@@ -5,13 +5,19 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
 from memlab.errors import TraceError
 
-Array = np.ndarray
+Array = np.ndarray[Any, np.dtype[Any]]
+# Columns of one dtype each, little-endian: `Columns` reads these annotations.
+U1: TypeAlias = Array
+I2: TypeAlias = Array
+I4: TypeAlias = Array
+I8: TypeAlias = Array
+_DTYPES = {"U1": "u1", "I2": "<i2", "I4": "<i4", "I8": "<i8"}
 
 WORKSPACE_OF = "workspace of "
 """How the names of blocks begin that a library took for itself: they belong to no layer."""
@@ -20,13 +26,13 @@ WORKSPACE_OF = "workspace of "
 class Kind(enum.IntEnum):
     """What happened in one row of the events."""
 
-    ADOPT = 0
+    PREEXISTING = 0
     """A block that was alive when the trace begins (or, on the CPU, one met for the first time that is older)."""
     ALLOC = 1
     FREE = 2
     """The block can be used again. After a FREE_PENDING it carries no allocated bytes: those left then."""
     FREE_PENDING = 3
-    """The owner let go, so it is no longer *allocated*; another stream may still use it."""
+    """The owner freed it, so it is no longer *allocated*; another stream may still use it."""
     SEGMENT_ALLOC = 4
     SEGMENT_FREE = 5
     SEGMENT_MAP = 6
@@ -44,7 +50,7 @@ class Phase(enum.IntEnum):
 
 
 class Category(enum.IntEnum):
-    """What a block is for, told from real objects; OTHER is what nobody could tell."""
+    """What a block is for, as real objects tell; OTHER where none does."""
 
     OTHER = 0
     PARAMETER = 1
@@ -69,13 +75,21 @@ class MarkKind(enum.IntEnum):
     """From here on backward works for the forward of this module."""
     MODULE_BEGIN_NO_GRAD = 6
     """A module's forward begins while autograd records nothing."""
+    BACKWARD_CALL = 7
+    """The user's line that is about to call backward."""
+
+
+MODULE_BEGINS = (int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_BEGIN_NO_GRAD))  # marks are compared by the million
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class Columns:
     """Columns of equal length. A column may be given as any sequence; it becomes a read-only array of its dtype."""
 
     DTYPES: ClassVar[dict[str, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.DTYPES = {name: _DTYPES[kind] for name, kind in cls.__annotations__.items() if kind in _DTYPES}
 
     def __post_init__(self) -> None:
         for name, dtype in self.DTYPES.items():
@@ -118,7 +132,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Events(Table):
+class Events(Columns):
     """One row per event, in the order of happening.
 
     `time_ns` since the start; `block` is the id of one allocation, never reused, -1 in segment and OOM rows; sizes are
@@ -127,129 +141,86 @@ class Events(Table):
     had free. `device` is -1 for the CPU, else the accelerator's index; `stream` and `address` as the allocator gives them.
     """
 
-    DTYPES: ClassVar[dict[str, str]] = {
-        "time_ns": "<i8",
-        "kind": "u1",
-        "block": "<i4",
-        "requested_bytes": "<i8",
-        "allocated_bytes": "<i8",
-        "device": "<i2",
-        "stream": "<i8",
-        "address": "<i8",
-    }
-    time_ns: Array
-    kind: Array
-    block: Array
-    requested_bytes: Array
-    allocated_bytes: Array
-    device: Array
-    stream: Array
-    address: Array
+    time_ns: I8
+    kind: U1
+    block: I4
+    requested_bytes: I8
+    allocated_bytes: I8
+    device: I2
+    stream: I8
+    address: I8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks(Table):
+class Blocks(Columns):
     """One row per block (row number = block id): what is true of an allocation as a whole.
 
     `category` and `phase` are codes of the enums; the others are indices into `trace.texts[column]`, -1 where unknown.
     `name` is that of the object the block is for: "model.fc.weight", "grad of model.fc.weight".
     """
 
-    DTYPES: ClassVar[dict[str, str]] = {
-        "category": "u1",
-        "phase": "u1",
-        "module": "<i4",
-        "line": "<i4",
-        "stack": "<i4",
-        "op": "<i4",
-        "dtype": "<i4",
-        "shape": "<i4",
-        "name": "<i4",
-    }
     TEXTS: ClassVar[tuple[str, ...]] = ("module", "line", "stack", "op", "dtype", "shape", "name")
-    category: Array
-    phase: Array
-    module: Array
-    line: Array
-    stack: Array
-    op: Array
-    dtype: Array
-    shape: Array
-    name: Array
+    category: U1
+    phase: U1
+    module: I4
+    line: I4
+    stack: I4
+    op: I4
+    dtype: I4
+    shape: I4
+    name: I4
 
     @classmethod
     def unknown(cls, count: int, **known: Array) -> Blocks:
         """A table of `count` blocks of which only the given columns are known."""
-        columns = {
-            name: known.get(name, np.full(count, -1, dtype)) for name, dtype in cls.DTYPES.items() if dtype != "u1"
-        }
-        codes = {name: known.get(name, np.zeros(count, "u1")) for name in ("category", "phase")}
-        return cls(**codes, **columns)
+        nothing = {name: np.full(count, -1 if name in cls.TEXTS else 0, dtype) for name, dtype in cls.DTYPES.items()}
+        return cls(**(nothing | known))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Marks(Table):
+class Marks(Columns):
     """Moments between events: `row` is the first event at or after the mark; `name` indexes `trace.texts["mark"]`."""
 
-    DTYPES: ClassVar[dict[str, str]] = {"row": "<i8", "time_ns": "<i8", "kind": "u1", "name": "<i4"}
-    row: Array
-    time_ns: Array
-    kind: Array
-    name: Array
+    row: I8
+    time_ns: I8
+    kind: U1
+    name: I4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recategorised(Table):
+class Recategorised(Columns):
     """A block whose category changes in time: from event `row` on, `block` is `category`."""
 
-    DTYPES: ClassVar[dict[str, str]] = {"block": "<i4", "row": "<i8", "category": "u1"}
-    block: Array
-    row: Array
-    category: Array
+    block: I4
+    row: I8
+    category: U1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples(Table):
+class Samples(Columns):
     """Counters read by the live sampler; -1 where a counter was not read at that tick. `device` -1 is the host.
 
     `used_bytes` is what the whole device (or machine) has in use, `own_bytes` what this process has of it (on the host:
     its resident memory), `available_bytes` what is left. `allocated_bytes` and `reserved_bytes` are PyTorch's counters.
     """
 
-    DTYPES: ClassVar[dict[str, str]] = {
-        "time_ns": "<i8",
-        "device": "<i2",
-        "allocated_bytes": "<i8",
-        "reserved_bytes": "<i8",
-        "used_bytes": "<i8",
-        "own_bytes": "<i8",
-        "available_bytes": "<i8",
-    }
-    time_ns: Array
-    device: Array
-    allocated_bytes: Array
-    reserved_bytes: Array
-    used_bytes: Array
-    own_bytes: Array
-    available_bytes: Array
+    time_ns: I8
+    device: I2
+    allocated_bytes: I8
+    reserved_bytes: I8
+    used_bytes: I8
+    own_bytes: I8
+    available_bytes: I8
 
 
-_COMES = (Kind.ADOPT, Kind.ALLOC)
-_GOES = (Kind.FREE, Kind.FREE_PENDING)
-_SIGN_OF_ALLOCATED = np.zeros(256, np.int8)
-_SIGN_OF_ALLOCATED[[*_COMES]] = 1
-_SIGN_OF_ALLOCATED[[*_GOES]] = -1
-_SIGN_OF_RESERVED = np.zeros(256, np.int8)
-_SIGN_OF_RESERVED[[Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP]] = 1
-_SIGN_OF_RESERVED[[Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP]] = -1
+_OF_BLOCKS, _OF_SEGMENTS = np.zeros((2, 256), np.int8)
+_OF_BLOCKS[[Kind.PREEXISTING, Kind.ALLOC]], _OF_BLOCKS[[Kind.FREE, Kind.FREE_PENDING]] = 1, -1
+_OF_SEGMENTS[[Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP]], _OF_SEGMENTS[[Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP]] = 1, -1
 
 
 def deltas(events: Events, of: str) -> Array:
     """What each event adds to a quantity, in bytes: `of` is "allocated", "requested" or "reserved"."""
-    if of == "reserved":
-        return events.allocated_bytes * _SIGN_OF_RESERVED[events.kind]
-    if of == "allocated":
-        return events.allocated_bytes * _SIGN_OF_ALLOCATED[events.kind]
-    if of == "requested":
-        return events.requested_bytes * _SIGN_OF_ALLOCATED[events.kind]
-    raise TraceError(f'of must be "allocated", "requested" or "reserved", got {of!r}')
+    if of not in ("allocated", "requested", "reserved"):
+        raise TraceError(f'of must be "allocated", "requested" or "reserved", got {of!r}')
+    size = events.requested_bytes if of == "requested" else events.allocated_bytes
+    return size * (_OF_SEGMENTS if of == "reserved" else _OF_BLOCKS)[events.kind]

@@ -8,35 +8,24 @@ is read, and the trace says so. `save` writes beside the target and renames, so 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
 import os
 import struct
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 
 from memlab.errors import TraceError
-from memlab.trace.columns import (
-    Array,
-    Blocks,
-    Category,
-    Events,
-    Kind,
-    MarkKind,
-    Marks,
-    Phase,
-    Recategorised,
-    Samples,
-    Table,
-)
+from memlab.trace import columns
+from memlab.trace.columns import Blocks, Category, Columns, Kind, MarkKind, Phase
 from memlab.trace.trace import TEXT_COLUMNS, Bounded, Device, Gap, MadeBy, Trace
-from memlab.trace.whole import whole
 
 MAGIC = b"memlab\r\n\x1a\0"
 VERSION = 2
@@ -44,41 +33,63 @@ PARTIAL = ".partial"
 """What is appended to the name of a file that is still being written during a run."""
 
 _CHUNK = struct.Struct("<4sQI")
-_TABLES: dict[str, type[Table]] = {
-    "events": Events,
+_TABLES: dict[str, type[Columns]] = {
+    "events": columns.Events,
     "blocks": Blocks,
-    "marks": Marks,
-    "samples": Samples,
-    "recategorised": Recategorised,
+    "marks": columns.Marks,
+    "samples": columns.Samples,
+    "recategorised": columns.Recategorised,
 }
 _MAX_JSON = 1 << 28
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
+@contextlib.contextmanager
+def atomic_file(target: Path) -> Iterator[BinaryIO]:
+    """An open file beside `target` that becomes it when the block ends well, and nothing when it does not; OSError goes out."""
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name[:100] + ".", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0o022)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)  # mkstemp makes private files; what is saved is an ordinary one
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def saving(target: Path) -> Iterator[BinaryIO]:
+    """The same for files of users: TraceError where it cannot be written."""
+    try:
+        with atomic_file(target) as file:
+            yield file
+    except OSError as error:
+        raise TraceError(f"cannot save to {str(target)!r}: {error.strerror or error}. Choose another place.") from None
+
+
 def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
     """Write `trace` to `path`, whole or not at all; an existing file is replaced only by a whole one."""
     target = savable(path)
-    try:
-        with whole(target) as file:
-            Writer(file).write_trace(trace)
-    except OSError as error:
-        raise TraceError(f"cannot save to {str(target)!r}: {error.strerror or error}. Choose another place.") from None
+    with saving(target) as file:
+        TraceWriter(file).write_trace(trace)
     return target
 
 
 def dumps(trace: Trace) -> bytes:
     """The content of the file that `save` would write."""
     content = io.BytesIO()
-    Writer(content).write_trace(trace)
+    TraceWriter(content).write_trace(trace)
     return content.getvalue()
 
 
 def loads(content: bytes, name: str = "bytes") -> Trace:
     """Read what `dumps` gave; TraceError where it is damaged."""
-    try:
-        return _Reader(io.BytesIO(content), name, len(content)).trace()
-    except _DAMAGED as error:
-        raise TraceError(f"{name!r} is not a readable memlab trace: {error!s:.200}") from None
+    return _TraceReader(io.BytesIO(content), name, len(content)).trace()
 
 
 def savable(path: str | os.PathLike[str]) -> Path:
@@ -96,7 +107,7 @@ def savable(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-class Writer:
+class TraceWriter:
     """Appends chunks to an open file; each is readable as soon as it is flushed."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -123,10 +134,10 @@ class Writer:
         self._texts_written.update({column: len(strings) for column, strings in texts.items()})
         self._chunk(b"TEXT", [json.dumps(new).encode("utf-8", "surrogatepass")])
 
-    def table(self, name: str, rows: Table) -> None:
+    def table(self, name: str, rows: Columns) -> None:
         """Append rows to a table."""
         description = json.dumps({"table": name, "rows": len(rows), "columns": list(rows.DTYPES.items())}).encode()
-        arrays = [array.view("u1").data for array in rows.arrays().values() if len(array)]
+        arrays = [array.view("u1").data for array in rows.arrays().values()]
         self._chunk(b"COLS", [struct.pack("<I", len(description)), description, *arrays])
 
     def done(self) -> None:
@@ -151,7 +162,7 @@ class PartialFile:
             self._file = self.path.open("wb")
         except OSError as error:
             raise TraceError(f"cannot write {str(self.path)!r}: {error.strerror}. Choose another file.") from None
-        self.writer = Writer(self._file)
+        self.writer = TraceWriter(self._file)
 
     def flush(self) -> None:
         """Hand what was written to the operating system, which keeps it when this process dies."""
@@ -160,7 +171,7 @@ class PartialFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -173,45 +184,42 @@ def load(path: str | os.PathLike[str]) -> Trace:
     """Read a trace; what is cut off at the end is named in its gaps, what is damaged or foreign raises TraceError."""
     try:
         source = Path(path)
-        is_file = source.is_file()
-    except (TypeError, ValueError) as error:
-        raise TraceError(f"not the name of a file: {path!r:.200} ({error}).") from None
-    if source.is_dir():
+        is_file, is_folder, exists = source.is_file(), source.is_dir(), source.exists()
+    except (TypeError, ValueError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(f"not the name of a file: {path!r:.200} ({reason}). Name a file that exists.") from None
+    if is_folder:
         raise TraceError(f"{str(source)!r} is a folder. Name a file in it.")
+    if exists and not is_file:
+        raise TraceError(f"{str(source)!r} is a pipe or a device, not a file. Copy what it gives into a file first.")
     if not is_file:
         hint = Path(f"{source}{PARTIAL}")
         more = f" Its kernel died while it ran: load {str(hint)!r} for what is left." if hint.is_file() else ""
         raise TraceError(f"there is no file {str(source)!r}.{more}")
     try:
         with source.open("rb") as file:
-            return _Reader(file, source.name, source.stat().st_size).trace()
+            return _TraceReader(file, source.name, source.stat().st_size).trace()
     except OSError as error:
         raise TraceError(f"cannot read {str(source)!r}: {error.strerror or error}.") from None
-    except _DAMAGED as error:
-        raise TraceError(f"{source.name!r} is not a readable memlab trace: {error!s:.200}") from None
 
 
-class _Reader:
+class _TraceReader:
     """One reading of one file."""
 
-    def __init__(self, file: BinaryIO, name: str, size: int) -> None:
+    def __init__(self, file: io.BufferedIOBase, name: str, size: int) -> None:
         self.file, self.name, self.size = file, name, size
         self.head: dict[str, Any] = {}
         self.texts: dict[str, list[str]] = {column: [] for column in TEXT_COLUMNS}
-        self.parts: dict[str, list[Table]] = {table: [] for table in _TABLES}
+        self.parts: dict[str, list[Columns]] = {table: [] for table in _TABLES}
 
     def trace(self) -> Trace:
-        self._check_magic()
-        whole = False
-        for tag, length, check in self._chunks():
-            whole = tag == b"DONE"
-            self._take(tag, length, check)
-        if not self.head:
-            raise TraceError(f"{self.name!r} ends before its header: nothing of the run was written.")
-        tables = {name: _TABLES[name].joined(parts) for name, parts in self.parts.items()}
-        return self._assemble(tables, whole)
+        """The trace in the file; TraceError where it is damaged or foreign."""
+        try:
+            return self._read()
+        except _DAMAGED as error:
+            raise TraceError(f"{self.name!r} is not a readable memlab trace: {error!s:.200}") from None
 
-    def _check_magic(self) -> None:
+    def _read(self) -> Trace:
         start = self.file.read(len(MAGIC) + 4)
         if not start.startswith(MAGIC) or len(start) < len(MAGIC) + 4:
             raise TraceError(f"{self.name!r} is not a memlab trace (it does not begin like one).")
@@ -220,38 +228,31 @@ class _Reader:
             raise TraceError(f"{self.name!r} has format {version}, this memlab reads up to {VERSION}: upgrade memlab.")
         if version < VERSION:
             raise TraceError(f"{self.name!r} has format {version}, from before memlab's first release: measure again.")
-
-    def _chunks(self) -> Iterator[tuple[bytes, int, int]]:
+        is_whole = False
         while len(head := self.file.read(_CHUNK.size)) == _CHUNK.size:
             tag, length, check = _CHUNK.unpack(head)
             if length > self.size - self.file.tell():
-                return
-            yield tag, length, check
-
-    def _take(self, tag: bytes, length: int, check: int) -> None:
-        if tag == b"COLS":
-            self._take_columns(length, check)
-        elif tag in (b"HEAD", b"TEXT"):
-            content = json.loads(self._read_json(length, check).decode("utf-8", "surrogatepass"))
-            if tag == b"HEAD":
-                self.head = content
+                break
+            is_whole = tag == b"DONE"
+            if tag == b"COLS":
+                self._take_columns(length, check)
+            elif tag in (b"HEAD", b"TEXT"):
+                self._take_json(tag, length, check)
             else:
-                self._take_texts(content)
-        else:
-            self.file.seek(length, os.SEEK_CUR)
+                self.file.seek(length, os.SEEK_CUR)
+        if not self.head:
+            raise TraceError(f"{self.name!r} ends before its header: nothing of the run was written.")
+        return self._assembled(is_whole)
 
-    def _read_json(self, length: int, check: int) -> bytes:
+    def _take_json(self, tag: bytes, length: int, check: int) -> None:
         if length > _MAX_JSON:
             raise TraceError(f"{self.name!r} has a text chunk of {length} bytes, more than any run writes.")
         payload = self.file.read(length)
         self._compare(zlib.crc32(payload), check)
-        return payload
-
-    def _compare(self, found: int, expected: int) -> None:
-        if found != expected:
-            raise TraceError(f"{self.name!r} is damaged: a checksum differs near byte {self.file.tell()}.")
-
-    def _take_texts(self, content: dict[str, list[str]]) -> None:
+        content = json.loads(payload.decode("utf-8", "surrogatepass"))
+        if tag == b"HEAD":
+            self.head = content
+            return
         for column, strings in content.items():
             if not all(isinstance(text, str) for text in strings):
                 raise TraceError(f"{self.name!r} holds something else than text in the table {column!r}.")
@@ -264,51 +265,57 @@ class _Reader:
             raise TraceError(f"{self.name!r} is damaged near byte {self.file.tell()}.")
         text = self.file.read(size)
         description = json.loads(text)
-        table, count = _TABLES[description["table"]], int(description["rows"])
+        name, count = description["table"], int(description["rows"])
+        table = _TABLES[name]
         if [tuple(column) for column in description["columns"]] != list(table.DTYPES.items()):
-            raise TraceError(
-                f"{self.name!r} has other columns than format {VERSION} knows in {description['table']!r}."
-            )
-        row_bytes = sum(np.dtype(dtype).itemsize for dtype in table.DTYPES.values())
-        if count < 0 or count * row_bytes != length - 4 - size:
-            raise TraceError(
-                f"{self.name!r} says {count} rows where there is room for {(length - 4 - size) // row_bytes}."
-            )
+            raise TraceError(f"{self.name!r} has other columns than format {VERSION} knows in {name!r}.")
+        row_bytes, room = sum(np.dtype(dtype).itemsize for dtype in table.DTYPES.values()), length - 4 - size
+        if count < 0 or count * row_bytes != room:
+            raise TraceError(f"{self.name!r} says {count} rows where there is room for {room // row_bytes}.")
         running = zlib.crc32(text, zlib.crc32(start))
-        columns = {}
-        for name, dtype in table.DTYPES.items():
-            columns[name] = self._column(np.dtype(dtype), count)
-            running = zlib.crc32(columns[name].view("u1").data, running) if count else running
+        arrays = {column: np.empty(count, dtype) for column, dtype in table.DTYPES.items()}
+        for array in arrays.values():
+            self.file.readinto(array.view("u1").data)
+            running = zlib.crc32(array.view("u1").data, running)
         self._compare(running, check)
-        self.parts[description["table"]].append(table(**columns))
+        self.parts[name].append(table(**arrays))
 
-    def _column(self, dtype: np.dtype[Any], count: int) -> Array:
-        if isinstance(self.file, io.BytesIO):
-            return np.frombuffer(bytearray(self.file.read(count * dtype.itemsize)), dtype)
-        return np.fromfile(self.file, dtype, count)
+    def _compare(self, found: int, expected: int) -> None:
+        if found != expected:
+            raise TraceError(f"{self.name!r} is damaged: a checksum differs near byte {self.file.tell()}.")
 
-    def _assemble(self, tables: dict[str, Any], whole: bool) -> Trace:
-        made_by = _made_by(self.head["made_by"])
-        if not whole:
-            made_by = _with_unknown_end(made_by, tables)
-            tables["blocks"] = _padded(tables["blocks"], tables["events"], self.texts)
-        _check_codes(tables)
-        first_row = min(int(self.head["first_row"]), len(tables["events"]))
+    def _assembled(self, is_whole: bool) -> Trace:
+        tables: dict[str, Any] = {name: _TABLES[name].joined(parts) for name, parts in self.parts.items()}
+        facts = self.head["made_by"]
+        for name, kind in (("devices", Device), ("gaps", Gap), ("bounded", Bounded)):
+            facts = {**facts, name: tuple(_typed(kind, item) for item in facts[name])}
+        made_by: MadeBy = _typed(MadeBy, facts)
+        if not is_whole:
+            made_by = _with_unknown_end(made_by, tables, self.texts)
+        for table, column, codes in _CODES:
+            highest = int(getattr(tables[table], column).max(initial=0))
+            if highest >= len(codes):
+                raise TraceError(f"{table}.{column} holds the code {highest}, which means nothing.")
+        events = tables["events"]
+        if min(events.requested_bytes.min(initial=0), events.allocated_bytes.min(initial=0)) < 0:
+            raise TraceError("events hold a negative size.")
         texts = {column: tuple(strings) for column, strings in self.texts.items()}
         if any(len(set(strings)) < len(strings) for strings in texts.values()):
             raise TraceError(f"{self.name!r} lists a text twice in one table.")
         notes = self.head.get("notes", {})
         if not isinstance(notes, dict):
             raise TraceError(f"{self.name!r} has notes that are no table of names and values.")
+        first_row = min(int(self.head["first_row"]), len(events))
         return Trace(made_by=made_by, first_row=first_row, texts=texts, notes=notes, **tables)
 
 
-def _made_by(facts: dict[str, Any]) -> MadeBy:
-    lists = {"devices": Device, "gaps": Gap, "bounded": Bounded}
-    built = {name: tuple(_typed(cls, item) for item in facts[name]) for name, cls in lists.items()}
-    return _typed(MadeBy, {**facts, **built})
-
-
+_CODES: tuple[tuple[str, str, Any], ...] = (
+    ("events", "kind", Kind),
+    ("blocks", "category", Category),
+    ("blocks", "phase", Phase),
+    ("marks", "kind", MarkKind),
+    ("recategorised", "category", Category),
+)
 _SIMPLE: dict[str, Any] = {"int": int, "str": str, "float": (int, float)}
 
 
@@ -322,35 +329,19 @@ def _typed(kind: type, facts: dict[str, Any]) -> Any:
     return kind(**facts)
 
 
-def _with_unknown_end(made_by: MadeBy, tables: dict[str, Any]) -> MadeBy:
-    """What a file that was cut off can say: nothing of it is exact, since what is missing may have been higher."""
+def _with_unknown_end(made_by: MadeBy, tables: dict[str, Any], texts: dict[str, list[str]]) -> MadeBy:
+    """What a file that was cut off can say: nothing of it is exact, since what is missing may have been higher.
+
+    There are blocks for every id that the events mention, without the texts that were cut off.
+    """
+    blocks, ids = tables["blocks"], tables["events"].block
+    missing = max(int(ids.max(initial=-1)) + 1 - len(blocks), 0)
+    blocks = Blocks.joined([blocks, Blocks.unknown(missing)])
+    columns = {name: getattr(blocks, name) for name in Blocks.TEXTS}
+    known = {name: np.where(column < len(texts[name]), column, -1) for name, column in columns.items()}
+    tables["blocks"] = blocks.replace(**known)
     last = max((int(tables[name].time_ns[-1]) for name in ("events", "samples") if len(tables[name])), default=0)
     text = f"the run was cut off while it was written: known up to {last / 1e9:.2f} s after its start"
     unknown = tuple(Bounded(device.index, last, max(made_by.duration_ns, last), 0) for device in made_by.devices)
     gaps, bounded = (*made_by.gaps, Gap("cut off", text)), (*made_by.bounded, *unknown)
     return dataclasses.replace(made_by, gaps=gaps, bounded=bounded)
-
-
-def _padded(blocks: Blocks, events: Events, texts: dict[str, list[str]]) -> Blocks:
-    """Blocks for every id that the events mention, with texts forgotten where the table of strings was cut off."""
-    count = max(len(blocks), int(events.block.max(initial=-1)) + 1)
-    padded = Blocks.joined([blocks, Blocks.unknown(count - len(blocks))])
-    known = {name: getattr(padded, name) for name in Blocks.TEXTS}
-    return padded.replace(**{name: np.where(column < len(texts[name]), column, -1) for name, column in known.items()})
-
-
-def _check_codes(tables: dict[str, Any]) -> None:
-    limits: tuple[tuple[str, str, Any], ...] = (
-        ("events", "kind", Kind),
-        ("blocks", "category", Category),
-        ("blocks", "phase", Phase),
-        ("marks", "kind", MarkKind),
-        ("recategorised", "category", Category),
-    )
-    for table, column, codes in limits:
-        values = getattr(tables[table], column)
-        if len(values) and int(values.max()) >= len(codes):
-            raise TraceError(f"{table}.{column} holds the code {int(values.max())}, which means nothing.")
-    sizes = tables["events"]
-    if len(sizes) and min(int(sizes.requested_bytes.min()), int(sizes.allocated_bytes.min())) < 0:
-        raise TraceError("events hold a negative size.")

@@ -10,7 +10,7 @@ Limits: what comes out may still share and nest its parts without end, so whoeve
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 DAMAGED = (IndexError, struct.error, UnicodeDecodeError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
@@ -27,8 +27,6 @@ class Refused(Exception):
 
 
 class _Machine:
-    """A pickle machine without classes, calls and references: it can only build what it is told, item by item."""
-
     __slots__ = ("at", "data", "marks", "memo", "stack")
 
     def __init__(self, data: bytes) -> None:
@@ -39,7 +37,7 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        data, codes, stack, memo = self.data, _CODES, self.stack, self.memo
+        data, stack, memo = self.data, self.stack, self.memo
         unpack_int, unpack_index = _INT.unpack_from, _INDEX.unpack_from
         at = 0
         while True:
@@ -63,13 +61,15 @@ class _Machine:
             elif code == _MARK:
                 self.marks.append(len(stack))
             else:
-                action = codes[code]
-                if action is None:
-                    if code == _STOP:
-                        return stack.pop()
-                    raise Refused(f"its opcode {code:#04x} builds no plain data (byte {at - 1}); nothing was executed.")
+                if code == _STOP:
+                    return stack.pop()
                 self.at = at
-                action(self)
+                if code in _VALUES:
+                    stack.append(_VALUES[code](self))
+                elif code in _ACTIONS:
+                    _ACTIONS[code](self)
+                else:
+                    raise Refused(f"its opcode {code:#04x} builds no plain data (byte {at - 1}); nothing was executed.")
                 at = self.at
 
     def take(self, count: int) -> bytes:
@@ -81,6 +81,17 @@ class _Machine:
         self.at = end
         return part
 
+    def number(self, layout: struct.Struct) -> Any:
+        """The next number."""
+        self.at += layout.size
+        return layout.unpack_from(self.data, self.at - layout.size)[0]
+
+    def text(self, length: int) -> None:
+        self.stack.append(self.take(length).decode("utf-8", "surrogatepass"))
+
+    def put(self, index: int) -> None:
+        self.memo[index] = self.stack[-1]
+
     def since_mark(self) -> list[Any]:
         """What was put on the stack after the last mark."""
         mark = self.marks.pop()
@@ -90,151 +101,74 @@ class _Machine:
         del self.stack[mark:]
         return items
 
-
-def _small(format_: str) -> Callable[[_Machine], None]:
-    """An opcode that carries a number of fixed width."""
-    layout = struct.Struct(format_)
-
-    def push(machine: _Machine) -> None:
-        machine.stack.append(layout.unpack_from(machine.data, machine.at)[0])
-        machine.at += layout.size
-
-    return push
-
-
-def _text(format_: str) -> Callable[[_Machine], None]:
-    layout = struct.Struct(format_)
-
-    def push(machine: _Machine) -> None:
-        (length,) = layout.unpack_from(machine.data, machine.at)
-        machine.at += layout.size
-        machine.stack.append(machine.take(length).decode("utf-8", "surrogatepass"))
-
-    return push
-
-
-def _put(format_: str) -> Callable[[_Machine], None]:
-    layout = struct.Struct(format_)
-
-    def put(machine: _Machine) -> None:
-        machine.memo[layout.unpack_from(machine.data, machine.at)[0]] = machine.stack[-1]
-        machine.at += layout.size
-
-    return put
-
-
-def _constant(make: Callable[[], Any]) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(make())
-
-
-def _tuple_of(count: int) -> Callable[[_Machine], None]:
-    def push(machine: _Machine) -> None:
-        if len(machine.stack) < count:
+    def last(self, count: int) -> tuple[Any, ...]:
+        """The last so many on the stack."""
+        if len(self.stack) < count:
             raise Refused("it takes more than there is.")
-        items = tuple(machine.stack[-count:])
-        del machine.stack[-count:]
-        machine.stack.append(items)
+        items = tuple(self.stack[-count:])
+        del self.stack[-count:]
+        return items
 
-    return push
+    def extend(self, items: Sequence[Any]) -> None:
+        """Add items to the list on top of the stack."""
+        if type(self.stack[-1]) is not list:
+            raise Refused("it appends to what is no list.")
+        self.stack[-1].extend(items)
 
+    def update(self, items: Sequence[Any]) -> None:
+        """Add keys and values to the table on top of the stack.
 
-def _proto(machine: _Machine) -> None:
-    version = machine.take(1)[0]
-    if not 2 <= version <= 5:
-        raise Refused(f"it says pickle protocol {version}.")
+        Only texts are keys: the hash of a tuple of tuples of ... would overflow the C stack.
+        """
+        keys = items[::2]
+        if not all(type(key) is str for key in keys):
+            raise Refused("a key is no text.")
+        if type(self.stack[-1]) is not dict:
+            raise Refused("it sets an item of what is no table.")
+        self.stack[-1].update(zip(keys, items[1::2], strict=True))
 
+    def table(self) -> None:
+        items = self.since_mark()
+        self.stack.append({})
+        self.update(items)
 
-def _frame(machine: _Machine) -> None:
-    machine.take(8)
-
-
-def _long1(machine: _Machine) -> None:
-    machine.stack.append(int.from_bytes(machine.take(machine.take(1)[0]), "little", signed=True))
-
-
-def _append(machine: _Machine) -> None:
-    item = machine.stack.pop()
-    _list_on_top(machine).append(item)
-
-
-def _appends(machine: _Machine) -> None:
-    items = machine.since_mark()
-    _list_on_top(machine).extend(items)
-
-
-def _setitem(machine: _Machine) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    _dict_on_top(machine).update(_pairs([key, value]))
-
-
-def _setitems(machine: _Machine) -> None:
-    items = machine.since_mark()
-    _dict_on_top(machine).update(_pairs(items))
-
-
-def _list(machine: _Machine) -> None:
-    machine.stack.append(machine.since_mark())
-
-
-def _tuple(machine: _Machine) -> None:
-    machine.stack.append(tuple(machine.since_mark()))
-
-
-def _dict(machine: _Machine) -> None:
-    machine.stack.append(_pairs(machine.since_mark()))
-
-
-def _pairs(items: list[Any]) -> dict[str, Any]:
-    """Keys and values. Only texts are keys: the hash of a tuple of tuples of ... would overflow the C stack."""
-    keys = items[::2]
-    if not all(type(key) is str for key in keys):
-        raise Refused("a key is no text.")
-    return dict(zip(keys, items[1::2], strict=True))
-
-
-def _list_on_top(machine: _Machine) -> list[Any]:
-    top = machine.stack[-1]
-    if type(top) is not list:
-        raise Refused("it appends to what is no list.")
-    return top
-
-
-def _dict_on_top(machine: _Machine) -> dict[Any, Any]:
-    top = machine.stack[-1]
-    if type(top) is not dict:
-        raise Refused("it sets an item of what is no table.")
-    return top
+    def check_protocol(self) -> None:
+        version = self.take(1)[0]
+        if not 2 <= version <= 5:
+            raise Refused(f"it says pickle protocol {version}.")
 
 
 _STOP, _MARK, _MEMOIZE = ord("."), ord("("), 0x94
 _BINGET, _LONG_BINGET, _BININT, _BININT1 = ord("h"), ord("j"), ord("J"), ord("K")
 _INT, _INDEX = struct.Struct("<i"), struct.Struct("<I")
-_ACTIONS: dict[int, Callable[[_Machine], None]] = {
-    0x80: _proto,
-    0x95: _frame,
-    0x8A: _long1,
-    0x8C: _text("<B"),  # SHORT_BINUNICODE
-    ord("X"): _text("<I"),  # BINUNICODE
-    0x8D: _text("<Q"),  # BINUNICODE8
-    ord("q"): _put("<B"),  # BINPUT
-    ord("r"): _put("<I"),  # LONG_BINPUT
-    ord("M"): _small("<H"),  # BININT2
-    ord("G"): _small(">d"),  # BINFLOAT
-    ord("}"): _constant(dict),
-    ord("]"): _constant(list),
-    ord(")"): _constant(tuple),
-    ord("N"): _constant(lambda: None),
-    0x88: _constant(lambda: True),
-    0x89: _constant(lambda: False),
-    ord("a"): _append,
-    ord("e"): _appends,
-    ord("s"): _setitem,
-    ord("u"): _setitems,
-    ord("l"): _list,
-    ord("d"): _dict,
-    ord("t"): _tuple,
-    0x85: _tuple_of(1),
-    0x86: _tuple_of(2),
-    0x87: _tuple_of(3),
+_U1, _U2, _U8, _FLOAT = (struct.Struct(layout) for layout in ("<B", "<H", "<Q", ">d"))
+_ACTIONS: dict[int, Callable[[_Machine], object]] = {
+    0x80: _Machine.check_protocol,
+    0x95: lambda machine: machine.take(8),  # FRAME
+    0x8C: lambda machine: machine.text(machine.number(_U1)),  # SHORT_BINUNICODE
+    ord("X"): lambda machine: machine.text(machine.number(_INDEX)),  # BINUNICODE
+    0x8D: lambda machine: machine.text(machine.number(_U8)),  # BINUNICODE8
+    ord("q"): lambda machine: machine.put(machine.number(_U1)),  # BINPUT
+    ord("r"): lambda machine: machine.put(machine.number(_INDEX)),  # LONG_BINPUT
+    ord("a"): lambda machine: machine.extend(machine.last(1)),  # APPEND
+    ord("e"): lambda machine: machine.extend(machine.since_mark()),  # APPENDS
+    ord("s"): lambda machine: machine.update(machine.last(2)),  # SETITEM
+    ord("u"): lambda machine: machine.update(machine.since_mark()),  # SETITEMS
+    ord("d"): _Machine.table,
 }
-_CODES: list[Callable[[_Machine], None] | None] = [_ACTIONS.get(code) for code in range(256)]
+_VALUES: dict[int, Callable[[_Machine], object]] = {  # what is put on the stack
+    0x8A: lambda machine: int.from_bytes(machine.take(machine.number(_U1)), "little", signed=True),  # LONG1
+    ord("M"): lambda machine: machine.number(_U2),  # BININT2
+    ord("G"): lambda machine: machine.number(_FLOAT),  # BINFLOAT
+    ord("}"): lambda machine: {},
+    ord("]"): lambda machine: [],
+    ord(")"): lambda machine: (),
+    ord("N"): lambda machine: None,
+    0x88: lambda machine: True,
+    0x89: lambda machine: False,
+    ord("l"): _Machine.since_mark,
+    ord("t"): lambda machine: tuple(machine.since_mark()),
+    0x85: lambda machine: machine.last(1),  # TUPLE1
+    0x86: lambda machine: machine.last(2),
+    0x87: lambda machine: machine.last(3),
+}

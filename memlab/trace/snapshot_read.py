@@ -2,15 +2,19 @@
 
 What `plain_pickle` builds may share and nest its parts without end, so it is walked by its known shape and counted.
 
-Limits: files above `MAX_BYTES` and more than `MAX_ITEMS` entries are refused; host memory (`host_traces`, since 2.15) and
-annotations are not looked at.
+A snapshot that was recorded with `stacks="all"`, PyTorch's default, has C++ frames around the Python ones: those are left
+out wherever there are Python frames.
+
+Limits: files above `MAX_BYTES` and more than `MAX_ITEMS` entries are refused, and what is made of a file is bounded by its
+size; host memory (`host_traces`, since 2.15) and annotations are not looked at.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +25,16 @@ from memlab.trace.plain_pickle import DAMAGED, Refused, load
 MAX_BYTES = 1 << 30
 """A file above this is refused: a history of a million entries takes about 150 MB."""
 MAX_ITEMS = 10_000_000
-"""More entries, blocks and frames than this, or than the file has bytes, are refused: lists that share their parts can
-pretend to any number."""
+"""More entries and blocks than this are refused."""
+MAX_FRAMES = 256
+"""Of a deeper stack only the innermost frames are kept."""
+MAX_CHARACTERS = 1 << 28
+"""Different stacks of more text than this are refused."""
+
+# A pickle can name one list or text any number of times, so that a file of a megabyte may stand for terabytes: what is made
+# of it is counted against its bytes. The least that an entry or block takes, and what reading one byte may cost in frames.
+_BYTES_OF_ITEM = 8
+_FRAMES_PER_BYTE = 8
 
 _MAX_TEXT = 4096  # longer texts (file names, function names) are cut
 _MAX_NUMBER = 1 << 62
@@ -46,6 +58,8 @@ class Snapshot:
 def looks_like_snapshot(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins like a pickle of protocol 2 to 5."""
     try:
+        if not Path(path).is_file():  # opening a named pipe would wait for whoever writes to it
+            return False
         with Path(path).open("rb") as file:
             start = file.read(2)
     except (OSError, ValueError, TypeError):
@@ -57,11 +71,12 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
     """Read a snapshot; what is no snapshot, damaged or hostile raises TraceError with one line."""
     try:
         source = Path(path)
-        size = source.stat().st_size
-        if size > MAX_BYTES:
-            raise TraceError(
-                f"{source.name!r} has {size} bytes, a snapshot may have {MAX_BYTES} here: record less history."
-            )
+        facts, shown = source.stat(), f"{str(path)!r:.200}"
+        if not stat.S_ISREG(facts.st_mode) and not source.is_dir():
+            raise TraceError(f"{shown} is a pipe or a device, not a file. Copy what it gives into a file first.")
+        if facts.st_size > MAX_BYTES:
+            sizes = f"{facts.st_size} bytes, a snapshot may have {MAX_BYTES} here"
+            raise TraceError(f"{source.name!r} has {sizes}: record less history.")
         data = source.read_bytes()
     except (OSError, ValueError, TypeError) as error:
         raise TraceError(f"cannot read {str(path)!r:.200}: {getattr(error, 'strerror', None) or error}.") from None
@@ -69,17 +84,14 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def parse(data: bytes, name: str = "snapshot") -> Snapshot:
-    """The same from bytes; `name` is what the error calls them."""
+    """The same from bytes, which errors call `name`."""
     collects = gc.isenabled()
     gc.disable()  # millions of small tables, none of them garbage: the collector would look at them ten times over
     try:
-        return _checked(load(data), min(len(data), MAX_ITEMS))
-    except Refused as refusal:
-        raise TraceError(f"{name!r:.200} is not a readable PyTorch memory snapshot: {refusal}") from None
-    except DAMAGED:
-        raise TraceError(
-            f"{name!r:.200} is not a readable PyTorch memory snapshot: it is cut off or damaged."
-        ) from None
+        return _checked(load(data), len(data))
+    except (Refused, *DAMAGED) as error:
+        reason = error if isinstance(error, Refused) else "it is cut off or damaged."
+        raise TraceError(f"{name!r:.200} is not a readable PyTorch memory snapshot: {reason}") from None
     finally:
         if collects:
             gc.enable()
@@ -91,71 +103,101 @@ def parse(data: bytes, name: str = "snapshot") -> Snapshot:
 class _Walk:
     """Walks what a file holds by its known shape, and gives up beyond so many items."""
 
-    def __init__(self, items: int) -> None:
-        self.left = self.limit = items
-        self.frames: dict[int, list[dict[str, Any]]] = {}
+    def __init__(self, size: int) -> None:
+        self.items_left = self.limit = min(max(size // _BYTES_OF_ITEM, 64), MAX_ITEMS)
+        self.frames_left = _FRAMES_PER_BYTE * max(size, 64)
+        self.characters_left = MAX_CHARACTERS
+        self.frames: dict[int, dict[str, Any]] = {}
+        self.stacks: dict[int | tuple[int, ...], list[Mapping[str, Any]]] = {}
 
-    def count(self, items: int) -> None:
-        """So many items more."""
-        self.left -= items
-        if self.left < 0:
-            raise Refused(f"it has more than {self.limit} entries, blocks and frames.")
+    def count(self, items: int = 0, frames: int = 0, characters: int = 0) -> None:
+        """So many more, of whatever entries."""
+        self.items_left -= items
+        self.frames_left -= frames
+        self.characters_left -= characters
+        if self.items_left < 0:
+            shorter = "Record a shorter history."
+            raise Refused(f"it repeats its parts to more than {self.limit} entries and blocks. {shorter}")
+        if self.frames_left < 0:
+            raise Refused("it repeats its stacks to more frames than a file of its size can have. Record it again.")
+        if self.characters_left < 0:
+            raise Refused(f"its stacks have more than {MAX_CHARACTERS} characters. Record a shorter history.")
 
     def tables(self, value: Any, what: str) -> list[dict[Any, Any]]:
         """A list of tables."""
         if not isinstance(value, list | tuple):
             raise Refused(f"its {what} are no list.")
-        self.count(len(value))
-        for item in value:
-            if type(item) is not dict:
-                raise Refused(f"one of its {what} is no table.")
+        self.count(**{"frames" if what == "frames" else "items": len(value)})
+        if any(type(item) is not dict for item in value):
+            raise Refused(f"one of its {what} is no table.")
         return list(value)
 
-    def frames_of(self, value: Any) -> list[dict[str, Any]]:
-        """The frames of an entry: shared between entries, so each list is looked at once."""
-        known = self.frames.get(id(value))
+    def frames_of(self, value: Any) -> list[Mapping[str, Any]]:
+        """The frames of an entry, innermost first; stacks of the same frames are the same object, each frame checked once."""
+        known = self.stacks.get(id(value))
         if known is None:
-            known = [
-                {"filename": _words(f, "filename"), "line": _number(f, "line"), "name": _words(f, "name")}
-                for f in self.tables(value, "frames")
-            ]
-            self.frames[id(value)] = known
+            frames = self.tables(value, "frames")[: 4 * MAX_FRAMES]
+            key = tuple(map(id, frames))
+            known = self.stacks.get(key)
+            if known is None:
+                for frame in frames:
+                    if id(frame) not in self.frames:
+                        texts = {name: _words(frame, name) for name in ("filename", "name")}
+                        self.frames[id(frame)] = {**texts, "line": _number(frame, "line")}
+                known = self.stacks[key] = list(python_frames([self.frames[one] for one in key]))[:MAX_FRAMES]
+                self.count(characters=sum(len(frame["filename"]) + len(frame["name"]) for frame in known))
+            self.stacks[id(value)] = known
+        self.frames_left -= len(known)
+        if self.frames_left < 0:
+            self.count()
         return known
 
 
-def _checked(found: Any, items: int) -> Snapshot:
+def python_frames(frames: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The frames without those of C++, where there are others: "<stdin>", "<ipython-input-1>" and "train.py" are Python's."""
+    python = [frame for frame in frames if frame["filename"].endswith(".py") or frame["filename"].startswith("<")]
+    return python or frames
+
+
+def _checked(found: Any, size: int) -> Snapshot:
     if type(found) is not dict or "segments" not in found or "device_traces" not in found:
         raise Refused("it has no segments and device_traces.")
-    walk = _Walk(items)
+    walk = _Walk(size)
     segments = [_segment(walk, segment) for segment in walk.tables(found["segments"], "segments")]
     traces = found["device_traces"]
     if not isinstance(traces, list | tuple) or len(traces) > 4096:
         raise Refused("its device_traces are no list of devices.")
     entries = [[_entry(walk, entry) for entry in walk.tables(trace, "entries")] for trace in traces]
+    device = max((segment["device"] for segment in segments), default=-1)
+    if device >= len(entries):
+        raise Refused(f"it has a segment of device {device} and entries of {len(entries)} devices. Record it again.")
+    # The settings that change sizes; what they do not say is PyTorch's default.
     settings, extra = found.get("allocator_settings", {}), found.get("memlab", {})
-    return Snapshot(segments, entries, _settings(settings), extra if type(extra) is dict else {})
+    if type(settings) is not dict:
+        raise Refused("its allocator_settings are no table.")
+    steps = settings.get("roundup_power2_divisions", {})
+    steps = steps if type(steps) is dict and len(steps) <= 64 else {}
+    powers = [key for key in steps if type(key) is str and key.isascii() and key.isdigit()]
+    checked = {
+        "max_split_size": _number(settings, "max_split_size", -1, low=-1),
+        "expandable_segments": settings.get("expandable_segments") is True,
+        "roundup_power2_divisions": {key: _number(steps, key) for key in powers},
+    }
+    return Snapshot(segments, entries, checked, extra if type(extra) is dict else {})
 
 
 def _segment(walk: _Walk, segment: dict[Any, Any]) -> dict[str, Any]:
     names = ("address", "total_size", "stream", "device")
     checked: dict[str, Any] = {name: _number(segment, name, 0) for name in names}
-    checked["is_expandable"] = segment.get("is_expandable") is True
-    address = checked["address"]
-    blocks: list[dict[str, Any]] = []
+    address, blocks = checked["address"], list[dict[str, Any]]()
     for block in walk.tables(segment.get("blocks", []), "blocks"):
         size = _number(block, "size")
         address = _number(block, "address", address)  # before 2.0 without addresses, the blocks are in order
-        blocks.append(
-            {
-                "address": address,
-                "size": size,
-                "requested_size": _number(block, "requested_size", size),
-                "state": _words(block, "state"),
-                "frames": walk.frames_of(block.get("frames", ())),
-            }
-        )
+        facts = {"address": address, "size": size, "requested_size": _number(block, "requested_size", size)}
+        frames = walk.frames_of(block.get("frames", ()))
+        blocks.append({**facts, "state": _words(block, "state"), "frames": frames})
         address += size
-    return {**checked, "blocks": blocks}
+    return {**checked, "is_expandable": segment.get("is_expandable") is True, "blocks": blocks}
 
 
 _EXTRA_TEXTS = {"category", "module", "name", "op", "dtype", "shape", "phase"}
@@ -163,7 +205,9 @@ _EXTRA_TEXTS = {"category", "module", "name", "op", "dtype", "shape", "phase"}
 
 def _entry(walk: _Walk, entry: dict[str, Any]) -> dict[str, Any]:
     action = _words(entry, "action")
-    checked: dict[str, Any] = {
+    if not action:
+        raise Refused("one of its entries has no action. Record it again.")
+    checked: dict[str, Any] = {  # written out: there may be millions
         "action": action,
         "size": _number(entry, "size", 0),
         "stream": _number(entry, "stream", 0),
@@ -175,33 +219,14 @@ def _entry(walk: _Walk, entry: dict[str, Any]) -> dict[str, Any]:
         checked[name] = _words(entry, name)
     if "allocated_size" in entry:
         checked["allocated_size"] = _number(entry, "allocated_size")
-    if "categories" in entry:
-        checked["categories"] = _changes(walk, entry["categories"])
+    if "categories" in entry:  # rows and the categories that the block has from them on, as memlab writes them
+        changes = entry["categories"]
+        if type(changes) is not list or not all(type(change) is list and len(change) == 2 for change in changes):
+            raise Refused("the categories of a block are no list of pairs.")
+        walk.count(items=len(changes))
+        table = [{"row": row, "category": category} for row, category in changes]
+        checked["categories"] = [(_number(change, "row"), _words(change, "category")) for change in table]
     return checked
-
-
-def _changes(walk: _Walk, changes: Any) -> list[tuple[int, str]]:
-    """Rows and the categories that a block has from them on, as memlab writes them."""
-    if type(changes) is not list or not all(type(change) is list and len(change) == 2 for change in changes):
-        raise Refused("the categories of a block are no list of pairs.")
-    walk.count(len(changes))
-    table = [{"row": row, "category": category} for row, category in changes]
-    return [(_number(change, "row"), _words(change, "category")) for change in table]
-
-
-def _settings(settings: Any) -> dict[str, Any]:
-    """The settings that change sizes; what they do not say is PyTorch's default."""
-    if type(settings) is not dict:
-        raise Refused("its allocator_settings are no table.")
-    steps = settings.get("roundup_power2_divisions", {})
-    steps = steps if type(steps) is dict and len(steps) <= 64 else {}
-    return {
-        "max_split_size": _number(settings, "max_split_size", -1, low=-1),
-        "expandable_segments": settings.get("expandable_segments") is True,
-        "roundup_power2_divisions": {
-            key: _number(steps, key) for key in steps if type(key) is str and key.isascii() and key.isdigit()
-        },
-    }
 
 
 def _number(table: Mapping[Any, Any], name: str, default: int | None = None, low: int = 0) -> int:

@@ -15,29 +15,22 @@ import dataclasses
 import os
 import pickle
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from memlab.errors import TraceError
-from memlab.trace.columns import Blocks, Category, Kind, Phase
-from memlab.trace.file import savable
-from memlab.trace.ground import Ground
+from memlab.trace.address_ranges import AddressRanges
+from memlab.trace.columns import Blocks, Category, Events, Kind, Phase
+from memlab.trace.file import savable, saving
 from memlab.trace.trace import Trace
-from memlab.trace.whole import whole
 
-PROTOCOL = 4
-CATEGORIES = {
+_PROTOCOL = 4
+CATEGORIES = {category: category.name.lower() for category in Category} | {
     Category.OTHER: "unknown",
-    Category.PARAMETER: "parameter",
-    Category.BUFFER: "buffer",
-    Category.GRADIENT: "gradient",
-    Category.ACTIVATION: "activation",
     Category.OPTIMIZER: "optimizer_state",
-    Category.INPUT: "input",
-    Category.TEMPORARY: "temporary",
 }
 """The names of torch.profiler's categories where it has the same ones (torch/cuda/_memory_viz.py)."""
 
@@ -47,70 +40,60 @@ _MADE_UP_AT = 1 << 45
 """Where blocks are put that have no addresses."""
 _SMALL_SEGMENT = 2 << 20
 _NO_FRAMES: list[dict[str, Any]] = []
-_ACTIONS = {
-    Kind.SEGMENT_ALLOC: "segment_alloc",
-    Kind.SEGMENT_FREE: "segment_free",
-    Kind.SEGMENT_MAP: "segment_map",
-    Kind.SEGMENT_UNMAP: "segment_unmap",
-}
+_SEGMENT_ACTIONS = {kind: kind.name.lower() for kind in Kind if kind.name.startswith("SEGMENT")}
+_SEGMENT_COMES = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+_COMES = (Kind.PREEXISTING, Kind.ALLOC)
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
     """Write `trace` to `path` as a snapshot, whole or not at all."""
-    target = savable(path)
-    content = pickle.dumps(snapshot(trace), protocol=PROTOCOL)
-    try:
-        with whole(target) as file:
-            file.write(content)
-    except OSError as error:
-        raise TraceError(f"cannot save to {str(target)!r}: {error.strerror or error}. Choose another place.") from None
+    target, content = savable(path), pickle.dumps(snapshot(trace), protocol=_PROTOCOL)
+    with saving(target) as file:
+        file.write(content)
     return target
 
 
 def snapshot(trace: Trace) -> dict[str, Any]:
     """The snapshot as plain values: segments as they are at the end, the entries of every device."""
-    devices = [index for index in trace.device_indices if index >= 0]
-    if not devices:
+    made_by, texts = trace.made_by, _BlockTexts(trace)
+    written = {
+        device.index: _DeviceEntries(trace, device.index, texts) for device in made_by.devices if device.index >= 0
+    }
+    if not written:
         raise TraceError("a memory snapshot shows CUDA devices, and this trace has none: save it as a .memlab file.")
-    texts = _Texts(trace)
-    written = {index: _Device(trace, index, texts) for index in devices}
-    traces = [written[index].entries if index in written else [] for index in range(max(devices) + 1)]
+    mapped = _is_mapped(trace.events)
     return {
-        "segments": [segment for index in devices for segment in written[index].segments()],
-        "device_traces": traces,
-        "allocator_settings": _settings(trace),
+        "segments": [segment for device in written.values() for segment in device.segments()],
+        "device_traces": [written[at].entries if at in written else [] for at in range(max(written) + 1)],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if mapped else "",
+            "max_split_size": -1,
+            "garbage_collection_threshold": 0.0,
+            "expandable_segments": mapped,
+            "roundup_power2_divisions": {str(1 << power): 0 for power in range(16)},
+        },
         "external_annotations": [],
-        "memlab": _about(trace, {index: device.opening_rows for index, device in written.items()}),
+        "memlab": {  # what PyTorch has no place for
+            "version": 1,
+            "engine": made_by.engine,
+            "versions": {str(key): str(value) for key, value in made_by.versions.items()},
+            "duration_ns": made_by.duration_ns,
+            "devices": [
+                {**dataclasses.asdict(device), "opening_rows": written[device.index].opening_rows}
+                for device in made_by.devices
+                if device.index in written
+            ],
+            "gaps": [dataclasses.asdict(gap) for gap in made_by.gaps],
+            "bounded": [dataclasses.asdict(bounded) for bounded in made_by.bounded if bounded.device >= 0],
+        },
     }
 
 
-def _about(trace: Trace, opening_rows: Mapping[int, int]) -> dict[str, Any]:
-    """What PyTorch has no place for."""
-    made_by = trace.made_by
-    devices = [dataclasses.asdict(device) for device in made_by.devices if device.index >= 0]
-    return {
-        "version": 1,
-        "engine": made_by.engine,
-        "versions": {str(key): str(value) for key, value in made_by.versions.items()},
-        "duration_ns": made_by.duration_ns,
-        "devices": [{**d, "opening_rows": opening_rows[d["index"]]} for d in devices],
-        "gaps": [dataclasses.asdict(gap) for gap in made_by.gaps],
-        "bounded": [dataclasses.asdict(bounded) for bounded in made_by.bounded if bounded.device >= 0],
-    }
+def _is_mapped(events: Events) -> bool:
+    return bool(np.isin(events.kind, (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)).any())
 
 
-def _settings(trace: Trace) -> dict[str, Any]:
-    mapped = bool(np.isin(trace.events.kind, (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)).any())
-    return {
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if mapped else "",
-        "max_split_size": -1,
-        "garbage_collection_threshold": 0.0,
-        "expandable_segments": mapped,
-        "roundup_power2_divisions": {str(1 << power): 0 for power in range(16)},
-    }
-
-
-class _Texts:
+class _BlockTexts:
     """What is known of blocks, as the keys of an entry; equal ones are the same object, so the pickle holds them once."""
 
     def __init__(self, trace: Trace) -> None:
@@ -125,13 +108,13 @@ class _Texts:
 
     def of(self, block: int) -> dict[str, Any]:
         """The keys that say what a block is for."""
-        columns, text = self.columns, self.trace.text
+        columns = self.columns
         category = Category(self.changes[block][-1][1] if block in self.changes else columns["category"][block])
         known = {"category": CATEGORIES[category], "frames": self.frames(block)}
         if columns["phase"][block]:
             known["phase"] = Phase(columns["phase"][block]).name.lower()
         for column in ("module", "name", "op", "dtype", "shape"):
-            if words := text(column, columns[column][block]):
+            if words := self.trace.text(column, columns[column][block]):
                 known[column] = words
         parts = [str(known[column]) for column in ("name", "module", "op", "shape", "dtype") if column in known]
         known["user_metadata"] = ", ".join(dict.fromkeys(parts))  # newer viewers show it beside the frames
@@ -139,9 +122,9 @@ class _Texts:
 
     def frames(self, block: int) -> list[dict[str, Any]]:
         """The stack of the block, else the one line that is known."""
-        key = (self.columns["stack"][block], self.columns["line"][block])
+        key = stack, line = self.columns["stack"][block], self.columns["line"][block]
         if key not in self.stacks:
-            lines = self.trace.text("stack", key[0]).split("\n") if key[0] >= 0 else [self.trace.text("line", key[1])]
+            lines = self.trace.text("stack", stack).split("\n") if stack >= 0 else [self.trace.text("line", line)]
             self.stacks[key] = [_frame(line) for line in lines if line]
         return self.stacks[key]
 
@@ -155,123 +138,122 @@ def _frame(line: str) -> dict[str, Any]:
     return {"filename": filename, "line": int(number), "name": name}
 
 
-class _Device:
+class _DeviceEntries:
     """The entries of one device, and the state they lead to."""
 
-    def __init__(self, trace: Trace, index: int, texts: _Texts) -> None:
+    def __init__(self, trace: Trace, index: int, texts: _BlockTexts) -> None:
         of_device = np.flatnonzero(trace.events.device == index)
         events = trace.events.rows(of_device)
         self.index, self.texts = index, texts
         self.row_in_trace = of_device.tolist()
         self.start_us = int(trace.made_by.started_at_s * 1e6)
         self.columns = {name: getattr(events, name).tolist() for name in events.DTYPES}
-        self.columns["address"] = _with_addresses(self.columns)
-        self.first = int(np.searchsorted(of_device, trace.first_row))
-        self.mapped = bool(np.isin(events.kind, (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)).any())
-        self.ground = Ground()
+        self._make_up_addresses()
+        first = int(np.searchsorted(of_device, trace.first_row))
+        self.comes = "segment_map" if _is_mapped(events) else "segment_alloc"
+        self.ranges = AddressRanges()
         self.cached_end = _CACHED_AT
         self.live: dict[int, tuple[int, int, int, bool]] = {}  # block -> address, size, requested, pending
         self.rows = 0
         self.row_of: dict[int, int] = {}  # row of the trace -> row of the trace that a reader of the file will have
         self.entries: list[dict[str, Any]] = []
-        self._open()
+        self._open(first)
         self.opening_rows = self.rows
-        for row in range(self.first, len(events)):
+        for row in range(first, len(events)):
             self._row(row)
         self._date_changes()
 
-    # --- what was there at the start ------------------------------------------------------------------------------------
+    def _make_up_addresses(self) -> None:
+        """Give blocks addresses where nobody knows them (the trace of a dry run that was not simulated)."""
+        address, size, blocks = (self.columns[name] for name in ("address", "allocated_bytes", "block"))
+        of_blocks = [row for row, block in enumerate(blocks) if block >= 0]
+        if any(address[row] for row in of_blocks):
+            return
+        made_up, end = dict[int, int](), _MADE_UP_AT
+        for row in of_blocks:
+            if blocks[row] not in made_up:
+                made_up[blocks[row]] = end
+                end += -(-max(size[row], 1) // 512) * 512
+            address[row] = made_up[blocks[row]]
 
-    def _open(self) -> None:
+    def _open(self, first: int) -> None:
+        """What was there at the start."""
         kinds, sizes, addresses = (self.columns[name] for name in ("kind", "allocated_bytes", "address"))
-        lumps = [row for row in range(self.first) if kinds[row] in _ACTIONS and not addresses[row]]
-        total = sum(
-            sizes[row] if kinds[row] in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -sizes[row] for row in lumps
-        )
-        opening = Ground.needed(kinds, addresses, sizes, self.columns["stream"])
+        opening = AddressRanges.needed(kinds, addresses, sizes, self.columns["stream"])
         for start, end, stream in opening:
-            self._segment("segment_map" if self.mapped else "segment_alloc", start, end - start, stream, self.start_us)
+            self._segment(self.comes, start, end - start, stream, self.start_us)
+        lumps = [row for row in range(first) if kinds[row] in _SEGMENT_ACTIONS and not addresses[row]]
+        total = sum(sizes[row] * (1 if kinds[row] in _SEGMENT_COMES else -1) for row in lumps)
         self._cached(total - sum(end - start for start, end, _ in opening), self.start_us)
-        for row in range(self.first):
+        for row in range(first):
             if row not in lumps:
                 self._row(row)
 
     def _cached(self, change: int, time_us: int) -> None:
         """The part of *reserved* of which only the size is known grows or shrinks."""
         if change > 0:
-            self._segment("segment_map" if self.mapped else "segment_alloc", self.cached_end, change, 0, time_us)
+            self._segment(self.comes, self.cached_end, change, 0, time_us)
             self.cached_end += change
-        elif -change <= self.cached_end - _CACHED_AT:
+        elif change and -change <= self.cached_end - _CACHED_AT:
             self.cached_end += change
-            if change:
-                self._segment("segment_unmap", self.cached_end, -change, 0, time_us)
+            self._segment("segment_unmap", self.cached_end, -change, 0, time_us)
 
     # --- row by row -----------------------------------------------------------------------------------------------------
 
     def _row(self, row: int) -> None:
-        kind, address, stream, size = (
-            self.columns[name][row] for name in ("kind", "address", "stream", "allocated_bytes")
-        )
-        time_us = self.start_us + self.columns["time_ns"][row] // 1000
+        names = ("kind", "address", "stream", "allocated_bytes", "requested_bytes")
+        kind, address, stream, size, asked = (self.columns[name][row] for name in names)
+        place = {"stream": stream, "time_us": self.start_us + self.columns["time_ns"][row] // 1000}
         self.row_of[self.row_in_trace[row]] = self.rows
         if kind == Kind.OOM:
-            sizes = {"size": self.columns["requested_bytes"][row], "device_free": size}
-            self._add({"action": "oom", **sizes, "stream": stream, "time_us": time_us, "frames": _NO_FRAMES})
-        elif kind in _ACTIONS:
-            comes = kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-            if address:
-                self._segment(_ACTIONS[kind], address, size, stream, time_us)
-            else:
-                self._cached(size if comes else -size, time_us)
+            self._add("oom", size=asked, device_free=size, **place)
+        elif kind not in _SEGMENT_ACTIONS:
+            self._block(self.columns["block"][row], kind, {"addr": address, **place}, size, asked)
+        elif address:
+            self._segment(_SEGMENT_ACTIONS[kind], address, size, **place)
         else:
-            self._block(row, kind, address, stream, time_us)
+            self._cached(size if kind in _SEGMENT_COMES else -size, place["time_us"])
 
     def _segment(self, action: str, address: int, size: int, stream: int, time_us: int) -> None:
         if action in ("segment_alloc", "segment_map"):
-            self.ground.add(address, size, stream, mapped=action == "segment_map")
+            self.ranges.add(address, size, stream, mapped=action == "segment_map")
         else:
-            self.ground.remove(address, size)
-        where = {"action": action, "addr": address, "size": size, "stream": stream, "time_us": time_us}
-        self._add({**where, "frames": _NO_FRAMES, "category": "unknown"})
+            self.ranges.remove(address, size)
+        self._add(action, addr=address, size=size, stream=stream, time_us=time_us)
 
-    def _block(self, row: int, kind: int, address: int, stream: int, time_us: int) -> None:
-        block, asked, size = (self.columns[name][row] for name in ("block", "requested_bytes", "allocated_bytes"))
-        entry: dict[str, Any] = {"addr": address, "stream": stream, "time_us": time_us}
-        if kind in (Kind.ADOPT, Kind.ALLOC):
-            pending = kind == Kind.ADOPT and not size and asked > 0
-            self.live[block] = (address, size or asked, asked, pending)
-            self._add({"action": "alloc", "size": asked, **entry, "allocated_size": size, **self.texts.of(block)})
+    def _block(self, block: int, kind: int, place: dict[str, Any], size: int, asked: int) -> None:
+        if kind in _COMES:
+            pending = kind == Kind.PREEXISTING and not size and asked > 0
+            self.live[block] = (place["addr"], size or asked, asked, pending)
+            self._add("alloc", size=asked, **place, allocated_size=size, **self.texts.of(block))
+            if block in self.texts.changes:  # what it was first, and from which row on what: filled in at the end
+                self.entries[-1]["categories"] = block
             return
-        address, size, asked, pending = self.live.pop(block, (address, size, asked, False))
-        entry |= {"addr": address, "size": asked, "frames": _NO_FRAMES, "category": "unknown"}
+        address, size, asked, pending = self.live.pop(block, (place["addr"], size, asked, False))
+        place |= {"addr": address, "size": asked}
         if not pending:
-            self._add({"action": "free_requested", **entry}, is_row=kind == Kind.FREE_PENDING)
+            self._add("free_requested", is_row=kind == Kind.FREE_PENDING, **place)
         if kind == Kind.FREE:
-            self._add({"action": "free_completed", **entry})
+            self._add("free_completed", **place)
         else:
             self.live[block] = (address, size, asked, True)
 
-    def _add(self, entry: dict[str, Any], is_row: bool = True) -> None:
+    def _add(self, action: str, *, is_row: bool = True, **entry: Any) -> None:
         self.rows += is_row
-        entry.setdefault("category", "unknown")
-        self.entries.append({"compile_context": "N/A", "pool_id": (0, 0), "user_metadata": "", **entry})
+        defaults = {"frames": _NO_FRAMES, "category": "unknown", "compile_context": "N/A", "pool_id": (0, 0)}
+        self.entries.append({"action": action, **defaults, "user_metadata": "", **entry})
 
     def _date_changes(self) -> None:
-        """Write with a block whose category changes what it was first, and from which row on what."""
-        at_birth = iter([entry for entry in self.entries if entry["action"] == "alloc"])
-        kinds = self.columns["kind"]
-        for row, block in enumerate(self.columns["block"]):
-            if kinds[row] not in (Kind.ADOPT, Kind.ALLOC):
-                continue
-            entry = next(at_birth)
-            if block in self.texts.changes:
+        for entry in self.entries:
+            if "categories" in entry:
+                block = entry["categories"]
                 first = [0, CATEGORIES[Category(self.texts.columns["category"][block])]]
-                later = [[self._later(row), CATEGORIES[Category(c)]] for row, c in self.texts.changes[block]]
+                later = [[self._later(row), CATEGORIES[Category(code)]] for row, code in self.texts.changes[block]]
                 entry["categories"] = [first, *later]
 
     def _later(self, row: int) -> int:
         """The row of the file for a row of the trace, which may be another device's: the first of ours from there on."""
-        at = int(np.searchsorted(self.row_in_trace, row))
+        at = bisect_left(self.row_in_trace, row)
         return self.row_of.get(self.row_in_trace[at], 0) if at < len(self.row_in_trace) else self.rows
 
     # --- the state at the end -------------------------------------------------------------------------------------------
@@ -280,45 +262,23 @@ class _Device:
         """The segments at the end with their blocks, free ranges between them as inactive blocks."""
         live = sorted((*facts, block) for block, facts in self.live.items() if facts[1])
         addresses = [address for address, *_ in live]
-        for start, end, stream, mapped in self.ground.segments():
+        for start, end, stream, mapped in self.ranges.segments():
+            blocks, at = list[dict[str, Any]](), start
             here = live[bisect_left(addresses, start) : bisect_left(addresses, end)]
-            blocks = list(self._blocks_in(start, end, here))
-            active = [block for block in blocks if block["state"] != "inactive"]
-            handed_out = sum(b["size"] for b in active if b["state"] == "active_allocated")
+            for address, size, asked, pending, block in [*here, (end, 0, 0, False, -1)]:
+                if address > at:
+                    free = {"address": at, "size": address - at, "requested_size": 0, "state": "inactive"}
+                    blocks.append({**free, "frames": _NO_FRAMES})
+                if block >= 0:
+                    facts = {"address": address, "size": size, "requested_size": asked}
+                    state = "active_pending_free" if pending else "active_allocated"
+                    blocks.append({**facts, "state": state, "frames": self.texts.frames(block)})
+                at = max(at, address + size)
             yield {
                 "device": self.index, "address": start, "total_size": end - start, "stream": stream,
-                "allocated_size": handed_out, "active_size": sum(b["size"] for b in active),
-                "requested_size": sum(b["requested_size"] for b in active),
+                "allocated_size": sum(b["size"] for b in blocks if b["state"] == "active_allocated"),
+                "active_size": sum(b["size"] for b in blocks if b["state"] != "inactive"),
+                "requested_size": sum(b["requested_size"] for b in blocks),
                 "segment_type": "small" if end - start <= _SMALL_SEGMENT else "large", "segment_pool_id": (0, 0),
                 "is_expandable": mapped, "frames": _NO_FRAMES, "blocks": blocks,
             }  # fmt: skip
-
-    def _blocks_in(self, start: int, end: int, here: list[tuple[int, int, int, bool, int]]) -> Iterator[dict[str, Any]]:
-        at = start
-        for address, size, asked, pending, block in here:
-            if address > at:
-                yield _inactive(at, address - at)
-            facts = {"address": address, "size": size, "requested_size": asked, "frames": self.texts.frames(block)}
-            yield {**facts, "state": "active_pending_free" if pending else "active_allocated"}
-            at = max(at, address + size)
-        if at < end:
-            yield _inactive(at, end - at)
-
-
-def _inactive(address: int, size: int) -> dict[str, Any]:
-    return {"address": address, "size": size, "requested_size": 0, "state": "inactive", "frames": _NO_FRAMES}
-
-
-def _with_addresses(columns: Mapping[str, list[int]]) -> list[int]:
-    """The addresses, made up where nobody knows them (a trace of pretend tensors that was not settled)."""
-    of_blocks = [row for row, block in enumerate(columns["block"]) if block >= 0]
-    if any(columns["address"][row] for row in of_blocks) or not of_blocks:
-        return columns["address"]
-    addresses, made_up, end = list(columns["address"]), {}, _MADE_UP_AT
-    for row in of_blocks:
-        block = columns["block"][row]
-        if block not in made_up:
-            made_up[block] = end
-            end += -(-max(columns["allocated_bytes"][row], 1) // 512) * 512
-        addresses[row] = made_up[block]
-    return addresses

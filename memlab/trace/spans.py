@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memlab.trace.columns import Array, MarkKind, Phase
+from memlab.trace.columns import MODULE_BEGINS, Array, MarkKind, Phase
 
 BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE = "backward", "optimizer", "optimizer with closure"
 """Names of phase marks. A step without a closure calls no forward: one that is met there means the step had raised."""
 
-_BEGIN, _END, _MODULE_BEGIN, _MODULE_END = range(4)
-_BACKWARD_OF, _NO_GRAD = int(MarkKind.BACKWARD_OF), int(MarkKind.MODULE_BEGIN_NO_GRAD)
-_MODULE_BEGINS = (_MODULE_BEGIN, _NO_GRAD)
+_BEGIN, _END, _MODULE_BEGIN, _MODULE_END, _, _BACKWARD_OF, _, _ = map(int, MarkKind)
 _PHASE_OF_NAME = {BACKWARD: Phase.BACKWARD, OPTIMIZER: Phase.OPTIMIZER, OPTIMIZER_WITH_CLOSURE: Phase.OPTIMIZER}
 
 
@@ -65,29 +63,23 @@ class MarkStack:
 
     def step(self, kind: int, name: object) -> None:
         """Take the next mark; `name` of a phase mark is its text, of a module mark anything that identifies it."""
-        if kind == _BEGIN or kind in _MODULE_BEGINS:
-            if kind != _BEGIN or name not in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE):
-                self._close_failed_optimizer()  # the step of a derived class calls that of its base: no failure
-            self._begin(kind != _BEGIN, name)
+        if kind == _BEGIN or kind in MODULE_BEGINS:
+            is_module = kind != _BEGIN
+            if is_module or name not in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE):
+                # Else the step of a derived class calls that of its base; here an optimizer without a closure has raised.
+                while self._open and self._open[-1][:2] == (False, OPTIMIZER):
+                    self._open.pop()
+            forward = Phase.BACKWARD if self.phase == Phase.BACKWARD else Phase.FORWARD
+            self._open.append((is_module, name, forward if is_module else _PHASE_OF_NAME.get(str(name), Phase.OTHER)))
         elif kind in (_END, _MODULE_END):
-            self._backward_of = self._backward_of if kind == _MODULE_END else None
-            self._end(kind == _MODULE_END, name)
+            if kind == _END:
+                self._backward_of = None
+            for depth in range(len(self._open) - 1, -1, -1):
+                if self._open[depth][:2] == (kind == _MODULE_END, name):
+                    del self._open[depth:]
+                    break
         elif kind == _BACKWARD_OF and self.phase == Phase.BACKWARD:
             self._backward_of = name
-
-    def _begin(self, is_module: bool, name: object) -> None:
-        forward = Phase.BACKWARD if self.phase == Phase.BACKWARD else Phase.FORWARD
-        self._open.append((is_module, name, forward if is_module else _PHASE_OF_NAME.get(str(name), Phase.OTHER)))
-
-    def _end(self, is_module: bool, name: object) -> None:
-        for depth in range(len(self._open) - 1, -1, -1):
-            if self._open[depth][:2] == (is_module, name):
-                del self._open[depth:]
-                return
-
-    def _close_failed_optimizer(self) -> None:
-        while self._open and self._open[-1][:2] == (False, OPTIMIZER):
-            self._open.pop()
 
 
 def resolve(
@@ -102,8 +94,13 @@ def resolve(
         modules.append(-1 if stack.module is None else stack.module)
     times = np.array(times_ns, np.int64)
     phase = _changes(times, np.array(phases, np.uint8), int(Phase.OTHER))
-    module = _changes(times, np.array(modules, np.int64), -1)
-    return _with_loss(phase), module
+    value = phase.value.copy()
+    # What lies between a forward and the backward after it is the loss. Straight from a forward back to the optimizer: only a
+    # closure does that, and its loss is forward as well.
+    between = np.isin(value[1:-1], (Phase.OTHER, Phase.OPTIMIZER))
+    between &= (value[:-2] == Phase.FORWARD) & (value[2:] == Phase.BACKWARD)
+    value[1:-1][between] = Phase.FORWARD
+    return Steps(phase.time_ns, value, phase.before), _changes(times, np.array(modules, np.int64), -1)
 
 
 def recording(times_ns: Array, kinds: Iterable[int], names: Iterable[int]) -> Steps:
@@ -111,7 +108,7 @@ def recording(times_ns: Array, kinds: Iterable[int], names: Iterable[int]) -> St
     depth: list[int] = []
     values, now = [], 1
     for kind, name in zip(kinds, names, strict=True):
-        if kind in _MODULE_BEGINS:
+        if kind in MODULE_BEGINS:
             now = int(kind == _MODULE_BEGIN) if not depth else now
             depth.append(name)
         elif kind == _MODULE_END and name in depth:
@@ -126,13 +123,3 @@ def _changes(times: Array, values: Array, before: int) -> Steps:
         return Steps(times, values, before)
     keep = np.diff(values.astype(np.int64), prepend=int(values[0]) - 1) != 0
     return Steps(times[keep], values[keep], before)
-
-
-def _with_loss(phase: Steps) -> Steps:
-    """Count what lies between a forward and the backward after it as forward."""
-    value = phase.value.copy()
-    # Straight from a forward back to the optimizer: only a closure does that, and its loss is forward as well.
-    between = np.isin(value[1:-1], (Phase.OTHER, Phase.OPTIMIZER))
-    between &= (value[:-2] == Phase.FORWARD) & (value[2:] == Phase.BACKWARD)
-    value[1:-1][between] = Phase.FORWARD
-    return Steps(phase.time_ns, value, phase.before)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from memlab.errors import TraceError
-from memlab.trace.columns import Array, Blocks, Events, Marks, Recategorised, Samples
+from memlab.trace.columns import Array, Blocks, Category, Events, Kind, Marks, Phase, Recategorised, Samples
 
 CPU = -1
 """The device number of the host's own memory; accelerators count from 0."""
@@ -52,9 +54,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A stretch of one device whose events are not in the trace: lost unread, or let go to bound host memory.
+    """A stretch of one device whose events are not in the trace: lost unread, or dropped to bound host memory.
 
-    Of rows that were read and let go the peaks stay known exactly; of lost ones (-1) only counters and samples speak.
+    Of rows that were read and dropped the peaks stay known exactly; of lost ones (-1) only counters and samples tell.
     """
 
     device: int
@@ -70,6 +72,12 @@ class Bounded:
         return self.peak_allocated_bytes >= 0
 
 
+PREDICTING = "fake CUDA"
+"""The engine of predictions."""
+_FORMER = {"CPU dispatch tally": "CPU tensor tracker", "pretend CUDA": PREDICTING}
+"""Engines in files that earlier versions saved -> what they are called now."""
+
+
 @dataclass(frozen=True, slots=True)
 class MadeBy:
     """Who made a trace and how: the engine, versions, devices, and what it could not see."""
@@ -81,6 +89,19 @@ class MadeBy:
     duration_ns: int = 0
     gaps: tuple[Gap, ...] = ()
     bounded: tuple[Bounded, ...] = ()
+
+    @property
+    def current_engine(self) -> str:
+        """The engine as it is called now, also where an earlier version saved the trace."""
+        for former, now in _FORMER.items():
+            if self.engine.startswith(former):  # a snapshot adds where it comes from
+                return now + self.engine.removeprefix(former)
+        return self.engine
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether it was made on fake CUDA, where nothing is measured."""
+        return self.current_engine.startswith(PREDICTING)
 
     def device(self, index: int) -> Device:
         """The facts about one device."""
@@ -97,7 +118,7 @@ TEXT_COLUMNS = (*Blocks.TEXTS, "mark")
 class Trace:
     """What happened to memory during one stretch of work.
 
-    Rows before `first_row` describe what was there at the start (segments, and blocks as ADOPT). `texts` holds a table of
+    Rows before `first_row` describe what was there at the start (segments, and blocks as PREEXISTING). `texts` holds a table of
     strings for each column of indices; `notes` is a place for facts of the maker that survive saving (plain JSON).
     """
 
@@ -114,9 +135,6 @@ class Trace:
     def __post_init__(self) -> None:
         texts = {column: tuple(self.texts.get(column, ())) for column in TEXT_COLUMNS}
         object.__setattr__(self, "texts", texts)
-        self._check()
-
-    def _check(self) -> None:
         if not 0 <= self.first_row <= len(self.events):
             raise TraceError(f"first_row {self.first_row} lies outside the {len(self.events)} events")
         _check_range("events.block", self.events.block, len(self.blocks))
@@ -155,10 +173,33 @@ class Trace:
         return dataclasses.replace(self, made_by=dataclasses.replace(self.made_by, gaps=self.made_by.gaps + gaps))
 
     def to_pandas(self) -> Any:
-        """One row per event as a pandas DataFrame; the texts of the block (module, line, ...) beside it."""
-        from memlab.trace.frame import events_frame
+        """One row per event as a pandas DataFrame, with what is known of its block; texts are categoricals.
 
-        return events_frame(self)
+        Rows before `first_row` (what was there at the start) have `before_start` True.
+        """
+        import pandas
+
+        events, blocks = self.events, self.blocks
+        is_block = events.block >= 0
+        of_block = np.where(is_block, events.block, 0)
+
+        def named(codes: Array, names: Iterable[str]) -> Any:  # so that ten million rows stay affordable
+            return pandas.Categorical.from_codes(codes, categories=pandas.Index(list(names), dtype=object))
+
+        frame = pandas.DataFrame({"time_s": events.time_ns / 1e9})
+        frame["kind"] = named(events.kind, (kind.name.lower() for kind in Kind))
+        for name in ("block", "requested_bytes", "allocated_bytes", "device", "stream", "address"):
+            frame[name] = getattr(events, name)
+        frame["before_start"] = np.arange(len(events)) < self.first_row
+        for name, codes in (("category", Category), ("phase", Phase)):
+            column = getattr(blocks, name)[of_block] if len(blocks) else np.zeros(len(events), "u1")
+            frame[name] = named(column, (code.name.lower() for code in codes))
+        for name in Blocks.TEXTS:
+            column = (
+                np.where(is_block, getattr(blocks, name)[of_block], -1) if len(blocks) else np.full(len(events), -1)
+            )
+            frame[name] = named(column, self.texts[name])
+        return frame
 
     def nbytes(self) -> int:
         """How much host memory the columns take, in bytes (texts not counted)."""
