@@ -1,23 +1,23 @@
-"""PyTorch's CUDA caching allocator in pure Python: the rules, the books along known addresses, and the allocator itself."""
+"""PyTorch's CUDA caching allocator in pure Python: the rules, the tracker along known addresses, and the allocator itself."""
 
 from memlab.allocator.blocks import Block
-from memlab.allocator.books import Books, Followed, Held
 from memlab.allocator.caching import CachingAllocator
 from memlab.allocator.conf import ConfError, parse_conf
-from memlab.allocator.oom import OutOfMemory
-from memlab.allocator.replay import Extra, settle
+from memlab.allocator.out_of_memory import OutOfMemory
+from memlab.allocator.replay import Workspace, simulate
 from memlab.allocator.rules import Settings
+from memlab.allocator.tracker import BlockTracker, LiveBlock, TrackedEvents
 
 __all__ = [
     "Block",
-    "Books",
+    "BlockTracker",
     "CachingAllocator",
     "ConfError",
-    "Extra",
-    "Followed",
-    "Held",
+    "LiveBlock",
     "OutOfMemory",
     "Settings",
+    "TrackedEvents",
+    "Workspace",
     "parse_conf",
-    "settle",
+    "simulate",
 ]

@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
 
 ADDRESS_BITS = 62
 RANK_BITS = 102
 """A free block's key: its size, then its serial number, then its address."""
 
 
-class Segment:
-    """A reservation of addresses that an expandable segment maps pages into."""
+class Segment(NamedTuple):
+    """Where the addresses begin that an expandable segment maps pages into, and how large its pages are."""
 
-    __slots__ = ("address", "page", "size")
-
-    def __init__(self, address: int, size: int, page: int) -> None:
-        self.address = address
-        self.size = size
-        self.page = page
+    address: int
+    page: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A range of one segment: in use, free, or (in an expandable segment) not mapped.
 
     `size` is what it takes, `requested_bytes` what was asked; `serial` decides between free blocks of one size (see
-    `rules.Ties`). `is_busy` until the owner let go and no other stream uses it; `uses` are the other streams; `born` is
+    `rules.Ties`). `is_busy` until its owner freed it and no other stream uses it; `uses` are the other streams; `born` is
     the number of searches of its pool when it became free, `key` its place among the free ones.
     """
 
-    __slots__ = (
-        "address", "born", "home", "is_allocated", "is_busy", "is_mapped", "key", "next", "previous",
-        "requested_bytes", "segment", "serial", "size", "uses",
-    )  # fmt: skip
-
-    def __init__(self, address: int, size: int, home: Home, serial: int, segment: Segment | None = None) -> None:
-        self.address = address
-        self.size = size
-        self.home = home
-        self.serial = serial
-        self.segment = segment
-        self.requested_bytes = self.born = self.key = 0
-        self.is_allocated = self.is_busy = False
-        self.is_mapped = True
-        self.previous: Block | None = None
-        self.next: Block | None = None
-        self.uses: set[int] | None = None
+    address: int
+    size: int
+    home: StreamPool
+    serial: int
+    segment: Segment | None = None
+    requested_bytes: int = 0
+    born: int = 0
+    key: int = 0
+    is_allocated: bool = False
+    is_busy: bool = False
+    is_mapped: bool = True
+    previous: Block | None = None
+    next: Block | None = None
+    uses: set[int] | None = None
 
     def __repr__(self) -> str:
         return f"<Block of {self.size} bytes at {self.address:#x}>"
@@ -59,19 +56,25 @@ class Block:
         """Whether it shares its segment with others."""
         return self.previous is not None or self.next is not None
 
+    @property
+    def room(self) -> int:
+        """How large a free block is, with the unmapped range behind it that it can grow into."""
+        after = self.next
+        return self.size + (after.size if after is not None and not after.is_mapped else 0)
 
-class Home:
-    """The free blocks of one pool and one stream. Blocks never leave their home."""
 
-    __slots__ = ("blocks", "is_small", "keys", "stream", "unmapped")
+@dataclass(slots=True, eq=False)
+class StreamPool:
+    """The free blocks of one pool and one stream; blocks never move to another.
 
-    def __init__(self, stream: int, is_small: bool) -> None:
-        self.stream = stream
-        self.is_small = is_small
-        self.keys: list[int] = []
-        self.blocks: dict[int, Block] = {}
-        self.unmapped: list[tuple[int, Block]] = []
-        """(address, block) of what expandable segments have not mapped, by address."""
+    `unmapped` has what expandable segments have not mapped, by address.
+    """
+
+    stream: int
+    is_small: bool
+    keys: list[int] = field(default_factory=list)
+    blocks: dict[int, Block] = field(default_factory=dict)
+    unmapped: list[Block] = field(default_factory=list)
 
     def add(self, block: Block) -> None:
         """Make a block one of the free ones."""
@@ -98,11 +101,14 @@ class Home:
 
     def add_unmapped(self, block: Block) -> None:
         """Note a range that is not mapped."""
-        insort(self.unmapped, (block.address, block))
+        insort(self.unmapped, block, key=_address)
 
     def remove_unmapped(self, block: Block) -> None:
         """Forget a range that is not mapped."""
-        del self.unmapped[bisect_left(self.unmapped, block.address, key=lambda pair: pair[0])]
+        del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
+
+
+_address = attrgetter("address")
 
 
 def put_between(block: Block, before: Block | None, after: Block | None) -> None:

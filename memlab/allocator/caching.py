@@ -9,24 +9,22 @@ streams (`record_stream`) is taken as done when the next allocation comes, unles
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import NoReturn
 
-from memlab.allocator.blocks import RANK_BITS, Block, Home, absorb
+from memlab.allocator.blocks import RANK_BITS, Block, StreamPool, absorb
 from memlab.allocator.conf import parse_conf
-from memlab.allocator.oom import Fullness, OutOfMemory
+from memlab.allocator.out_of_memory import OutOfMemory
 from memlab.allocator.rules import SMALL_SIZE, UNLIMITED, Settings, Ties
-from memlab.allocator.segments import Driver, Observer, Place, Segments
-from memlab.allocator.statistics import ALLOC, COMPLETE, FOLD_AT, FREE, LET_GO, Statistics, code
+from memlab.allocator.segments import Observer, Place, Segments
+from memlab.allocator.statistics import ALLOC, COMPLETE, FOLD_AT, FREE, FREE_PENDING
 from memlab.errors import MemlabError
 from memlab.trace.columns import Kind
 
 FIRST_ADDRESS = 0x7F00_0000_0000
 """Where segments begin: about where the driver puts them, and below 2**53, which viewers in JavaScript need."""
 
-_CODES = {what: (code(what, False), code(what, True)) for what in (ALLOC, FREE, LET_GO, COMPLETE)}
-_ALLOC, _FREE, _LET_GO, _COMPLETE = (_CODES[what] for what in (ALLOC, FREE, LET_GO, COMPLETE))
 
-
-class CachingAllocator:
+class CachingAllocator(Segments):
     """The allocator of one device with `total_bytes`, of which `context_bytes` are taken by the driver.
 
     `conf` is written as in PYTORCH_CUDA_ALLOC_CONF (or is a `Settings`), `memory_fraction` as in
@@ -34,6 +32,8 @@ class CachingAllocator:
     event and for an out-of-memory (whose address is what the driver had free, as in PyTorch's history). `torch_version`
     matters where free blocks of one size compete (see `Ties`; without it as in 2.12 and 2.13), before 2.12 also where the
     driver puts segments: `place(size, stream)` may tell, else they follow one another from `first_address`.
+
+    `total_bytes` is the memory of the device, `reserved_bytes` what it holds of it, `peak_reserved_bytes` the most it held.
     """
 
     def __init__(
@@ -53,21 +53,11 @@ class CachingAllocator:
             raise MemlabError(
                 f"a device of {total_bytes} bytes cannot hold a context of {context_bytes}: give sizes in bytes"
             )
-        self.settings = settings
-        self.context_bytes = context_bytes
+        super().__init__(settings, total_bytes, first_address, place, on_event, Ties.of(torch_version))
+        self.context_bytes = self._used_bytes = context_bytes
         self.waits_for_events = False
         self.allocated_bytes = self.requested_bytes = self.peak_allocated_bytes = 0
-        self._statistics = Statistics(settings)
-        self._segments = Segments(
-            settings,
-            Driver(total_bytes, context_bytes, first_address, place),
-            self._statistics,
-            on_event,
-            Ties.of(torch_version),
-        )
-        self._journal = self._statistics.journal
-        self._small, self._large = self._segments.small, self._segments.large
-        self._serials = self._segments.serials if self._segments.ties is Ties.AGE else None
+        self._numbers = self._serials if self._ties is Ties.AGE else None
         self._pending: dict[Block, None] = {}
         self._rounded: dict[int, int] = {}
         self._best_fit_is_enough = not settings.expandable_segments and settings.max_split_size == UNLIMITED
@@ -81,35 +71,15 @@ class CachingAllocator:
         if not 0 <= fraction <= 1:
             raise MemlabError(f"memory_fraction must lie between 0 and 1, got {fraction}")
         self.memory_fraction = fraction
-        self._segments.limit_bytes = int(fraction * self.total_bytes) if fraction < 1 else None
+        self._limit_bytes = int(fraction * self.total_bytes) if fraction < 1 else None
         self._ages = fraction < 1 and self.settings.garbage_collection_threshold > 0
 
     def grow(self, nbytes: int) -> None:
-        """Give the device more memory: for rehearsals that are to go on where it is full."""
-        self._segments.driver.total_bytes += nbytes
+        """Give the device more memory: for dry runs that are to go on where it is full."""
+        self.total_bytes += nbytes
         self.set_memory_fraction(self.memory_fraction)
 
-    # --- figures ----------------------------------------------------------------------------------------------------
-
-    @property
-    def total_bytes(self) -> int:
-        """The memory of the device."""
-        return self._segments.driver.total_bytes
-
-    @property
-    def free_bytes(self) -> int:
-        """What the driver has left."""
-        return self._segments.driver.free_bytes
-
-    @property
-    def reserved_bytes(self) -> int:
-        """What the allocator holds."""
-        return self._segments.reserved_bytes
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """The most it held."""
-        return self._segments.peak_reserved_bytes
+    # --- figures ---
 
     @property
     def num_alloc_retries(self) -> int:
@@ -128,14 +98,13 @@ class CachingAllocator:
     def reset_peaks(self) -> None:
         """Count peaks anew from here on, as `torch.cuda.reset_peak_memory_stats`."""
         self._statistics.reset_peaks()
-        self.peak_allocated_bytes = self.allocated_bytes
-        self._segments.peak_reserved_bytes = self._segments.reserved_bytes
+        self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def reset_accumulated(self) -> None:
         """Count totals, retries and failures anew, as `torch.cuda.reset_accumulated_memory_stats`."""
         self._statistics.reset_accumulated()
 
-    # --- allocating -------------------------------------------------------------------------------------------------
+    # --- allocating ---
 
     def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
         """Hand out a block; None for no bytes, as PyTorch's null pointer. Raises `OutOfMemory`."""
@@ -153,9 +122,9 @@ class CachingAllocator:
             pool.searches += self._ages
             block = self._search(home, size)
         if block is None:
-            block = self._segments.obtain(home, size, self._complete_all)
+            block = self._obtain(home, size)
             if block is None:
-                raise self._out_of_memory(nbytes, size, stream)
+                self._fail(nbytes, size, stream)
         return self._hand_out(block, size, nbytes)
 
     def _round(self, nbytes: int) -> int:
@@ -166,7 +135,7 @@ class CachingAllocator:
         size = self._rounded[nbytes] = self.settings.round(int(nbytes)) if nbytes else 0
         return size
 
-    def _search(self, home: Home, size: int) -> Block | None:
+    def _search(self, home: StreamPool, size: int) -> Block | None:
         """The free block that fits best (get_free_block), where expandable segments and oversize blocks have a say."""
         position = home.first(size)
         block = home.at(position)
@@ -174,7 +143,7 @@ class CachingAllocator:
             return None
         if self.settings.expandable_segments:
             # What a block can grow to counts as its size, so the search goes on while the next one can grow less.
-            while (larger := home.at(position + 1)) is not None and _room(larger) < _room(block):
+            while (larger := home.at(position + 1)) is not None and larger.room < block.room:
                 position, block = position + 1, larger
         if not self.settings.fits(block.size, size):
             return None
@@ -189,7 +158,7 @@ class CachingAllocator:
         counts = block.segment is None
         was_split = before is not None or block.next is not None
         if rest and self.settings.splits(block.size, size):
-            serial = block.serial if self._serials is None else next(self._serials)
+            serial = block.serial if self._numbers is None else next(self._numbers)
             low = Block(block.address, size, home, serial, block.segment)
             low.previous = before
             if before is not None:
@@ -199,8 +168,9 @@ class CachingAllocator:
             block.address += size
             block.size = rest
             if self._ages:
-                block.born = self._searches(home)
-            home.add(block)
+                self._insert(block)
+            else:
+                home.add(block)
             if counts:
                 splits, split_bytes = (0, -size) if was_split else (1, rest)
             block = low
@@ -212,31 +182,27 @@ class CachingAllocator:
         self.allocated_bytes += block.size
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
-        self._journal.append((_ALLOC[home.is_small], block.size, nbytes, splits, split_bytes))
+        self._journal.append((ALLOC, home.is_small, block.size, nbytes, splits, split_bytes))
         if len(self._journal) > FOLD_AT:
             self._statistics.fold()
         return block
 
-    def _searches(self, home: Home) -> int:
-        return (self._small if home.is_small else self._large).searches
-
-    def _out_of_memory(self, nbytes: int, size: int, stream: int) -> OutOfMemory:
-        segments, driver = self._segments, self._segments.driver
-        if segments.on_event is not None:
-            segments.on_event(Kind.OOM, driver.free_bytes, size, stream)
+    def _fail(self, nbytes: int, size: int, stream: int) -> NoReturn:
+        if self._on_event is not None:
+            self._on_event(Kind.OOM, self.free_bytes, size, stream)
         self._statistics.num_ooms += 1
-        fullness = Fullness(
+        raise OutOfMemory(
+            nbytes,
             tried_bytes=self.settings.segment_size(size),
-            total_bytes=driver.total_bytes,
-            free_bytes=driver.free_bytes,
-            process_bytes=driver.used_bytes,
+            total_bytes=self.total_bytes,
+            free_bytes=self.free_bytes,
+            process_bytes=self._used_bytes,
             allocated_bytes=self.allocated_bytes,
             reserved_bytes=self.reserved_bytes,
-            limit_bytes=segments.limit_bytes,
+            limit_bytes=self._limit_bytes,
         )
-        return OutOfMemory(nbytes, fullness)
 
-    # --- letting go -------------------------------------------------------------------------------------------------
+    # --- freeing ---
 
     def free(self, block: Block | None) -> None:
         """Take a block back; where another stream has used it, it is *allocated* no more but cannot be used yet."""
@@ -247,10 +213,10 @@ class CachingAllocator:
         block.is_allocated = False
         self.allocated_bytes -= block.size
         if block.uses:
-            self._journal.append((_LET_GO[block.home.is_small], block.size, block.requested_bytes, 0, 0))
+            self._journal.append((FREE_PENDING, block.home.is_small, block.size, block.requested_bytes, 0, 0))
             self._pending[block] = None
         else:
-            self._release(block, _FREE)
+            self._release(block, FREE)
 
     def record_stream(self, block: Block | None, stream: int) -> None:
         """Note that another stream uses a block: once freed it waits for that stream. Its own stream is passed over."""
@@ -263,7 +229,7 @@ class CachingAllocator:
             raise MemlabError(f"{block!r} does not wait for another stream")
         del self._pending[block]
         block.uses = None
-        self._release(block, _COMPLETE)
+        self._release(block, COMPLETE)
 
     @property
     def pending(self) -> tuple[Block, ...]:
@@ -274,11 +240,7 @@ class CachingAllocator:
         for block in self.pending:
             self.complete(block)
 
-    def empty_cache(self) -> None:
-        """Give what is free back to the driver, as `torch.cuda.empty_cache`: whole segments only, or whole pages."""
-        self._segments.release_cached(self._complete_all)
-
-    def _release(self, block: Block, codes: tuple[int, int]) -> None:
+    def _release(self, block: Block, what: int) -> None:
         """Join a block with its free neighbours and make it free (free_block): the object of the block stays."""
         home, size, requested = block.home, block.size, block.requested_bytes
         block.is_busy = False
@@ -289,16 +251,11 @@ class CachingAllocator:
         if (after := block.next) is not None and not after.is_busy and (joined := absorb(block, after)):
             splits, split_bytes = splits - 1, split_bytes - joined
         if self._ages:
-            block.born = self._searches(home)
-        home.add(block)
+            self._insert(block)
+        else:
+            home.add(block)
         if block.segment is not None:
             splits = split_bytes = 0  # PyTorch leaves expandable segments out: their pages can always be given back
         elif block.previous is not None or block.next is not None:
             splits, split_bytes = splits + 1, split_bytes + block.size
-        self._journal.append((codes[home.is_small], size, requested, splits, split_bytes))
-
-
-def _room(block: Block) -> int:
-    """How large a free block is, with the unmapped range behind it that it can grow into."""
-    after = block.next
-    return block.size + (after.size if after is not None and not after.is_mapped else 0)
+        self._journal.append((what, home.is_small, size, requested, splits, split_bytes))

@@ -2,7 +2,7 @@
 
 Checks and their order are those of c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp (2.12). Settings
 that change what is simulated but are not simulated are refused by name; those of pinned host memory, locks and graph
-capture change nothing here and are passed over.
+capture change nothing here and are ignored.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def parse_conf(text: str) -> Settings:
     """
     found: dict[str, Any] = {}
     pairs = _pairs("".join(text.split()))
-    # Other sizes are held against that of large segments, wherever it stands (2.12.1 on the pretend device).
+    # Other sizes are compared with that of large segments, wherever it stands (2.12.1 on the simulated GPU).
     for key, value in sorted(pairs, key=lambda pair: pair[0] != "large_segment_size_mb"):
         if key in _READERS:
             field, read = _READERS[key]
-            found[field] = read(key, value, found)
+            found[field] = read(key, value, found.get("large_segment_size", LARGE_SEGMENT))
         elif key not in _WITHOUT_EFFECT:
             known = ", ".join(sorted({*_READERS, *_WITHOUT_EFFECT} - {"backend", "throw_on_cudamalloc_oom"}))
             raise ConfError(f"unknown allocator setting {key[:60]!r}: PyTorch knows {known}")
     found.pop("backend", None)
-    # Without a word about it this limit is the size of large segments, not 20 MiB (2.12.1 on the pretend device).
+    # Where it is not set this limit is the size of large segments, not 20 MiB (2.12.1 on the simulated GPU).
     found.setdefault("max_non_split_rounding_size", found.get("large_segment_size", LARGE_SEGMENT))
     return Settings(**found)
 
@@ -66,56 +66,40 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def _whole(key: str, value: str) -> int:
+def _megabytes(key: str, value: str, large_segment: int) -> int:
+    """A size that must not be below the large segments, as far as they are set by now; these must be above 10 MiB."""
     if not value.isdecimal() or int(value) >= _LIMIT_MB:
         raise ConfError(f"{key} must be a whole number of MiB, got {value[:60]!r}")
-    return int(value)
-
-
-def _megabytes(key: str, value: str, found: dict[str, Any]) -> int:
-    """A size that must not be below the large segments, as far as they are set by now."""
-    least = found.get("large_segment_size", LARGE_SEGMENT)
-    size = _whole(key, value) * MiB
-    if size < least:
-        raise ConfError(f"{key} must be at least {least // MiB}, the size of large segments; got {value}")
+    size = int(value) * MiB
+    if key == "large_segment_size_mb":
+        if size <= MIN_LARGE_ALLOC:
+            raise ConfError(f"{key} must be above {MIN_LARGE_ALLOC // MiB}, got {value}")
+    elif size < large_segment:
+        raise ConfError(f"{key} must be at least {large_segment // MiB}, the size of large segments; got {value}")
     return size
 
 
-def _large_segment(key: str, value: str, _: dict[str, Any]) -> int:
-    size = _whole(key, value) * MiB
-    if size <= MIN_LARGE_ALLOC:
-        raise ConfError(f"{key} must be above {MIN_LARGE_ALLOC // MiB}, got {value}")
-    return size
-
-
-def _flag(key: str, value: str, _: dict[str, Any]) -> bool:
+def _flag(key: str, value: str, _: int) -> bool:
     if value not in ("True", "False"):
         raise ConfError(f"{key} must be True or False, got {value[:60]!r}")
+    if value == "True" and key == "throw_on_cudamalloc_oom":
+        raise ConfError(f"{key}:True is not simulated: leave it out")
     return value == "True"
 
 
-def _share(key: str, value: str) -> float:
+def _share(key: str, value: str, _: int) -> float:
     try:
-        return float(value)
+        share = float(value)
     except ValueError:
         raise ConfError(f"{key} must be a number between 0 and 1, got {value[:60]!r}") from None
-
-
-def _threshold(key: str, value: str, _: dict[str, Any]) -> float:
-    share = _share(key, value)
-    if not 0 < share < 1:
+    if key == "garbage_collection_threshold" and not 0 < share < 1:
         raise ConfError(f"{key} must lie above 0 and below 1, got {value}")
-    return share
-
-
-def _fraction(key: str, value: str, _: dict[str, Any]) -> float:
-    share = _share(key, value)
     if not 0 <= share <= 1:
         raise ConfError(f"{key} must lie between 0 and 1, got {value}")
     return share
 
 
-def _divisions(key: str, value: str, _: dict[str, Any]) -> tuple[int, ...]:
+def _divisions(key: str, value: str, _: int) -> tuple[int, ...]:
     if not value.startswith("["):
         return (_steps(key, value, least=1),) * INTERVALS
     if not value.endswith("]"):
@@ -128,7 +112,9 @@ def _divisions(key: str, value: str, _: dict[str, Any]) -> tuple[int, ...]:
         if size == ">":
             table[last + 1 :] = [count] * (INTERVALS - last - 1)
             continue
-        last = min(_interval(key, size), INTERVALS - 1)
+        if not size.isdecimal() or int(size) < 1 or int(size).bit_count() != 1:
+            raise ConfError(f"{key}: a list has sizes in MiB that are powers of two, got {size[:60]!r}")
+        last = min(int(size).bit_length() - 1, INTERVALS - 1)
         begin = 0 if is_first else last
         table[begin : last + 1] = [count] * (last + 1 - begin)
         is_first = False
@@ -136,42 +122,26 @@ def _divisions(key: str, value: str, _: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _steps(key: str, value: str, least: int) -> int:
-    if not value.isdecimal() or not _is_power2(int(value)) or int(value) < least:
+    """A power of two; also 0, which stands for no divisions in a list, where that may be."""
+    if not value.isdecimal() or int(value).bit_count() > 1 or int(value) < least:
         raise ConfError(f"{key}: the number of divisions must be a power of two, got {value[:60]!r}")
     return int(value)
 
 
-def _interval(key: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < 1 or not _is_power2(int(value)):
-        raise ConfError(f"{key}: a list has sizes in MiB that are powers of two, got {value[:60]!r}")
-    return int(value).bit_length() - 1
-
-
-def _is_power2(number: int) -> bool:
-    """Also of 0, which stands for no divisions in a list."""
-    return number & (number - 1) == 0
-
-
-def _backend(key: str, value: str, _: dict[str, Any]) -> str:
+def _backend(key: str, value: str, _: int) -> str:
     if value != "native":
         raise ConfError(f"{key}:{value[:60]} is not simulated: only PyTorch's own allocator, backend:native, is")
     return value
 
 
-def _never(key: str, value: str, found: dict[str, Any]) -> bool:
-    if _flag(key, value, found):
-        raise ConfError(f"{key}:True is not simulated: leave it out")
-    return False
-
-
-_READERS: dict[str, tuple[str, Callable[[str, str, dict[str, Any]], Any]]] = {
+_READERS: dict[str, tuple[str, Callable[[str, str, int], Any]]] = {
     "backend": ("backend", _backend),
-    "large_segment_size_mb": ("large_segment_size", _large_segment),
+    "large_segment_size_mb": ("large_segment_size", _megabytes),
     "max_split_size_mb": ("max_split_size", _megabytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding_size", _megabytes),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
     "expandable_segments": ("expandable_segments", _flag),
-    "per_process_memory_fraction": ("memory_fraction", _fraction),
-    "throw_on_cudamalloc_oom": ("backend", _never),
+    "per_process_memory_fraction": ("memory_fraction", _share),
+    "throw_on_cudamalloc_oom": ("backend", _flag),
 }

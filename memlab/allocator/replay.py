@@ -1,47 +1,46 @@
-"""A trace of requests, settled: what the caching allocator of a card would have made of them.
+"""A trace of requests, replayed: what the caching allocator of a GPU would have made of them.
 
-A predicted trace knows what was asked, when and on which stream. `settle` asks the simulated allocator for it and gives
+A predicted trace knows what was asked, when and on which stream. `simulate` asks the simulated allocator for it and gives
 the trace that a measurement would have given: addresses, allocated bytes, segments, and the end where memory runs out.
 
-What the program did beside asking and letting go is told by the notes of a pretend trace (`REQUESTS`), or by rows: a row
+What the program did besides allocating and freeing stands in the notes of a dry run's trace (`REQUESTS`), or in rows: a row
 SEGMENT_FREE of 0 bytes means that it emptied the cache there, a row OOM that an allocation failed there and it went on (it
 is asked for again here), a row FREE_PENDING that another stream still used a block. The result has rows for all of it, so
-that it can be settled again, for another card. Rows of other devices pass through.
+that it can be simulated again, for another GPU. Rows of other devices pass through.
 
-Limits: the program is not run again, so that what it would have done otherwise on this card is not known: where it failed
-to allocate and this card has room, the trace goes on as if it had failed, and a note says so.
+Limits: the program is not run again, so that what it would have done otherwise on this GPU is not known: where it failed
+to allocate and this GPU has room, the trace goes on as if it had failed, and a note says so.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from memlab.allocator.blocks import Block
 from memlab.allocator.caching import CachingAllocator
-from memlab.allocator.oom import OutOfMemory
+from memlab.allocator.out_of_memory import OutOfMemory
 from memlab.allocator.rules import Settings
 from memlab.errors import MemlabError
 from memlab.trace.columns import Blocks, Category, Events, Kind
-
-if TYPE_CHECKING:
-    from memlab.trace.trace import Device, Trace
+from memlab.trace.trace import Device, Trace
 
 DEVICE = 0
 NOTE = "allocator"
-"""Where the notes of a settled trace say for which memory it was settled, and the text of the out-of-memory that ended it."""
+"""Where the notes of a simulated trace say for which memory it was simulated, and the text of the out-of-memory that ended it."""
 
 REQUESTS = "pretend"
-"""Where the notes of a pretend trace (`memlab.predictor.probe`) have what is no event, with the rows that it came before:
+"""Where the notes of a dry run (`memlab.prediction.probe`) have what is no event, with the rows that it came before:
 "emptied" [row], "out_of_memory" [[row, bytes, stream]], "recorded_streams" [[row, block, stream]], "operators" [[row, ...]]."""
 
-_BORN = (int(Kind.ADOPT), int(Kind.ALLOC))
-_PHASE_OTHER = 0
+_BORN = (int(Kind.PREEXISTING), int(Kind.ALLOC))
 _ROWS_NOW = ("emptied", "out_of_memory", "recorded_streams")
 
 Row = tuple[int, int, int, int, int, int, int, int]
@@ -51,10 +50,10 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
+class Workspace:
     """An allocation that the trace does not have and the device would: inserted before `row`, freed before `until_row`.
 
-    `until_row` None means that it is kept. Rows count the events of the trace to settle. `source_text` becomes the name
+    `until_row` None means that it is kept. Rows count the events of the trace to simulate. `source_text` becomes the name
     of the block: what it is, and how that is known.
     """
 
@@ -66,138 +65,99 @@ class Extra:
     source_text: str = ""
 
 
-def settle(
-    trace: Trace, total_bytes: int, conf: str | Settings = "", context_bytes: int = 0, extras: Iterable[Extra] = ()
+def simulate(
+    trace: Trace, total_bytes: int, conf: str | Settings = "", context_bytes: int = 0, extras: Iterable[Workspace] = ()
 ) -> Trace:
     """The trace as the caching allocator of a device of `total_bytes` would have made it, in the torch of the trace.
 
     What comes after an allocation that does not fit is cut, marks and samples too.
     """
-    extras = tuple(extras)
+    extras, rows = tuple(extras), len(trace.events)
     for extra in extras:
-        _check(extra, len(trace.events))
+        if not 0 <= extra.row <= rows or (extra.until_row is not None and not extra.row <= extra.until_row <= rows):
+            raise MemlabError(f"a workspace must lie within the {rows} rows of the trace, got {extra}")
+        if extra.requested_bytes <= 0:
+            raise MemlabError(f"a workspace must ask for bytes, got {extra}")
     if bool((trace.events.device == DEVICE).sum()) and DEVICE not in trace.device_indices:
         raise MemlabError(f"the trace has no facts about device {DEVICE}: it has {list(trace.device_indices)}")
-    rows: list[Row] = []
-    clock = _Clock()
+    replay = _Replay(trace, extras)
+    version = trace.made_by.versions.get("torch", "")
+    replay.allocator = CachingAllocator(
+        total_bytes, conf, context_bytes, on_event=replay.on_segment, torch_version=version
+    )
+    replay.allocator.waits_for_events = True  # the rows say when another stream was done
+    replay.go()
+    return replay.trace()
 
-    def on_event(kind: Kind, address: int, size: int, stream: int) -> None:
+
+class _Replay:
+    """One replay: the rows written so far, which row of theirs each row of the source became, and what is alive."""
+
+    allocator: CachingAllocator
+
+    def __init__(self, source: Trace, extras: tuple[Workspace, ...]) -> None:
+        self.source, self.extras = source, extras
+        self.rows: list[Row] = []
+        self.now_ns = 0
+        self.begins: list[int] = []
+        self.alive: dict[int, Block | None] = {}
+        self.block_of: dict[Block, int] = {}
+        self.start: dict[str, int] = {}
+        self.done_by_next_request: list[int] = []
+        born = np.flatnonzero(np.isin(source.events.kind, _BORN) & (source.events.device == DEVICE))
+        self.last_request = int(born.max(initial=-1)) + 1
+        self.first_row = self.retries_before = self.survived_elsewhere = 0
+        self.out_of_memory = ""
+
+    def on_segment(self, kind: Kind, address: int, size: int, stream: int) -> None:
         # Of an out-of-memory the address is what the driver had free, and Events want that as the allocated bytes.
         asked, allocated = (size, address) if kind == Kind.OOM else (0, size)
-        rows.append((clock.now_ns, int(kind), -1, asked, allocated, DEVICE, stream, address))
-
-    version = trace.made_by.versions.get("torch", "")
-    allocator = CachingAllocator(total_bytes, conf, context_bytes, on_event=on_event, torch_version=version)
-    allocator.waits_for_events = True  # the rows say when another stream was done
-    run = _Run(trace, allocator, extras, rows, clock)
-    run.go()
-    return run.trace()
-
-
-def _check(extra: Extra, rows: int) -> None:
-    if not 0 <= extra.row <= rows or (extra.until_row is not None and not extra.row <= extra.until_row <= rows):
-        raise MemlabError(f"an extra must lie within the {rows} rows of the trace, got {extra}")
-    if extra.requested_bytes <= 0:
-        raise MemlabError(f"an extra must ask for bytes, got {extra}")
-
-
-@dataclass(slots=True)
-class _Clock:
-    """The time of the row that is being asked for."""
-
-    now_ns: int = 0
-
-
-@dataclass(slots=True)
-class _Run:
-    """One replay: the rows written so far, which row of theirs each row of the trace became, and what is alive."""
-
-    source: Trace
-    allocator: CachingAllocator
-    extras: tuple[Extra, ...]
-    rows: list[Row]
-    clock: _Clock
-    begins: list[int] = field(default_factory=list)
-    alive: dict[int, Block | None] = field(default_factory=dict)
-    block_of: dict[Block, int] = field(default_factory=dict)
-    start: dict[str, int] = field(default_factory=dict)
-    done_by_next_request: list[int] = field(default_factory=list)
-    last_request: int = -1
-    first_row: int = 0
-    retries_before: int = 0
-    out_of_memory: str = ""
-    survived_elsewhere: int = 0
+        self._write(kind, -1, asked, allocated, stream, address)
 
     def go(self) -> None:
         """Ask for everything in order, up to the first allocation that does not fit."""
-        events = self.source.events
+        events, first_row = self.source.events, self.source.first_row
         columns = zip(*(column.tolist() for column in events.arrays().values()), strict=True)
-        born = np.flatnonzero(np.isin(events.kind, _BORN) & (events.device == DEVICE))
-        self.last_request = int(born.max(initial=-1)) + 1
-        comes, goes = self._extras_by_row()
-        beside = self._beside_by_row()
+        before = self._before_rows()
         try:
-            for position, row in enumerate(columns):
-                self._begin(position, row[0])
-                for happening in beside.get(position, ()):
+            for position, row in enumerate(itertools.chain(columns, (None,))):  # None: after the last
+                if position == first_row:
+                    self._note_start()
+                self.begins.append(len(self.rows))
+                if row is not None and position >= first_row:
+                    self.now_ns = max(self.now_ns, row[0])
+                for happening in before.get(position, ()):
                     happening()
-                self._insert(position, comes, goes)
-                self._row(row)
-            self._begin(len(events), self.clock.now_ns)
-            for happening in beside.get(len(events), ()):
-                happening()
-            self._insert(len(events), comes, goes)
+                if row is not None:
+                    self._row(row)
         except OutOfMemory as full:
             self.out_of_memory = str(full)
         if not self.start:
             self._note_start()
 
-    def _extras_by_row(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        comes: dict[int, list[int]] = {}
-        goes: dict[int, list[int]] = {}
-        for number, extra in enumerate(self.extras):
-            comes.setdefault(extra.row, []).append(number)
-            if extra.until_row is not None:
-                goes.setdefault(extra.until_row, []).append(number)
-        return comes, goes
-
-    def _beside_by_row(self) -> dict[int, list[Callable[[], None]]]:
-        """What the notes have: uses by other streams, failures that the program survived, the cache emptied."""
+    def _before_rows(self) -> dict[int, list[Callable[[], None]]]:
+        """Row -> what happens before it: what the notes have, then workspaces that go, then those that come."""
+        found: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
         notes = self.source.notes.get(REQUESTS, {})
-        found: dict[int, list[Callable[[], None]]] = {}
         for row, number, stream in notes.get("recorded_streams", ()):
-            found.setdefault(row, []).append(partial(self._use, number, stream))
+            found[row].append(partial(self._use, number, stream))
         for row, requested, stream in notes.get("out_of_memory", ()):
-            found.setdefault(row, []).append(partial(self._fail_again, requested, stream))
+            found[row].append(partial(self._fail_again, requested, stream))
         for row in notes.get("emptied", ()):
-            found.setdefault(row, []).append(self._empty_cache)
+            found[row].append(self._empty_cache)
+        numbered = list(enumerate(self.extras, len(self.source.blocks)))
+        for number, extra in numbered:
+            if extra.until_row not in (None, extra.row):
+                found[extra.until_row].append(partial(self._free, number))
+        for number, extra in numbered:
+            found[extra.row].append(partial(self._allocate, Kind.ALLOC, number, extra.requested_bytes, extra.stream))
+            if extra.until_row == extra.row:
+                found[extra.row].append(partial(self._free, number))
         return found
 
-    def _begin(self, position: int, time_ns: int) -> None:
-        """Before a row of the source."""
-        if position == self.source.first_row:
-            self._note_start()
-        self.begins.append(len(self.rows))
-        if position >= self.source.first_row:
-            self.clock.now_ns = max(self.clock.now_ns, time_ns)
-
-    def _insert(self, position: int, comes: dict[int, list[int]], goes: dict[int, list[int]]) -> None:
-        """Before a row: extras that go, extras that come (and go at once)."""
-        base = len(self.source.blocks)
-        leaving = goes.get(position, ())
-        for number in leaving:
-            if base + number in self.alive:
-                self._free(base + number)
-        for number in comes.get(position, ()):
-            extra = self.extras[number]
-            self._allocate(int(Kind.ALLOC), base + number, extra.requested_bytes, extra.stream)
-            if number in leaving:
-                self._free(base + number)
-
     def _note_start(self) -> None:
-        allocator = self.allocator
-        self.first_row, self.retries_before = len(self.rows), allocator.num_alloc_retries
-        self.start = _levels(allocator)
+        self.first_row, self.retries_before = len(self.rows), self.allocator.num_alloc_retries
+        self.start = self._levels()
 
     def _row(self, row: Row) -> None:
         _time_ns, kind, block, requested, size, device, stream, _address = row
@@ -208,16 +168,16 @@ class _Run:
         elif kind == Kind.FREE:
             self._free(block)
         elif kind == Kind.FREE_PENDING:
-            self._let_go(block)
+            self._free_pending(block)
         elif kind == Kind.OOM:
             self._fail_again(requested, stream)
         elif kind == Kind.SEGMENT_FREE and size == 0:
             self._empty_cache()
 
-    # --- requests -----------------------------------------------------------------------------------------------------
+    # --- requests ---
 
     def _empty_cache(self) -> None:
-        self._write(int(Kind.SEGMENT_FREE), -1, 0, 0, 0, 0)
+        self._write(Kind.SEGMENT_FREE, -1, 0, 0, 0, 0)
         self._watch(self.allocator.empty_cache)
 
     def _use(self, number: int, stream: int) -> None:
@@ -226,11 +186,11 @@ class _Run:
     def _allocate(self, kind: int, number: int, requested: int, stream: int) -> None:
         if requested:
             self._complete()
-        block = self._watch(lambda: self.allocator.malloc(requested, stream))
-        self.alive[number] = block
-        size, address = (0, 0) if block is None else (block.size, block.address)
+        block = self.alive[number] = self._watch(lambda: self.allocator.malloc(requested, stream))
+        size, address = 0, 0
         if block is not None:
             self.block_of[block] = number
+            size, address = block.size, block.address
         self._write(kind, number, requested, size, stream, address)
 
     def _free(self, number: int) -> None:
@@ -238,22 +198,17 @@ class _Run:
         if number not in self.alive:
             return  # it waited for another stream, and a synchronisation ended that already
         block = self.alive[number]
-        if block is not None and block.is_allocated and block.uses:
-            self._let_go(number)
-            self.done_by_next_request.append(number)
-            return
-        del self.alive[number]
         if block is None:
-            self._write(int(Kind.FREE), number, 0, 0, 0, 0)
-            return
-        was_allocated, size, address = block.is_allocated, block.size, block.address
-        if was_allocated:
-            self.allocator.free(block)
+            del self.alive[number]
+            self._write(Kind.FREE, number, 0, 0, 0, 0)
+        elif block.is_allocated and block.uses:
+            self._free_pending(number)
+            self.done_by_next_request.append(number)
         else:
-            self.allocator.complete(block)
-        del self.block_of[block]
-        allocated = size if was_allocated else 0
-        self._write(int(Kind.FREE), number, block.requested_bytes, allocated, block.stream, address)
+            del self.alive[number], self.block_of[block]
+            size, address = block.size if block.is_allocated else 0, block.address
+            (self.allocator.free if block.is_allocated else self.allocator.complete)(block)
+            self._write(Kind.FREE, number, block.requested_bytes, size, block.stream, address)
 
     def _complete(self) -> None:
         """Where only the notes tell of other streams, those are done by the next request, as the allocator has it."""
@@ -261,13 +216,13 @@ class _Run:
         for number in numbers:
             self._free(number)
 
-    def _let_go(self, number: int) -> None:
+    def _free_pending(self, number: int) -> None:
         block = self.alive[number]
         size, address, stream = (0, 0, 0) if block is None else (block.size, block.address, block.stream)
         if block is not None:
             self.allocator.record_stream(block, ~stream)
             self.allocator.free(block)
-        self._write(int(Kind.FREE_PENDING), number, 0, size, stream, address)
+        self._write(Kind.FREE_PENDING, number, 0, size, stream, address)
 
     def _fail_again(self, requested: int, stream: int) -> None:
         """An allocation that failed where the trace was made; the program survived it if it asked for more afterwards."""
@@ -293,94 +248,74 @@ class _Run:
                 for block in waiting:
                     number = self.block_of.pop(block)
                     del self.alive[number]
-                    self._write(int(Kind.FREE), number, block.requested_bytes, 0, block.stream, 0)
+                    self._write(Kind.FREE, number, block.requested_bytes, 0, block.stream, 0)
                 self.rows += later
 
-    # --- rows ---------------------------------------------------------------------------------------------------------
-
     def _write(self, kind: int, block: int, requested: int, allocated: int, stream: int, address: int) -> None:
-        self.rows.append((self.clock.now_ns, kind, block, requested, allocated, DEVICE, stream, address))
+        self.rows.append((self.now_ns, int(kind), block, requested, allocated, DEVICE, stream, address))
 
-    # --- the trace ----------------------------------------------------------------------------------------------------
+    # --- the trace ---
 
     def trace(self) -> Trace:
         """The source with the rows written, and everything that refers to rows referring to these."""
-        source = self.source
+        source, made_by = self.source, self.source.made_by
         events = Events(*np.array(self.rows, np.int64).reshape(-1, 8).T)
         begins = np.array([*self.begins, len(events)], np.int64)
-        marks = source.marks.rows(source.marks.row < len(begins) - 1) if self.out_of_memory else source.marks
-        changes = source.recategorised.rows(source.recategorised.row < len(begins))
-        samples = (
-            source.samples.rows(source.samples.time_ns <= self.clock.now_ns) if self.out_of_memory else source.samples
-        )
+        last = len(begins) - 1
+        marks, samples, duration_ns = source.marks, source.samples, made_by.duration_ns
+        if self.out_of_memory:
+            marks, samples = marks.rows(marks.row < last), samples.rows(samples.time_ns <= self.now_ns)
+            duration_ns = self.now_ns
+        changes = source.recategorised.rows(source.recategorised.row <= last)
+        blocks, texts = source.blocks, source.texts
+        if self.extras:
+            names = list(dict.fromkeys(extra.source_text for extra in self.extras))
+            added = Blocks.unknown(
+                len(self.extras),
+                category=np.array([extra.category for extra in self.extras]),
+                name=np.array([len(texts["name"]) + names.index(extra.source_text) for extra in self.extras]),
+            )
+            blocks, texts = Blocks.joined([blocks, added]), {**texts, "name": (*texts["name"], *names)}
+        devices = [self._facts(device) if device.index == DEVICE else device for device in made_by.devices]
         return dataclasses.replace(
             source,
             events=events,
+            blocks=blocks,
+            texts=texts,
             first_row=self.first_row,
-            marks=marks.replace(row=begins[np.minimum(marks.row, len(begins) - 1)]),
-            recategorised=changes.replace(row=begins[np.minimum(changes.row, len(begins) - 1)]),
+            marks=marks.replace(row=begins[np.minimum(marks.row, last)]),
+            recategorised=changes.replace(row=begins[np.minimum(changes.row, last)]),
             samples=samples,
-            made_by=self._made_by(),
-            notes={**self._notes(begins.tolist()), NOTE: self._note()},
-            **self._blocks_and_texts(),
+            made_by=dataclasses.replace(made_by, devices=tuple(devices), duration_ns=duration_ns),
+            notes=self._notes(begins.tolist()),
         )
 
-    def _blocks_and_texts(self) -> dict[str, Any]:
-        if not self.extras:
-            return {}
-        names = list(dict.fromkeys(extra.source_text for extra in self.extras))
-        known = self.source.texts["name"]
-        count = len(self.extras)
-        added = Blocks.unknown(
-            count,
-            category=np.array([extra.category for extra in self.extras], "u1"),
-            phase=np.full(count, _PHASE_OTHER, "u1"),
-            name=np.array([len(known) + names.index(extra.source_text) for extra in self.extras], "<i4"),
-        )
-        texts = {**self.source.texts, "name": (*known, *names)}
-        return {"blocks": Blocks.joined([self.source.blocks, added]), "texts": texts}
-
-    def _made_by(self) -> Any:
-        made_by = self.source.made_by
-        devices = tuple(self._device(facts) if facts.index == DEVICE else facts for facts in made_by.devices)
-        duration_ns = self.clock.now_ns if self.out_of_memory else made_by.duration_ns
-        return dataclasses.replace(made_by, devices=devices, duration_ns=duration_ns)
-
-    def _device(self, facts: Device) -> Device:
-        end = _levels(self.allocator)
-        ooms = np.array([row[1] for row in self.rows[self.first_row :]]) == Kind.OOM
-        levels: dict[str, Any] = {f"start_{name}": value for name, value in self.start.items()}
-        levels |= {f"end_{name}": value for name, value in end.items()}
+    def _facts(self, device: Device) -> Device:
+        facts: dict[str, Any] = {f"start_{name}": value for name, value in self.start.items()}
+        facts |= {f"end_{name}": value for name, value in self._levels().items()}
         return dataclasses.replace(
-            facts,
+            device,
+            **facts,
             capacity_bytes=self.allocator.total_bytes,
-            num_ooms=int(ooms.sum()),
+            num_ooms=sum(row[1] == Kind.OOM for row in self.rows[self.first_row :]),
             num_alloc_retries=self.allocator.num_alloc_retries - self.retries_before,
-            **levels,
         )
 
     def _notes(self, begins: list[int]) -> dict[str, Any]:
-        """The notes of the source; what of them is rows now is taken out."""
+        """The notes of the source without what of them is rows now, and a note of this replay."""
         notes = dict(self.source.notes)
         if REQUESTS in notes:
             own = {key: value for key, value in notes[REQUESTS].items() if key not in _ROWS_NOW}
-            operators = [one for one in own.get("operators", ()) if one[0] < len(begins)]
-            notes[REQUESTS] = own | {"operators": [[begins[one[0]], *one[1:]] for one in operators]}
-        return notes
-
-    def _note(self) -> dict[str, Any]:
-        return {
+            operators = [[begins[row], *rest] for row, *rest in own.get("operators", ()) if row < len(begins)]
+            notes[REQUESTS] = own | {"operators": operators}
+        notes[NOTE] = {
             "total_bytes": self.allocator.total_bytes,
             "context_bytes": self.allocator.context_bytes,
             "out_of_memory": self.out_of_memory,
             "fitted_where_it_had_failed": self.survived_elsewhere,
         }
+        return notes
 
-
-def _levels(allocator: CachingAllocator) -> dict[str, int]:
-    return {
-        "allocated_bytes": allocator.allocated_bytes,
-        "reserved_bytes": allocator.reserved_bytes,
-        "peak_allocated_bytes": allocator.peak_allocated_bytes,
-        "peak_reserved_bytes": allocator.peak_reserved_bytes,
-    }
+    def _levels(self) -> dict[str, int]:
+        names = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+        return {name: getattr(self.allocator, name) for name in names}

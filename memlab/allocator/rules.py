@@ -105,10 +105,6 @@ class Settings:
             return self.large_segment_size
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
-    def page_size(self, is_small: bool) -> int:
-        """What expandable segments of the small or the large pool are mapped in."""
-        return SMALL_SEGMENT if is_small else self.large_segment_size
-
 
 def round_to_power2_division(size: int, divisions: int) -> int:
     """Round up to the next of `divisions` equal steps between two powers of two.
@@ -127,7 +123,7 @@ class Ties(enum.Enum):
     """Which of free blocks of one size is taken: it depends on the version of PyTorch.
 
     The sources number blocks (registration_counter, BlockComparator...): all of them one by one, or those of one segment
-    alike, or none; of equal numbers the lowest address is first. Measured with 2.11.0, 2.12.1 and 2.14.0 on the pretend
+    alike, or none; of equal numbers the lowest address is first. Measured with 2.11.0, 2.12.1 and 2.14.0 on a simulated
     device.
     """
 

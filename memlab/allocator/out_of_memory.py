@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from memlab.errors import MemlabError
 from memlab.units import GiB, KiB, MiB
@@ -14,10 +14,16 @@ _ADVICE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Fullness:
-    """The state of the device in which an allocation failed, in bytes; `limit_bytes` is None without a memory fraction."""
+@dataclass(eq=False, repr=False)
+class OutOfMemory(MemlabError):
+    """The simulated device is full: `requested_bytes` is what was asked for, the other sizes are the state it was in.
 
+    The text is PyTorch's (TORCH_CHECK_WITH(OutOfMemoryError, ...) in DeviceCachingAllocator::malloc); `limit_bytes` is None
+    without a memory fraction.
+    """
+
+    requested_bytes: int
+    _: KW_ONLY
     tried_bytes: int
     total_bytes: int
     free_bytes: int
@@ -26,28 +32,16 @@ class Fullness:
     reserved_bytes: int
     limit_bytes: int | None = None
 
-    @property
-    def text(self) -> str:
-        """What PyTorch writes (TORCH_CHECK_WITH(OutOfMemoryError, ...) in DeviceCachingAllocator::malloc)."""
+    def __post_init__(self) -> None:
         limit = "" if self.limit_bytes is None else f"{torch_size(self.limit_bytes)} allowed; "
-        return (
+        super().__init__(
             f"CUDA out of memory. Tried to allocate {torch_size(self.tried_bytes)}. "
-            f"GPU 0 has a total capacity of {torch_size(self.total_bytes)} "
-            f"of which {torch_size(self.free_bytes)} is free. "
+            f"GPU 0 has a total capacity of {torch_size(self.total_bytes)} of which {torch_size(self.free_bytes)} is free. "
             f"Including non-PyTorch memory, this process has {torch_size(self.process_bytes)} memory in use. {limit}"
             f"Of the allocated memory {torch_size(self.allocated_bytes)} is allocated by PyTorch, "
             f"and {torch_size(self.reserved_bytes - self.allocated_bytes)} is reserved by PyTorch but unallocated. "
             f"{_ADVICE}"
         )
-
-
-class OutOfMemory(MemlabError):
-    """The simulated device is full: the text is PyTorch's; `requested_bytes` is what was asked for, `fullness` the state."""
-
-    def __init__(self, requested_bytes: int, fullness: Fullness) -> None:
-        super().__init__(fullness.text)
-        self.requested_bytes = requested_bytes
-        self.fullness = fullness
 
 
 def torch_size(count: int) -> str:
