@@ -30,15 +30,25 @@ class Funnel:
         self, shell: Any, say: Say, print_text: Callable[[str, str], None], started: Callable[[str], None]
     ) -> None:
         self.shell, self._say, self._print = shell, say, print_text
-        shell.system = _told(shell.system, started)
         self.error: tuple[str, str, list[str]] | None = None
         self._depth, self._counts_on = 0, False
+        system = shell.system
+
+        def run(command: str) -> Any:
+            """`!command` as it was, after telling: it runs in a pseudo-terminal in which no audit hook can note what begins."""
+            started(f"!{command}")
+            return system(command)
+
+        shell.system = run
         shell.events.register("pre_execute", self._deeper)
         shell.events.register("post_execute", self._higher)
         shell._showtraceback = self._show_error
+        module = sys.modules.get("IPython.core.interactiveshell")
+        if (
+            module is not None and type(shell) is module.InteractiveShell
+        ):  # without a front end, as `spawned` makes them
+            self._results_as_outputs(shell.displayhook)
         kernel = getattr(shell, "kernel", None)
-        if _is_bare(shell):
-            self._results_as_outputs()
         if kernel is not None:
             kernel._allow_stdin = False
             type(kernel.session).send = self._sender()
@@ -52,8 +62,7 @@ class Funnel:
         IPython takes the number, counts on when a cell that is kept in its history has begun (`Out` has one less than the
         count), and asks the last of its inputs about the semicolon.
         """
-        running = getattr(getattr(self.shell, "displayhook", None), "exec_result", None)
-        count = getattr(running, "execution_count", None)
+        count = _running_count(self.shell)
         if isinstance(count, int):
             self.shell.execution_count = count
         with contextlib.suppress(AttributeError, IndexError):
@@ -78,13 +87,12 @@ class Funnel:
             if kind == "stream":
                 self._print(content["name"], content["text"])
             elif kind in SHOWN:
-                self._say(kind, _without_widget(content))
+                self._show(kind, content)
 
         return send
 
-    def _results_as_outputs(self) -> None:
+    def _results_as_outputs(self, hook: Any) -> None:
         """Let the last value be an output, which the parent shows as its own shell does, and not text."""
-        hook = self.shell.displayhook
 
         def write(data: Any, metadata: Any = None) -> None:
             content = {"data": data, "metadata": metadata or {}, "execution_count": hook.prompt_count}
@@ -98,45 +106,30 @@ class Funnel:
     ) -> None:
         plain = {kind: base64.b64encode(v).decode() if isinstance(v, bytes) else v for kind, v in data.items()}
         content = {"data": plain, "metadata": metadata or {}, "transient": transient or {}}
-        self._say("update_display_data" if update else "display_data", _without_widget(content))
+        self._show("update_display_data" if update else "display_data", content)
+
+    def _show(self, kind: str, content: Any) -> None:
+        """Say an output without the view of a widget, which lives in the child alone; its text stays."""
+        if isinstance(content, dict) and _WIDGET in content.get("data", ()):
+            content = {**content, "data": {name: value for name, value in content["data"].items() if name != _WIDGET}}
+        self._say(kind, content)
 
     def _show_error(self, kind: type[BaseException], value: BaseException, lines: list[str]) -> None:
         """InteractiveShell._showtraceback, with which the shell shows every error that it has formatted."""
-        found = (kind.__name__, _text_of(value), list(lines))
+        try:
+            text = str(value)
+        except Exception:
+            text = "<its text cannot be had>"
         if self._depth <= 1:
-            self.error = found
+            self.error = (kind.__name__, text, list(lines))
         else:
-            self._say("error", {"ename": found[0], "evalue": found[1], "traceback": found[2]})
+            self._say("error", {"ename": kind.__name__, "evalue": text, "traceback": list(lines)})
 
 
-def _told(system: Callable[[str], Any], started: Callable[[str], None]) -> Callable[[str], Any]:
-    """`!command` as it was, after telling: it runs in a pseudo-terminal in which no audit hook can note what begins."""
-
-    def run(command: str) -> Any:
-        started(f"!{command}")
-        return system(command)
-
-    return run
-
-
-def _is_bare(shell: Any) -> bool:
-    """Whether it is a shell without a front end, as `fresh` makes them."""
-    module = sys.modules.get("IPython.core.interactiveshell")
-    return module is not None and type(shell) is module.InteractiveShell
-
-
-def _without_widget(content: Any) -> Any:
-    """An output without the view of a widget, which lives in the child alone; its text stays."""
-    if isinstance(content, dict) and _WIDGET in content.get("data", ()):
-        return {**content, "data": {kind: value for kind, value in content["data"].items() if kind != _WIDGET}}
-    return content
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "<its text cannot be had>"
+def _running_count(shell: Any) -> Any:
+    """The number of the cell that is running, None where none is."""
+    running = getattr(getattr(shell, "displayhook", None), "exec_result", None)
+    return getattr(running, "execution_count", None)
 
 
 def transform(shell: Any, above: str, body: str) -> tuple[str, Any]:
@@ -189,16 +182,12 @@ def publish(shell: Any, kind: str, content: Any) -> None:
         hook = shell.displayhook
         sys.stdout.flush()
         sys.stderr.flush()
-        hook.session.send(hook.pub_socket, kind, content, parent=hook.parent_header, ident=_topic(hook, kind))
+        topic = hook.topic.replace(b"execute_result", kind.encode()) if isinstance(hook.topic, bytes) else None
+        hook.session.send(hook.pub_socket, kind, content, parent=hook.parent_header, ident=topic)
     elif kind == "error":
         print("\n".join(content["traceback"]))
     else:
         print(f"Out[{content['execution_count']}]: {content['data'].get('text/plain', '')}")
-
-
-def _topic(hook: Any, kind: str) -> bytes | None:
-    topic = hook.topic
-    return topic.replace(b"execute_result", kind.encode()) if isinstance(topic, bytes) else None
 
 
 def formatted(shell: Any, error: BaseException, ours: Callable[[str], bool]) -> list[str]:
@@ -227,35 +216,28 @@ def show_without(error: BaseException, shell: Any, ours: Callable[[str], bool]) 
     """Let IPython show an error without the frames that are ours, wherever they lie; the traceback itself stays whole."""
 
     def render() -> list[str]:
-        kept = _without(error.__traceback__, ours)
+        frames, place, kept = [], error.__traceback__, None
+        while place is not None:
+            frames.append(place)
+            place = place.tb_next
+        for one in reversed(frames):
+            if not ours(one.tb_frame.f_code.co_filename):
+                kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
         return list(shell.InteractiveTB.structured_traceback(type(error), error, kept, tb_offset=1))
 
     show_as(error, render)
 
 
-def _without(place: TracebackType | None, ours: Callable[[str], bool]) -> TracebackType | None:
-    kept: TracebackType | None = None
-    frames = []
-    while place is not None:
-        frames.append(place)
-        place = place.tb_next
-    for one in reversed(frames):
-        if not ours(one.tb_frame.f_code.co_filename):
-            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return kept
-
-
 def look(shell: Any) -> dict[str, Any]:
     """What a shell in a fresh process needs to show things as this one does; plain values."""
-    running = getattr(getattr(shell, "displayhook", None), "exec_result", None)
     return {
-        "count": getattr(running, "execution_count", None) or shell.execution_count,
+        "count": _running_count(shell) or shell.execution_count,
         "colors": str(getattr(shell, "colors", "nocolor")),
         "active_types": list(getattr(shell.display_formatter, "active_types", [])),
     }
 
 
-def fresh(names: dict[str, Any], folder: Path, look: dict[str, Any]) -> Any:
+def spawned(names: dict[str, Any], folder: Path, look: dict[str, Any]) -> Any:
     """A new shell, whose last values are outputs of their own as in a notebook; it writes into `folder` alone."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from memlab.torch_internals.private_names import private
 
 LEAF = (1 << 64) - 1
 """The number of nodes that gather gradients; they are made once for each leaf."""
 
 
-def next_number() -> int:
-    """The number that the next node of this thread will get; torch.autograd._get_sequence_nr."""
-    return int(torch.autograd._get_sequence_nr())
+next_number: Any = private("torch.autograd._get_sequence_nr")
+"""() -> the number that the next node of this thread will get."""
 
 
 def number_of(node: Any) -> int:

@@ -5,49 +5,52 @@ Nothing here unpacks a saved tensor, runs a hook, or calls an operator; what rai
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from types import GetSetDescriptorType
 from typing import Any
 
 import torch
 
-from memlab.seams.dispatch import TensorBase
+from memlab.torch_internals.dispatch import DisableTorchFunction, TensorBase, function_mode_count
+from memlab.torch_internals.private_names import private
 
 _attributes: Any = type.__dict__["__dict__"].__get__
-_Function: Any = torch._C._FunctionBase
+_Function: Any = private("torch._C._FunctionBase")
+_functorch: Any = private("torch._C._functorch")
 _NEXT = "next_functions"
 _RAW = "_raw_saved_"
 
 Getters = tuple[tuple[str, Any], ...]
 
-_of_function: Getters = (("tensors", _attributes(_Function)["_raw_saved_tensors"].__get__),)
-_next_of_function: Any = _attributes(_Function)[_NEXT].__get__
-
 grad_fn: Any = TensorBase.grad_fn.__get__
 """The node of the graph that made a tensor, None for a leaf."""
 is_leaf: Any = TensorBase.is_leaf.__get__
 """Whether no node made a tensor; tells without making the node's Python object."""
-tensor_hooks: Any = TensorBase._backward_hooks.__get__
+tensor_hooks: Any = private("torch._C.TensorBase._backward_hooks").__get__
 """The hooks of `Tensor.register_hook` by number, None where there are none."""
-accumulate_hooks: Any = TensorBase._post_accumulate_grad_hooks.__get__
+accumulate_hooks: Any = private("torch._C.TensorBase._post_accumulate_grad_hooks").__get__
 """The hooks of `register_post_accumulate_grad_hook`, None where there are none."""
-base_of_view: Any = TensorBase._base.__get__
+base_of_view: Any = private("torch._C.TensorBase._base").__get__
 """The tensor that a view was taken of, None for others; autograd keeps it alive."""
-_core: Any = torch._C
-address_of: Any = _core._data_address
+address_of: Any = private("torch._C._data_address")
 """Where a tensor's storage begins, 0 where nothing is behind it; unlike `data_ptr` it leaves a lazily copied storage lazy."""
-sparse_parts: Any = {
-    torch.sparse_coo: (("_indices()", TensorBase._indices), ("_values()", TensorBase._values)),
-    torch.sparse_csr: (("crow_indices()", TensorBase.crow_indices), ("col_indices()", TensorBase.col_indices)),
-    torch.sparse_csc: (("ccol_indices()", TensorBase.ccol_indices), ("row_indices()", TensorBase.row_indices)),
+storage_key: Any = operator.attrgetter("_cdata")
+"""What tells a storage from all others alive: the address of its C++ object (`UntypedStorage._cdata`)."""
+_rows = (("crow_indices()", TensorBase.crow_indices), ("col_indices()", TensorBase.col_indices))
+_columns = (("ccol_indices()", TensorBase.ccol_indices), ("row_indices()", TensorBase.row_indices))
+_values = (("values()", TensorBase.values),)
+sparse_parts: dict[torch.layout, Getters] = {
+    torch.sparse_coo: (
+        ("_indices()", private("torch._C.TensorBase._indices")),
+        ("_values()", private("torch._C.TensorBase._values")),
+    ),
+    torch.sparse_csr: _rows + _values,
+    torch.sparse_bsr: _rows + _values,
+    torch.sparse_csc: _columns + _values,
+    torch.sparse_bsc: _columns + _values,
 }
-sparse_parts[torch.sparse_bsr] = sparse_parts[torch.sparse_csr]
-sparse_parts[torch.sparse_bsc] = sparse_parts[torch.sparse_csc]
-for _layout in tuple(sparse_parts):
-    if _layout is not torch.sparse_coo:
-        sparse_parts[_layout] += (("values()", TensorBase.values),)
 """Layout -> the tensors that a sparse one consists of, as (name, function)."""
-
 
 nodes_stay = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 13)
 """Whether a node that Python has once looked at keeps its Python object for life.
@@ -59,13 +62,17 @@ seen in 2.13 and 2.15, not in 2.11 and 2.12.
 
 def quiet() -> Any:
     """As long as this lives, operators reach no mode and no autograd: those that hand out a sparse tensor's parts."""
-    return torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch._C._AutoDispatchBelowAutograd()
+    return tuple(guard() for guard in _QUIET)
+
+
+_QUIET = tuple(
+    private(f"torch._C.{name}") for name in ("_DisableTorchDispatch", "_DisableFuncTorch", "_AutoDispatchBelowAutograd")
+)
 
 
 def unwrapped(tensor: Any) -> Any:
-    """What a tensor inside `torch.func` transforms wraps, None for any other; torch._C._functorch.get_unwrapped."""
-    functorch = torch._C._functorch
-    return functorch.get_unwrapped(tensor) if functorch.is_functorch_wrapped_tensor(tensor) else None
+    """What a tensor inside `torch.func` transforms wraps, None for any other."""
+    return _functorch.get_unwrapped(tensor) if _functorch.is_functorch_wrapped_tensor(tensor) else None
 
 
 def node_getters(kind: type) -> tuple[Any, Getters, Any] | None:
@@ -74,7 +81,8 @@ def node_getters(kind: type) -> tuple[Any, Getters, Any] | None:
     C++ nodes are told by what is in their class; those of `autograd.Function` derive from torch._C._FunctionBase.
     """
     if any(base is _Function for base in type.__dict__["__mro__"].__get__(kind)):
-        return _next_of_function, _of_function, None
+        own = _attributes(_Function)
+        return own[_NEXT].__get__, (("tensors", own["_raw_saved_tensors"].__get__),), None
     own = _attributes(kind)
     if "_sequence_nr" not in own or type(own.get(_NEXT)) is not GetSetDescriptorType:
         return None
@@ -107,3 +115,31 @@ def _content(saved: Any) -> Any:
 def hides_what_it_holds(kind: type) -> bool:
     """Whether a node's class shows nothing of a node that it wraps: CopySlices, of a view changed in place."""
     return type.__dict__["__name__"].__get__(kind) == "CopySlices"
+
+
+# --- hooks on nodes ---
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_plain(thing: Any) -> bool:
+    """Whether a thing is a tensor and of no subclass."""
+    return type(thing) in _PLAIN
+
+
+def can_hook() -> bool:
+    """Whether nodes made now may get hooks: not inside `torch.func`."""
+    return _functorch.peek_interpreter_stack() is None
+
+
+def node_of(tensor: Any) -> Any:
+    """The node that made a plain tensor, None for leaves and for what only looks like a plain tensor."""
+    if function_mode_count():  # of the user's, which would be asked
+        with DisableTorchFunction():
+            return grad_fn(tensor)
+    return grad_fn(tensor)
+
+
+def is_alive(handle: Any) -> bool:
+    """Whether the node behind the handle of a hook still exists; RemovableHandle.hooks_dict_ref."""
+    return handle.hooks_dict_ref() is not None

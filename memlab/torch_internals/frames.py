@@ -55,7 +55,7 @@ def _names(code: CodeType) -> list[str]:
 
 
 def _is_ending(frame: FrameType, code: CodeType) -> bool:
-    """Whether the function has returned, and a finalizer runs while its variables are let go one by one."""
+    """Whether the function has returned, and a finalizer runs while its variables are freed one by one."""
     at = frame.f_lasti
     return 0 <= at < len(code.co_code) and code.co_code[at] in _RETURNS
 
@@ -63,15 +63,3 @@ def _is_ending(frame: FrameType, code: CodeType) -> bool:
 def is_shells(code: CodeType) -> bool:
     """Whether code is that of IPython's shell, which runs cells and calls magics: IPython/core/, seen in 9.18."""
     return "/IPython/core/" in code.co_filename.replace("\\", "/")
-
-
-def cell_number(file: str) -> int | None:
-    """The number of the notebook's cell that was compiled under a file name, None for other code.
-
-    IPython's CachingCompiler._filename_map, seen in 9.18 and with ipykernel 7.4; IPython is not imported for it.
-    """
-    module: Any = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    known = getattr(getattr(shell, "compile", None), "_filename_map", None)
-    number = known.get(file) if type(known) is dict else None
-    return number if type(number) is int else None

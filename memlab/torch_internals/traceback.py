@@ -24,29 +24,22 @@ def running_shell() -> Any:
     return module.get_ipython() if module is not None else None
 
 
-def last_error() -> BaseException | None:
-    """The error of the last cell that failed, as `%debug` would show it; None where none is kept."""
-    found = vars(sys).get("last_exc") or vars(sys).get("last_value")
-    return found if issubclass(type(found), BaseException) else None
-
-
 def kept_errors(shell: Any) -> list[BaseException]:
     """The errors that Python and IPython keep: of the last cell, of the result of the last execution, of syntax."""
-    result = _attribute(shell, "last_execution_result")
+    result = _part(shell, "last_execution_result")
     kept = [
         vars(sys).get("last_exc"),
         vars(sys).get("last_value"),
-        _attribute(result, "error_in_exec"),
-        _attribute(result, "error_before_exec"),
-        _attribute(_attribute(shell, "SyntaxTB"), "last_syntax_error"),
+        _part(result, "error_in_exec"),
+        _part(result, "error_before_exec"),
+        _part(shell, "SyntaxTB", "last_syntax_error"),
     ]
     return [error for error in kept if issubclass(type(error), BaseException)]
 
 
 def kept_tracebacks(shell: Any) -> list[TracebackType]:
     """Tracebacks that are kept beside the errors: by Python, by what formats errors, and by the debugger."""
-    formatter = _attribute(shell, "InteractiveTB")
-    kept = [vars(sys).get("last_traceback"), _attribute(formatter, "tb")]
+    kept = [vars(sys).get("last_traceback"), _part(shell, "InteractiveTB", "tb")]
     return [found for found in kept if type(found) is TracebackType]
 
 
@@ -58,34 +51,24 @@ def forget_errors(shell: Any) -> None:
     for name in _LAST:
         if hasattr(sys, name):
             delattr(sys, name)
-    formatter = _attribute(shell, "InteractiveTB")
-    if _attribute(formatter, "tb") is not None:
-        formatter.tb = None
-    debugger = _attribute(formatter, "pdb")
-    if debugger is not None:
-        _forget_frames(debugger)
-        formatter.pdb = None  # made anew by the next %debug
-    syntax = _attribute(shell, "SyntaxTB")
-    if _attribute(syntax, "last_syntax_error") is not None:
-        syntax.last_syntax_error = None
-    result = _attribute(shell, "last_execution_result")
-    if _attribute(result, "error_in_exec") is not None or _attribute(result, "error_before_exec") is not None:
-        shell.last_execution_result = _emptied(result)
+    if (debugger := _part(shell, "InteractiveTB", "pdb")) is not None:
+        with contextlib.suppress(AttributeError):  # it was closed, or ended by an error
+            for frame in [debugger.curframe, *(frame for frame, _ in debugger.stack)]:
+                forget_pdb_variables(frame)
+    # The debugger is made anew by the next %debug.
+    for holder, name in (("InteractiveTB", "tb"), ("InteractiveTB", "pdb"), ("SyntaxTB", "last_syntax_error")):
+        if _part(shell, holder, name) is not None:
+            setattr(_part(shell, holder), name, None)
+    result = _part(shell, "last_execution_result")
+    if _part(result, "error_in_exec") is not None or _part(result, "error_before_exec") is not None:
+        _empty_last_result(shell)
 
 
-def _emptied(result: Any) -> Any:
-    """A new result of the same execution without error and value; IPython asks the last one for its `result`."""
-    new = type(result)(result.info)
+def _empty_last_result(shell: Any) -> None:
+    """Put a new result of the same execution, without error and value; IPython asks the last one for its `result`."""
+    result = shell.last_execution_result
+    new = shell.last_execution_result = type(result)(result.info)
     new.execution_count = result.execution_count
-    return new
-
-
-def _forget_frames(debugger: Any) -> None:
-    """What `pdb` leaves behind when it was closed, or ended by an error."""
-    with contextlib.suppress(AttributeError):
-        frames = [debugger.curframe, *(frame for frame, _ in debugger.stack)]
-        for frame in frames:
-            forget_pdb_variables(frame)
 
 
 def forget_pdb_variables(frame: FrameType | None) -> None:
@@ -99,13 +82,14 @@ def outputs(shell: Any) -> dict[str, Any]:
 
     What the user has bound to such a name is not among them.
     """
-    space, hook, cache = shell.user_ns, _attribute(shell, "displayhook"), _cache(shell)
+    space, cache = shell.user_ns, _cache(shell)
     named = {f"Out[{number}]": value for number, value in cache.items()}
     named |= {f"_{number}": value for number, value in cache.items() if space.get(f"_{number}") is value}
-    returned = {name: _attribute(hook, name) for name in _UNDERSCORES}
-    return named | {
-        name: value for name, value in returned.items() if space.get(name) is value and type(value) is not str
-    }
+    for name in _UNDERSCORES:
+        value = _part(shell, "displayhook", name)
+        if space.get(name) is value and type(value) is not str:
+            named[name] = value
+    return named
 
 
 def forget_output(shell: Any, value: Any) -> list[str]:
@@ -124,15 +108,18 @@ def forget_output(shell: Any, value: Any) -> list[str]:
             hidden.pop(name, None)
     for name in [name for name, kept in hidden.items() if kept is value and name.startswith("_")]:
         del hidden[name]
-    if _attribute(_attribute(shell, "last_execution_result"), "result") is value:
-        shell.last_execution_result = _emptied(shell.last_execution_result)
+    if _part(shell, "last_execution_result", "result") is value:
+        _empty_last_result(shell)
     return names
 
 
 def _cache(shell: Any) -> dict[Any, Any]:
-    cache = _attribute(shell, "user_ns", {}).get("_oh")
+    cache = (_part(shell, "user_ns") or {}).get("_oh")
     return cache if type(cache) is dict else {}
 
 
-def _attribute(thing: Any, name: str, default: Any = None) -> Any:
-    return getattr(thing, name, default)
+def _part(thing: Any, *names: str) -> Any:
+    """An attribute of an attribute; None where one of them is not there."""
+    for name in names:
+        thing = getattr(thing, name, None)
+    return thing

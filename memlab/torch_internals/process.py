@@ -67,12 +67,7 @@ def disown_loaders() -> None:
     if module is None:
         return
     kind, loader = module._MultiProcessingDataLoaderIter, module.DataLoader
-    begin, stop, next_data, iterate = kind.__init__, kind._shutdown_workers, kind._next_data, loader.__iter__
-    own: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def begin_own(self: Any, *args: Any, **kwargs: Any) -> None:
-        own.add(self)
-        begin(self, *args, **kwargs)
+    stop, next_data, iterate, own = kind._shutdown_workers, kind._next_data, loader.__iter__, _made_from_now_on(kind)
 
     def stop_own(self: Any) -> None:
         if self in own:
@@ -91,12 +86,7 @@ def disown_loaders() -> None:
             self._iterator = None
         return iterate(self)
 
-    kind.__init__, kind._shutdown_workers, kind._next_data, loader.__iter__ = (
-        begin_own,
-        stop_own,
-        next_of_own,
-        iterate_own,
-    )
+    kind._shutdown_workers, kind._next_data, loader.__iter__ = stop_own, next_of_own, iterate_own
 
 
 def disown_pools() -> None:
@@ -108,12 +98,7 @@ def disown_pools() -> None:
     if module is None:
         return
     kind = module.ThreadPoolExecutor
-    begin, submit = kind.__init__, kind.submit
-    own: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def begin_own(self: Any, *args: Any, **kwargs: Any) -> None:
-        own.add(self)
-        begin(self, *args, **kwargs)
+    submit, own = kind.submit, _made_from_now_on(kind)
 
     def submit_to_own(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self not in own:
@@ -122,7 +107,19 @@ def disown_pools() -> None:
             self._idle_semaphore = threading.Semaphore(0)
         return submit(self, *args, **kwargs)
 
-    kind.__init__, kind.submit = begin_own, submit_to_own
+    kind.submit = submit_to_own
+
+
+def _made_from_now_on(kind: Any) -> weakref.WeakSet[Any]:
+    """The instances of a class that are made from here on."""
+    begin, own = kind.__init__, weakref.WeakSet[Any]()
+
+    def begin_own(self: Any, *args: Any, **kwargs: Any) -> None:
+        own.add(self)
+        begin(self, *args, **kwargs)
+
+    kind.__init__ = begin_own
+    return own
 
 
 def disown_processes() -> None:
@@ -145,11 +142,7 @@ def keep_one_thread() -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-        torch.set_num_threads = _ignored
-
-
-def _ignored(count: int) -> None:
-    """Nothing: see `keep_one_thread`."""
+        torch.set_num_threads = lambda count: None
 
 
 def divert_torch_files(divert: Callable[[str], str]) -> None:
@@ -175,9 +168,6 @@ def gpu_in_sight() -> bool:
 
     torch/csrc/autograd/engine.cpp, track_bad_autograd_forks: a flag set by a pthread_atfork handler, for good.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
     with contextlib.suppress(Exception):
-        return bool(torch.cuda.is_available())
+        return bool(sys.modules["torch"].cuda.is_available())
     return False

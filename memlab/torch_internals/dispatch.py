@@ -1,4 +1,4 @@
-"""Private hooks of PyTorch's dispatcher, as the CPU tally needs them; seen in 2.12 and 2.13.
+"""Private hooks of PyTorch's dispatcher, as the CPU tensor tracker needs them.
 
 These stand in the way of every operator, so most are the C functions themselves, without a wrapper.
 """
@@ -6,33 +6,38 @@ These stand in the way of every operator, so most are the C functions themselves
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-TensorBase: Any = torch._C.TensorBase
+from memlab.torch_internals.private_names import private
+
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode
+else:
+    TorchDispatchMode = private("torch.utils._python_dispatch.TorchDispatchMode")
+
+TensorBase: Any = torch.Tensor.__base__
 """The class whose getters no subclass of Tensor has replaced."""
-DisableTorchFunction = torch._C.DisableTorchFunction
+DisableTorchFunction: Any = private("torch._C.DisableTorchFunction")
 """Within it, no `__torch_function__` of the user's runs."""
-HigherOrderOperator = torch._ops.HigherOrderOperator
+HigherOrderOperator: Any = private("torch._ops.HigherOrderOperator")
 """Operators that take functions, and have no `_op`."""
-plain_torch_dispatch: Any = torch._C._disabled_torch_dispatch_impl
+plain_torch_dispatch: Any = private("torch._C._disabled_torch_dispatch_impl")
 """The `__torch_dispatch__` of tensor classes that have none of their own."""
-current_autograd_node = torch._C._current_autograd_node
+current_autograd_node: Any = private("torch._C._current_autograd_node")
 """The node of the graph that runs in this thread, None outside of backward."""
-mode_count = torch._C._len_torch_dispatch_stack
+mode_count: Any = private("torch._C._len_torch_dispatch_stack")
 """How many dispatch modes are on in this thread."""
-function_mode_count = torch._C._len_torch_function_stack
+function_mode_count: Any = private("torch._C._len_torch_function_stack")
 """How many function modes are on in this thread."""
+push_mode: Any = private("torch._C._push_on_torch_dispatch_stack")
+"""Put a dispatch mode on the stack of this thread.
 
-
-def push_mode(mode: TorchDispatchMode) -> None:
-    """Put a dispatch mode on the stack of this thread.
-
-    Not by `__enter__`: that notes flags which a mode that the user leaves on would restore wrongly after ours has gone.
-    """
-    torch._C._push_on_torch_dispatch_stack(mode)
+Not by `__enter__`: that notes flags which a mode that the user leaves on would restore wrongly after ours has gone.
+"""
+_mode_at: Any = private("torch._C._get_dispatch_stack_at")
+_pop_mode: Any = private("torch._C._pop_torch_dispatch_stack")
 
 
 def may_remove(inferred: bool) -> bool:
@@ -46,13 +51,13 @@ def may_remove(inferred: bool) -> bool:
 
 def modes() -> list[Any]:
     """The dispatch modes that are on in this thread, the lowest first."""
-    return [torch._C._get_dispatch_stack_at(depth) for depth in range(mode_count())]
+    return [_mode_at(depth) for depth in range(mode_count())]
 
 
 def top_mode() -> Any:
     """The dispatch mode on top of the stack of this thread, None if there is none."""
     depth = mode_count()
-    return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
+    return _mode_at(depth - 1) if depth else None
 
 
 def remove_mode(mode: TorchDispatchMode) -> bool:
@@ -60,14 +65,14 @@ def remove_mode(mode: TorchDispatchMode) -> bool:
     above = []
     try:
         while mode_count():
-            top = torch._C._pop_torch_dispatch_stack(None)
+            top = _pop_mode(None)
             if top is mode:
                 return True
             above.append(top)
         return False
     finally:
         for other in reversed(above):
-            torch._C._push_on_torch_dispatch_stack(other)
+            push_mode(other)
 
 
 def compiled_something() -> bool:

@@ -14,9 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.modules import module as modules
+
+from memlab.torch_internals.private_names import private
 
 _COMPILER = "torch._dynamo.callback"
+_TABLES = tuple(
+    private(f"torch.nn.modules.module._global_forward_{name}")
+    for name in ("pre_hooks", "hooks", "hooks_always_called", "hooks_with_kwargs")
+)
 HIDES_HOOKS = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 14)
 """Whether hooks are hidden while Dynamo compiles; seen to help in 2.11 to 2.13 and to harm in 2.15, 2.14 was not tried."""
 
@@ -24,20 +29,15 @@ HIDES_HOOKS = tuple(int(part) for part in torch.__version__.split("+")[0].split(
 def show_module_hooks(key: int, before: Callable[..., None], after: Callable[..., None]) -> None:
     """Let `before(module, args)` and `after(module, args, kwargs, output)` be called around the forward of every module.
 
-    torch.nn.modules.module._global_forward_hooks and its three neighbours, seen in 2.11 to 2.15. The public functions would
-    give them a new key at every registration, and Dynamo guards on the keys.
+    The public functions would give them a new key at every registration, and Dynamo guards on the keys.
     """
-    modules._global_forward_pre_hooks[key] = before
-    modules._global_forward_hooks[key] = after
-    modules._global_forward_hooks_always_called[key] = True
-    modules._global_forward_hooks_with_kwargs[key] = True
+    for table, value in zip(_TABLES, (before, after, True, True), strict=True):
+        table[key] = value
 
 
 def hide_module_hooks(key: int) -> None:
     """Take the hooks of this key away; those of others stay."""
-    tables = (modules._global_forward_pre_hooks, modules._global_forward_hooks)
-    options = (modules._global_forward_hooks_always_called, modules._global_forward_hooks_with_kwargs)
-    for table in (*tables, *options):
+    for table in _TABLES:
         table.pop(key, None)
 
 
@@ -47,10 +47,7 @@ def compiler_is_loaded() -> bool:
 
 
 def watch_compilations(begin: Callable[..., Any], end: Callable[..., Any]) -> Any:
-    """Let Dynamo call `begin` and `end` around each of its compilations; None where it is not loaded.
-
-    torch._dynamo.callback.callback_handler, seen in 2.11 to 2.15.
-    """
+    """Let Dynamo call `begin` and `end` around each of its compilations; None where it is not loaded."""
     callbacks = getattr(sys.modules.get(_COMPILER), "callback_handler", None)
     if callbacks is not None:
         callbacks.register_start_callback(begin)
@@ -60,7 +57,6 @@ def watch_compilations(begin: Callable[..., Any], end: Callable[..., Any]) -> An
 
 def forget_compilations(callbacks: Any, begin: Callable[..., Any], end: Callable[..., Any]) -> None:
     """Take back `watch_compilations`; `torch._dynamo.reset()` may have done it already."""
-    with contextlib.suppress(ValueError):
-        callbacks.remove_start_callback(begin)
-    with contextlib.suppress(ValueError):
-        callbacks.remove_end_callback(end)
+    for remove, callback in ((callbacks.remove_start_callback, begin), (callbacks.remove_end_callback, end)):
+        with contextlib.suppress(ValueError):
+            remove(callback)

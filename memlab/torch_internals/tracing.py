@@ -62,10 +62,10 @@ def file_and_line(position: int) -> tuple[int, int]:
     return position >> FILE_SHIFT, position & (1 << FILE_SHIFT) - 1
 
 
-def watched_frames(frame: FrameType | None, number_of: NumberOf) -> list[tuple[FrameType, int]]:
+def watched_frames(frame: FrameType | None, number_of: NumberOf) -> dict[FrameType, int]:
     """The frames of watched code from here outwards, with the numbers of their files; the outermost comes first."""
     found = [(here, number_of(here.f_code)) for here in _outwards(frame)]
-    return [(here, number) for here, number in found if number >= 0][::-1]
+    return {here: number for here, number in reversed(found) if number >= 0}
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -97,7 +97,7 @@ class SettraceTracer:
     def start(self, frame: FrameType) -> None:
         """Watch from here on, the frames of watched code that are running already as well."""
         self._previous = sys.gettrace()
-        numbers = dict(watched_frames(frame, self._watched.number_of))
+        numbers = watched_frames(frame, self._watched.number_of)
         for here, number in numbers.items():
             self._told(position_of(number, here.f_lineno) << 2 | ENTER)
         for here in _outwards(sys._getframe()):
@@ -130,26 +130,27 @@ class SettraceTracer:
         closed: dict[str, frozenset[str]] = {}  # files of closed code, and the functions in them that are not
 
         def begin(frame: FrameType, event: str, arg: Any) -> Any:
+            previous, code, theirs = self._previous, frame.f_code, None
             try:
-                if not is_on:  # it was ended by another thread, which cannot take it off
-                    return self._go(frame, event, arg)
-                if self._previous is not None:
-                    theirs = self._of_previous(frame, event, arg)
+                if not is_on:  # it was ended by another thread, which cannot take it off: make room for who was there
+                    if sys.gettrace() is self._global:
+                        sys.settrace(previous)
+                    return previous(frame, event, arg) if previous is not None else None
+                if previous is not None:
+                    theirs = previous(frame, event, arg)
+                    self._stay()
                 else:
-                    theirs, file = None, frame.f_code.co_filename
-                    if file in plain:
+                    if code.co_filename in plain:
                         return None
-                    if (calls_on := closed.get(file)) is not None and is_closed(frame.f_code, calls_on):
+                    if (calls_on := closed.get(code.co_filename)) is not None and is_closed(code, calls_on):
                         return self._pause()
-                number = number_of(frame.f_code)
-                if number < 0:
-                    return (
-                        self._uninteresting(frame.f_code, plain, closed)
-                        if theirs is None
-                        else self._local_of(-1, theirs)
-                    )
-                tell((number << FILE_SHIFT | frame.f_lineno) << 2 | ENTER)
-                return self._local_of(number, theirs)
+                number = number_of(code)
+                if number >= 0:
+                    tell((number << FILE_SHIFT | frame.f_lineno) << 2 | ENTER)
+                    return self._local_of(number, theirs)
+                if theirs is not None:
+                    return self._local_of(-1, theirs)
+                return self._uninteresting(code, plain, closed)
             except BaseException:
                 self._raised = True  # Python takes off a trace function that raises (Ctrl-C may fall into it)
                 raise
@@ -199,47 +200,31 @@ class SettraceTracer:
         sys.settrace(None)
         return off
 
-    def _of_previous(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """What the other trace function says to a new frame."""
-        theirs = self._previous(frame, event, arg)
-        if sys.gettrace() is not self._global:
-            self._put_back()
-        return theirs
-
-    def _go(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Make room for who was there before."""
-        if sys.gettrace() is self._global:
-            sys.settrace(self._previous)
-        return self._previous(frame, event, arg) if self._previous is not None else None
-
-    def _put_back(self) -> None:
+    def _stay(self) -> None:
         """Put ours back where the other one has put itself, or nothing, into its place."""
         now = sys.gettrace()
-        if self._is_on and (now is None or now is self._previous):
+        if now is not self._global and self._is_on and (now is None or now is self._previous):
             self._previous = now
             sys.settrace(self._global)
 
     def _local_of(self, number: int, theirs: Any) -> Local:
-        """The function that gets the events of one frame."""
-        if theirs is not None:
-            local = self._passing_on(self._new_local(number) if number >= 0 else _nobody, theirs)
-            self._theirs[local] = theirs
-            return local
-        if number not in self._locals:
-            self._locals[number] = self._new_local(number)
-        return self._locals[number]
+        """The function that gets the events of one frame, and passes them on to theirs if there is one."""
+        if theirs is None:
+            if number not in self._locals:
+                self._locals[number] = self._new_local(number)
+            return self._locals[number]
+        ours: Callable[..., Any] = self._new_local(number) if number >= 0 else _nobody
 
-    def _passing_on(self, ours: Callable[..., Any], theirs: Any) -> Local:
         def local(frame: FrameType, event: str, arg: Any) -> Any:
             nonlocal theirs
             ours(frame, event, arg)
             theirs = theirs(frame, event, arg) or theirs  # None leaves the function in place
-            if sys.gettrace() is not self._global:
-                self._put_back()
+            self._stay()
             if event == "return":
                 self._theirs.pop(local, None)
             return local
 
+        self._theirs[local] = theirs
         return local
 
 
@@ -262,14 +247,10 @@ _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GEN
 
 def open_in(file: str) -> frozenset[str] | None:
     """Of a file whose functions call nothing of the user's, those that may all the same; None for other files."""
-    if file.startswith(_OURS):
-        return _CALL_ON
-    if _ALGORITHM.search(file):
-        return _STEP
-    return None
+    return _CALL_ON if file.startswith(_OURS) else _STEP if _ALGORITHM.search(file) else None
 
 
-_OURS = tuple(str(Path(__file__).parent.parent / room) + os.sep for room in ("probes", "names", "seams"))
+_OURS = tuple(str(Path(__file__).parent.parent / room) + os.sep for room in ("probes", "references", "torch_internals"))
 _CALL_ON = frozenset(("engine", "__torch_dispatch__", "_higher_order", "start", "stop", "_stop_watching"))
 _STEP = frozenset(("step",))
 _ALGORITHM = re.compile(
@@ -305,7 +286,7 @@ class MonitoringTracer:
         events = monitoring.events
         for event, callback in self._callbacks().items():
             monitoring.register_callback(tool, event, callback)
-        for one, number in watched_frames(frame, self._number_of):
+        for one, number in watched_frames(frame, self._number_of).items():
             self._meet(one.f_code, number)
             self._tell(position_of(number, one.f_lineno) << 2 | ENTER)
         monitoring.set_events(tool, events.PY_START | events.PY_RESUME | events.PY_THROW | events.PY_UNWIND)
@@ -331,7 +312,6 @@ class MonitoringTracer:
         """Ask for the lines of some code."""
         if (base := self._bases.get(id(code))) is not None:
             return base
-        assert self._tool is not None
         self._codes.append(code)  # so that its id stays its own
         base = self._bases[id(code)] = number << FILE_SHIFT
         events = _monitoring.events
@@ -339,52 +319,31 @@ class MonitoringTracer:
         return base
 
     def _callbacks(self) -> dict[int, Callable[..., Any]]:
-        events = _monitoring.events
-        begin, end = self._new_begin(), self._new_end()
-        return {
-            events.PY_START: begin,
-            events.PY_RESUME: begin,
-            events.PY_THROW: self._new_begin(can_disable=False),
-            events.PY_RETURN: end,
-            events.PY_YIELD: end,
-            events.PY_UNWIND: end,
-            events.LINE: self._new_line(),
-        }
-
-    def _new_line(self) -> Callable[..., Any]:
-        bases, thread, tell = self._bases, self._thread, self._tell
+        events, no_interest = _monitoring.events, _monitoring.DISABLE
+        bases, thread, tell, meet, number_of = self._bases, self._thread, self._tell, self._meet, self._number_of
 
         def line(code: CodeType, number: int) -> None:
             if get_ident() == thread and (base := bases.get(id(code))) is not None:
                 tell((base | number) << 2)
-
-        return line
-
-    def _new_begin(self, can_disable: bool = True) -> Callable[..., Any]:
-        bases, thread, tell, meet, number_of = self._bases, self._thread, self._tell, self._meet, self._number_of
-        no_interest = _monitoring.DISABLE if can_disable else None
 
         def begin(code: CodeType, offset: int, *error: Any) -> Any:
             base = bases.get(id(code))
             if base is None:
                 number = number_of(code)
                 if number < 0:
-                    return no_interest
+                    return None if error else no_interest  # PY_THROW cannot be disabled
                 base = meet(code, number)
             if get_ident() == thread:
                 tell((base | sys._getframe(1).f_lineno) << 2 | ENTER)
             return None
 
-        return begin
-
-    def _new_end(self) -> Callable[..., Any]:
-        bases, thread, tell = self._bases, self._thread, self._tell
-
         def end(code: CodeType, offset: int, result: Any) -> None:
             if id(code) in bases and get_ident() == thread:
                 tell(LEAVE)
 
-        return end
+        begins = (events.PY_START, events.PY_RESUME, events.PY_THROW)
+        ends = (events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND)
+        return dict.fromkeys(begins, begin) | dict.fromkeys(ends, end) | {events.LINE: line}
 
 
 def _nobody(*told: Any) -> None:
