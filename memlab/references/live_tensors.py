@@ -1,4 +1,4 @@
-"""The tensors that are alive in this process, found without running anybody's code."""
+"""The tensors that are alive in this process, found without running the user's code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from memlab.seams import dispatch
+from memlab.torch_internals import dispatch
 
 
-def living_tensors() -> Iterator[Any]:
-    """Every tensor and storage that the garbage collector knows, and gradients; asks no object what it claims to be."""
+def live_tensors() -> Iterator[Any]:
+    """Every tensor and storage that the garbage collector tracks, and gradients; `__class__` is not read."""
     for thing in tensors_and_storages():
         yield thing
         if not issubclass(type(thing), torch.UntypedStorage):
@@ -22,15 +22,15 @@ def living_tensors() -> Iterator[Any]:
 
 
 def tensors_and_storages() -> list[Any]:
-    """Found as what refers to these classes: an instance refers to its class.
+    """Found as the referrers of these classes: an instance refers to its class.
 
     Not by `gc.get_objects`: that also gives the tuples which other threads are just building (`tuple(generator)`), and
     where somebody else refers to one of these, its thread gets a SystemError (seen with CPython 3.11). It is slower, too.
     `isinstance` would ask `__class__`, which proxies answer with code of their own.
     """
     # By their ids: to look a class up itself would run the `__hash__` of its metaclass.
-    kinds = {id(kind): kind for root in (torch.Tensor, torch.UntypedStorage) for kind in _classes_from(root)}
-    return [thing for thing in gc.get_referrers(*kinds.values()) if id(type(thing)) in kinds]
+    classes = {id(kind): kind for root in (torch.Tensor, torch.UntypedStorage) for kind in _classes_from(root)}
+    return [thing for thing in gc.get_referrers(*classes.values()) if id(type(thing)) in classes]
 
 
 def _classes_from(root: type) -> Iterator[type]:
@@ -42,7 +42,7 @@ def _classes_from(root: type) -> Iterator[type]:
 
 
 def grad_of(tensor: Any) -> Any:
-    """The gradient of a leaf, None where there is none; asks no subclass."""
+    """The gradient of a leaf, None where there is none; calls nothing that a subclass overrides."""
     if tensor is None:
         return None
     with dispatch.DisableTorchFunction():
@@ -53,9 +53,9 @@ def grad_of(tensor: Any) -> Any:
 
 
 def holds_memory(storage: Any) -> bool:
-    """Whether there is anything behind a storage; tensors that wrap others have one with a size alone.
+    """Whether a storage has memory; that of a wrapper subclass has a size only.
 
-    Not for plain tensors, as asking for the address makes a lazily copied storage real.
+    Not for plain tensors: reading the address materializes a lazily copied storage.
     """
     try:
         return storage.device.type != "meta" and bool(storage.data_ptr())

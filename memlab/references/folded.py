@@ -1,6 +1,6 @@
-"""Many storages that one list keeps as one row: `losses[…]` instead of a hundred lines that differ in a number alone.
+"""Folds the storages that one list keeps into one row: `losses[…]` instead of a hundred rows that differ in the index.
 
-Pure: it works on paths as texts. Single outputs (`Out[7]`) stay what they are, since each tells of a cell.
+It works on the text of paths. Outputs (`Out[7]`) are not folded, since each belongs to a cell.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memlab.names.census import Storage
+from memlab.references.live_storages import Storage
 
 FEW = 3
-"""So many entries of a list are still shown one by one."""
+"""Up to so many entries of a list are shown one by one."""
 ANY = "[…]"
 _ENTRY = re.compile(r"\[\d+\]")
 _OUTPUT = re.compile(r"(?:Out|_oh)\[")
@@ -31,7 +31,7 @@ class Fold:
         return sum(one.nbytes for one in self.storages)
 
     def common(self, name: str) -> object:
-        """The value that a field has for all of them, "various" where it differs."""
+        """The value of a field that all of them have, "various" where it differs."""
         first = getattr(self.storages[0], name)
         return first if all(getattr(one, name) == first for one in self.storages) else "various"
 
@@ -43,18 +43,15 @@ def folded(storages: Iterable[Storage]) -> list[Fold]:
         pattern = pattern_of(one.path)
         alike = (pattern, one.category, one.dtype, one.device, len(one.shape or ())) if ANY in pattern else (one.key,)
         groups.setdefault(alike, []).append(one)
-    rows = [row for group in groups.values() for row in _rows(group)]
+    rows = []
+    for group in groups.values():
+        few = len(group) <= FEW
+        rows += [Fold(one.path, (one,)) for one in group] if few else [Fold(pattern_of(group[0].path), tuple(group))]
     return sorted(rows, key=lambda row: -row.nbytes)
 
 
-def _rows(group: list[Storage]) -> list[Fold]:
-    if len(group) <= FEW:
-        return [Fold(one.path, (one,)) for one in group]
-    return [Fold(pattern_of(group[0].path), tuple(group))]
-
-
 def pattern_of(path: str) -> str:
-    """A path without the numbers of its entries; of what a graph keeps, only whose graph it is.
+    """A path without the indices of list entries; of what a graph keeps, only whose graph it is.
 
     >>> pattern_of("losses[17]"), pattern_of("log['x'][2].grad_fn -> MulBackward0 -> saved self"), pattern_of("Out[3]")
     ('losses[…]', "log['x'][…].grad_fn -> ...", 'Out[3]')

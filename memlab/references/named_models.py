@@ -1,7 +1,7 @@
 """The modules and optimizers that the notebook's own names lead to, and what they are called there.
 
-It looks at plain values of the namespace, into lists, tuples and dicts, and into the attributes of ordinary objects, a few
-steps deep. Nothing of the user's is called, compared or printed. What only a function's locals or a closure hold is not found.
+It looks a few steps deep into lists, tuples, dicts and the attributes of ordinary objects. No code of the user is called, and
+nothing is compared or printed. What only a function's locals or a closure holds is not found.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from memlab.references.edges import instance_dict, items_of
+
 MAX_DEPTH = 4
 MAX_OBJECTS = 50_000
 MAX_ITEMS = 1_000
-"""Of a longer list or dict the first so many are looked at: a list of models is short."""
+"""Of a longer list or dict only so many items are looked at: a list of models is short."""
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, torch.Tensor, torch.UntypedStorage)
 
@@ -49,24 +51,13 @@ def modules_and_optimizers(namespace: Mapping[str, Any] | None = None) -> Iterat
 
 
 def _inside(thing: Any) -> list[tuple[str, Any]]:
-    """The values one step inside of a container or an ordinary object, each with how to write the step."""
+    """(text of the step, value) of what a container or an object of a user's class holds."""
     kind = type(thing)
     if issubclass(kind, dict):
-        items = list(dict.items(thing.copy() if kind is dict else dict(dict.items(thing))))[:MAX_ITEMS]
-        return [(f"[{key!r}]", value) for key, value in items if type(key) in (str, int)]
+        return [(f"[{key!r}]", value) for key, value in items_of(thing)[:MAX_ITEMS] if type(key) in (str, int)]
     if issubclass(kind, list | tuple):
         iterate = list.__iter__ if issubclass(kind, list) else tuple.__iter__
         return [(f"[{index}]", value) for index, value in zip(range(MAX_ITEMS), iterate(thing), strict=False)]
-    attributes = _attributes(thing)
-    return [(f".{name}", value) for name, value in attributes.items() if type(name) is str]
-
-
-def _attributes(thing: Any) -> dict[str, Any]:
-    """The instance dict of an object of the user's own kinds; of modules, functions and builtins nothing."""
-    if type(thing).__module__ in ("builtins", "types") or issubclass(type(thing), type(sys)):
-        return {}
-    try:
-        found = object.__getattribute__(thing, "__dict__")
-    except AttributeError:
-        return {}
-    return found.copy() if type(found) is dict else {}
+    if kind.__module__ in ("builtins", "types") or issubclass(kind, type(sys)):
+        return []
+    return [(f".{name}", value) for name, value in items_of(instance_dict(thing) or {}) if type(name) is str]

@@ -1,7 +1,7 @@
-"""Where names begin: the notebook's variables, its outputs, the last error, running functions, modules.
+"""The roots of paths: the notebook's variables, its outputs, the last error, running functions, modules.
 
-Nothing is imported for it, and nothing of the user's is run; frames are given away and not kept. memlab's own modules and
-functions are no beginnings.
+Nothing is imported and no code of the user is run; frames are returned and not kept. memlab's own modules and functions are
+no roots.
 """
 
 from __future__ import annotations
@@ -16,26 +16,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from memlab.names import kinds
-from memlab.names.walk import Root
-from memlab.seams import frames
+from memlab.references import edges
+from memlab.references.walk import Root
+from memlab.torch_internals import frames
 
 VARIABLES, OUTPUTS, UNDERSCORES, ERRORS, FRAMES, THREADS, SHELL, MACHINERY, MODULES = range(9)
-"""The tiers of roots: the first that leads to a tensor names it. From SHELL on they are not the user's."""
+"""The tiers of roots: the first from which a tensor is reached names it. From SHELL on they are not the user's."""
 
 _UNDERSCORE = re.compile(r"_{1,3}|_\d+|_oh")
 _HIDDEN = re.compile(r"In|_dh|_ih|_i{1,3}|_i\d+|__\w+__|get_ipython|exit|quit")
 _LIBRARIES = ("<frozen ", str(Path(os.__file__).resolve().parent) + os.sep, str(Path(os.__file__).parent) + os.sep)
 _INSTALLED = "-packages" + os.sep  # site-packages, dist-packages
-_dict_of_module: Any = kinds.attributes_of_class(types.ModuleType)["__dict__"].__get__
 _OWN_FILES = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def namespaces() -> Iterator[Any]:
-    """The dicts of all loaded modules, and the modules of memlab: no way leads through them."""
+    """The dicts of all loaded modules, and the modules of memlab: no path leads through them."""
     for name, module in sys.modules.copy().items():
-        own = _namespace(module)
-        if own is not None:
+        if (own := _namespace(module)) is not None:
             yield own
         if _is_ours(name):
             yield module
@@ -71,20 +69,18 @@ def modules() -> Iterator[Root]:
         if own is None or id(own) in done or _is_ours(module_name) or type(module_name) is not str:
             continue
         done.add(id(own))
-        for name, thing in kinds.items_of(own):
+        for name, thing in edges.items_of(own):
             if type(name) is str:
                 yield Root(MODULES, f"{module_name}.{name}", thing)
 
 
 def _notebook_names() -> dict[str, Any]:
-    own = _namespace(sys.modules.get("__main__"))
-    return {} if own is None else own.copy()
+    return (_namespace(sys.modules.get("__main__")) or {}).copy()
 
 
 def _namespace(module: Any) -> dict[str, Any] | None:
-    """The dict of a module; of whatever else lies in `sys.modules`, nothing is asked."""
-    is_module = any(base is types.ModuleType for base in kinds.mro_of(type(module)))
-    return _dict_of_module(module) if is_module else None
+    """The dict of a module; None for anything else in `sys.modules`."""
+    return edges.names_of_module(module) if edges.derives(type(module), types.ModuleType) else None
 
 
 def _is_ours(module_name: Any) -> bool:
@@ -92,44 +88,38 @@ def _is_ours(module_name: Any) -> bool:
 
 
 def _running() -> list[Root]:
-    """The functions that run now, in this thread and in others, and the values of this thread's context."""
+    """The functions that run now, in this thread and in others, and the values of this thread's context.
+
+    In this thread without the innermost frames of memlab and of IPython calling its magic. Functions of libraries come after
+    the shell.
+    """
     found = [Root(FRAMES, f"context variable {one.name!r}", value) for one, value in contextvars.copy_context().items()]
     tops, here = sys._current_frames(), threading.get_ident()
     frame: types.FrameType | None
     try:
         for thread, frame in tops.items():
-            above = _below_us(frame) if thread == here else frame
-            place, tier = ("", FRAMES) if thread == here else (f"thread {_name_of_thread(thread)}: ", THREADS)
-            found += _frames_from(above, place, tier)
+            place, tier = "", FRAMES
+            if thread != here:
+                place, tier = f"thread {_name_of_thread(thread)}: ", THREADS
+            is_asking = thread == here
+            while frame is not None:
+                file = frame.f_code.co_filename
+                is_ours = file.startswith(_OWN_FILES)
+                is_asking = is_asking and (is_ours or frames.is_shells(frame.f_code))
+                if not is_ours and not is_asking:
+                    is_users = not file.startswith(_LIBRARIES) and _INSTALLED not in file
+                    name = f"{place}{frame.f_code.co_name}()"
+                    found.append(Root(tier if is_users else MACHINERY, name, frame))
+                frame = frame.f_back
         return found
     finally:
         # One of them is the frame of this very function: a circle, which would keep all that its callers' variables hold.
         tops.clear()
-        frame = above = None
-
-
-def _frames_from(frame: types.FrameType | None, place: str, tier: int) -> list[Root]:
-    """The functions from a frame down to the first; those of libraries come after the shell."""
-    found = []
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_OWN_FILES):
-            is_users = not file.startswith(_LIBRARIES) and _INSTALLED not in file
-            found.append(Root(tier if is_users else MACHINERY, f"{place}{frame.f_code.co_name}()", frame))
-        frame = frame.f_back
-    return found
-
-
-def _below_us(frame: types.FrameType | None) -> types.FrameType | None:
-    """The first frame that did not come about by asking: not memlab's own, nor IPython's that call a magic of it."""
-    while frame is not None and (frame.f_code.co_filename.startswith(_OWN_FILES) or frames.is_shells(frame.f_code)):
-        frame = frame.f_back
-    return frame
+        frame = None
 
 
 def _name_of_thread(number: int) -> str:
-    """A thread's name; from its attribute, as a class of the user's may compute another."""
+    """The name of a thread, from its attribute: a subclass of the user may compute `name`."""
     thread = threading._active.copy().get(number)  # type: ignore[attr-defined]
-    own = (kinds.instance_dict(thread) if thread is not None else None) or {}
-    name = own.get("_name")
+    name = (edges.instance_dict(thread) or {}).get("_name") if thread is not None else None
     return repr(name) if type(name) is str else str(number)

@@ -1,1 +1,0 @@
-"""Who holds a tensor: the objects that are alive, the paths to them, and letting go of them."""
