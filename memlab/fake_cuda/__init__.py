@@ -1,0 +1,94 @@
+"""Fake CUDA: code written for "cuda" runs on tensors without data, and every byte it asks for is logged.
+
+    with FakeCuda(gpu) as fake:
+        model = Net().to("cuda"); ...
+    fake.log, fake.assumptions
+
+Made for a child process: what the code inside turned into fake CUDA tensors stays fake.
+
+Limits: one at a time per process; work of other threads is seen where fake CUDA tensors are involved. Compiled code runs as
+eager code. What depends on values is assumed (see `data_dependent`), and noted in `assumptions`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from memlab.allocator import CachingAllocator
+from memlab.errors import PredictionError
+from memlab.fake_cuda import (  # noqa: F401  # some are here for the rules that they register
+    attention,
+    autocast,
+    data_dependent,
+    deferred_init,
+    devices,
+    dispatcher,
+    gradient_accumulation,
+    kernels,
+    matmuls,
+    recurrent,
+    sorting,
+)  # fmt: skip
+from memlab.fake_cuda.allocation_log import AllocationLog
+from memlab.fake_cuda.patches import Patches
+from memlab.fake_cuda.tensors import State
+from memlab.torch_internals import cuda_names
+
+__all__ = ["FakeCuda"]
+
+INSTALLERS = (
+    devices.exchange_devices, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
+    recurrent.flatten_weights, autocast.autocast_as_cuda,
+)  # fmt: skip
+"""What is exchanged while fake CUDA is on, in this order: functions of (dispatcher, patches)."""
+
+
+class FakeCuda:
+    """Within it there is a CUDA device, `gpu`, that holds no data.
+
+    `conf` is what PYTORCH_CUDA_ALLOC_CONF would say. Where the GPU is full the code gets the error that it would get, or, with
+    `raises_oom=False`, goes on as if there were room. `log` has allocations and frees in order, `assumptions` what had to be
+    assumed, in order, with how often.
+    """
+
+    def __init__(self, gpu: Any, conf: str = "", *, raises_oom: bool = True) -> None:
+        self.gpu = gpu
+        self.assumptions: Counter[str] = Counter()
+        context = sum(gpu.context_bytes) // 2
+        allocator = CachingAllocator(gpu.usable_bytes, conf, context, torch_version=torch.__version__)
+        self.log = AllocationLog(allocator, raises_oom)
+        self.dispatcher = dispatcher.OpDispatcher(gpu, self.log, self.assumptions)
+
+    def __enter__(self) -> FakeCuda:
+        if State.active is not None:
+            raise PredictionError("a prediction is running in this process already: end it before starting another.")
+        with Patches() as patches:
+            default = torch.get_default_device() if cuda_names.has_default_device() else None
+            patches.callback(torch.set_default_device, default)
+            patches.callback(self._forget)
+            State.active = self
+            cuda_names.lift_only_host_tensors(patches)
+            for install in INSTALLERS:
+                install(self.dispatcher, patches)
+            patches.enter_context(self.dispatcher.mode)
+            dispatcher.follow_threads(self.dispatcher.mode, patches)
+            self._patches = patches.pop_all()
+        return self
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this is the fake CUDA that code meets now."""
+        return State.active is self
+
+    def __exit__(self, *error):
+        self.log.record_frees()
+        self._patches.__exit__(*error)
+
+    @staticmethod
+    def _forget() -> None:
+        State.active = None
+        devices.Current.of_thread.__dict__.clear()
+        deferred_init.forget()

@@ -1,0 +1,209 @@
+"""The allocation log: what is allocated and freed on the fake GPU, in order, and an allocator that runs along.
+
+Storages die by weak references, whose callbacks may come at any bytecode: a callback only appends to a queue (in C), and the
+queue is entered before the next allocation and before anything is read, so that the order stays that of happening.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from bisect import bisect_right
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memlab.allocator import OutOfMemory
+from memlab.probes.storage_log import Births, StorageRef
+from memlab.torch_internals.dispatch import current_autograd_node
+from memlab.torch_internals.sequence import LEAF, next_number, number_of
+from memlab.trace.columns import Kind
+from memlab.units import GiB
+
+ALLOC, FREE = int(Kind.ALLOC), int(Kind.FREE)
+
+
+class Operator(NamedTuple):
+    """An operator that a library may take memory for: the row it came before, its tensors, who ran it."""
+
+    row: int
+    name: str
+    stream: int
+    in_backward: bool
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+
+
+class AllocationLog:
+    """Rows of what was requested, and the allocator that answers meanwhile.
+
+    `allocator` has the interface of `memlab.allocator.CachingAllocator`; its OutOfMemory goes up to whoever asked, or,
+    without `raises_oom`, the GPU grows.
+    """
+
+    COLUMNS = (("time_ns", "q"), ("kind", "B"), ("block", "q"), ("nbytes", "q"), ("stream", "q"), ("key", "q"))
+
+    def __init__(self, allocator: Any, raises_oom: bool = True) -> None:
+        self.allocator, self.raises_oom = allocator, raises_oom
+        self.births = Births()
+        columns = [array(code) for _, code in self.COLUMNS]
+        self.time_ns, self.kind, self.block, self.nbytes, self.stream, self.key = columns
+        self._append = [column.append for column in columns]
+        self.born_as = array("i")
+        self.operators: list[Operator] = []
+        self.emptied: list[int] = []
+        self.recorded_streams: list[tuple[int, int, int]] = []
+        self.out_of_memory: list[tuple[int, int, int]] = []
+        self._stream_now = 0
+        self._switched_at: list[int] = []
+        self._switched_to: list[int] = []
+        self._lock = threading.RLock()  # operators of other threads come here, too
+        self._refs: dict[int, StorageRef] = {}
+        self._live: dict[int, tuple[Any, int, int]] = {}  # the allocator's block, its bytes and stream
+        self._dead: deque[StorageRef] = deque()
+        self._die = self._dead.append
+        self._birth_numbers: dict[Any, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.kind)  # any thread may ask how far it is
+
+    def allocated(self, storage: Any, nbytes: int, op: Any, dtype: Any) -> None:
+        """A storage was made."""
+        with self._lock:
+            if self._dead:
+                self.record_frees()
+            if not nbytes:
+                return  # the allocator gives nothing for nothing
+            key = id(storage)
+            block = self._allocate(nbytes, op, dtype, key)
+            ref = StorageRef(storage, self._die)
+            ref.key, ref.block, ref.nbytes = key, block, nbytes
+            self._refs[key] = ref
+
+    def _allocate(self, nbytes: int, op: Any, dtype: Any, key: int) -> int:
+        stream = self.stream_now
+        try:
+            taken = self.allocator.malloc(nbytes, stream)
+        except OutOfMemory:
+            if self.raises_oom:
+                self.out_of_memory.append((len(self.kind), nbytes, stream))
+                raise
+            self.allocator.grow(2 * nbytes + self.allocator.total_bytes + GiB)
+            taken = self.allocator.malloc(nbytes, stream)
+        number = self._birth_numbers.get((op, dtype))
+        if number is None:
+            name = "" if dtype is None else str(dtype).removeprefix("torch.")
+            number = self._birth_numbers[op, dtype] = self.births.number(str(op), name, "")
+        block = len(self.born_as)
+        self.born_as.append(number)
+        self._live[block] = (taken, nbytes, stream)
+        self._row(ALLOC, block, nbytes, stream, key)
+        return block
+
+    def _row(self, kind: int, block: int, nbytes: int, stream: int, key: int) -> None:
+        row = time.time_ns(), kind, block, nbytes, stream, key
+        for append, value in zip(self._append, row, strict=True):
+            append(value)
+
+    def record_frees(self) -> None:
+        """Enter the storages that died since."""
+        dead = self._dead
+        with self._lock:
+            while dead:
+                ref = dead.popleft()
+                if ref.block >= 0:
+                    self._free(ref.block)
+                    if self._refs.get(ref.key) is ref:
+                        del self._refs[ref.key]
+                    ref.block = -1
+
+    def _free(self, block: int) -> None:
+        taken, nbytes, stream = self._live.pop(block)
+        self.allocator.free(taken)
+        self._row(FREE, block, nbytes, stream, 0)
+
+    def _ref(self, storage: Any) -> StorageRef | None:
+        ref = self._refs.get(id(storage))
+        return ref if ref is not None and ref() is storage else None
+
+    def resized(self, storage: Any, nbytes: int, op: Any, dtype: Any) -> None:
+        """A storage has another size now: the new bytes come before the old ones go, as in c10."""
+        known = self._ref(storage)
+        if (known.nbytes if known is not None else 0) == nbytes:
+            return
+        old = self._refs.pop(id(storage), None)
+        self.allocated(storage, nbytes, op, dtype)
+        if old is not None and old.block >= 0:
+            self._free(old.block)
+            old.block = -1
+
+    def is_known(self, storage: Any) -> bool:
+        """Whether a storage is in the log and alive."""
+        return self._ref(storage) is not None
+
+    def address_of(self, storage: Any) -> int:
+        """A number like an address for a storage, 0 where it has no memory."""
+        ref = self._refs.get(id(storage))
+        return ref.key if ref is not None else 0
+
+    def hold(self, nbytes: int, op: Any = "scratch") -> int:
+        """Allocate memory that belongs to no tensor; the block to release (-1 for nothing)."""
+        with self._lock:
+            self.record_frees()
+            return self._allocate(int(nbytes), op, None, 0) if nbytes else -1
+
+    def release(self, block: int) -> None:
+        """Give it back."""
+        with self._lock:
+            self.record_frees()
+            if block >= 0:
+                self._free(block)
+
+    @property
+    def stream_now(self) -> int:
+        """The stream that work is asked on: of the thread, or in backward that on which the forward of the node ran."""
+        node = current_autograd_node() if self._switched_at else None
+        if node is None:
+            return self._stream_now
+        number = number_of(node)
+        at = bisect_right(self._switched_at, number) - 1
+        return self._switched_to[at] if at >= 0 and number != LEAF else 0
+
+    @stream_now.setter
+    def stream_now(self, stream: int) -> None:
+        """Nodes are numbered as they are made: those from here on belong to this stream (autograd/engine.cpp, Node::stream)."""
+        self._stream_now = stream
+        self._switched_at.append(next_number())
+        self._switched_to.append(stream)
+
+    def record_stream(self, storage: Any, stream: int) -> None:
+        """A storage is used on another stream."""
+        self.record_frees()
+        ref = self._ref(storage)
+        if ref is not None:
+            self.recorded_streams.append((len(self.kind), ref.block, stream))
+            self.allocator.record_stream(self._live[ref.block][0], stream)
+
+    def empty_cache(self) -> None:
+        """The user's code gave cached segments back."""
+        self.record_frees()
+        self.emptied.append(len(self.kind))
+        self.allocator.empty_cache()
+
+    def note(self, name: str, in_backward: bool, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
+        """An operator of interest is about to run."""
+        self.record_frees()
+        self.operators.append(Operator(len(self.kind), name, self.stream_now, in_backward, shapes, dtype))
+
+    def mark(self) -> int:
+        """The time now; what died so far is dated before it."""
+        self.record_frees()
+        return time.time_ns()
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The rows so far; `birth` is per block, into the tables of `births`."""
+        self.record_frees()
+        columns = {name: np.array(getattr(self, name), dtype=code) for name, code in self.COLUMNS}
+        return columns | {"birth": np.array(self.born_as, "i4")}

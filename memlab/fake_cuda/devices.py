@@ -1,0 +1,469 @@
+"""What Python sees of the device: `torch.cuda`, `torch.accelerator`, memory, generators, all answered from the GPU's data.
+
+Work on its streams finishes at once, and memory knows which stream asked for it. Choices that C++ makes by asking for the
+device or for subclasses of Tensor would take fake CUDA tensors for what they are not: they are made here as for CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import logging
+import sys
+import threading
+import types
+import warnings
+from collections import OrderedDict
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.accelerator
+import torch.amp.autocast_mode
+import torch.amp.grad_scaler
+import torch.cuda.amp.common
+from torch.nn import parameter
+
+from memlab.errors import PredictionError
+from memlab.fake_cuda import deferred_init, tensors
+from memlab.fake_cuda.kernel_rules import CUDA_KERNELS, operator
+from memlab.fake_cuda.patches import Patches, constant, nothing
+from memlab.fake_cuda.reductions import threads_per_multiprocessor
+from memlab.fake_cuda.tensors import CUDA0, FakeCudaTensor, State, is_fake, set_data, with_index
+from memlab.torch_internals import cuda_names
+from memlab.torch_internals.cuda_names import fake_tensor
+from memlab.torch_internals.dispatch import TensorBase
+from memlab.torch_internals.fakes import LOGGER
+
+ASKED = "the code asked how much memory is in use: on another card it may do something else"
+COMPILED = "compiled code is predicted as eager: torch.compile did nothing"
+SCRIPTED = "TorchScript is predicted as the Python it was made of: torch.jit.script did nothing"
+_Generator = torch.Generator
+_data_ptr = torch.UntypedStorage.data_ptr
+
+
+def exchange_devices(cuda: Any, patches: Patches) -> None:
+    """Exchange everything that asks for the device."""
+    with warnings.catch_warnings():
+        # PyTorch loads this when it is first needed, and scripts then: not while names are exchanged.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
+    _exchange_tensors(patches)
+    _exchange_cuda(cuda, patches)
+    _exchange_training(cuda, patches)
+    _refuse(patches)
+
+
+def _exchange_tensors(patches: Patches) -> None:
+    patches.put(
+        torch.Tensor,
+        _make_subclass=staticmethod(_make_subclass),
+        data=property(TensorBase.data.__get__, set_data),
+        to=tensors.tensor_to,
+        cuda=tensors.tensor_cuda,
+        type_as=tensors.type_as,
+        pin_memory=lambda tensor, *args: tensor,
+    )
+    for name in ("numpy", "tolist", "data_ptr", "__reduce_ex__", "__dlpack__", "share_memory_"):
+        patches.put(torch.Tensor, **{name: _reading(getattr(torch.Tensor, name))})
+    patches.put(fake_tensor.FakeTensorMode, avoid_device_init=property(lambda mode: True))
+    patches.put(fake_tensor, init_gpu_context=nothing)
+    # Before it raises the error of an operator it writes a traceback to the log, which keeps the arguments alive.
+    patches.put(logging.getLogger(LOGGER), disabled=True)
+    # Modules move by `.data =`: host tensors and those of the GPU are compatible, as on CUDA; see `tensors.set_data`.
+    patches.put(torch, _has_compatible_shallow_copy_type=constant(True), Generator=Generator)
+    patches.put(torch, load=tensors.loading(torch.load))
+    patches.put(torch.utils, swap_tensors=tensors.swap)
+    patches.put(torch.UntypedStorage, data_ptr=_address_of)
+    # Parameters that get their shape from the first input (`nn.LazyLinear`) remember that they were moved.
+    lazy: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
+    patches.put(lazy, to=_lazy_to, cuda=_lazy_cuda, materialize=_materializing(lazy.materialize))
+
+
+def _make_subclass(cls: Any, data: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
+    """The tensors that shape functions work with must not be on CUDA for C++ either (see `tensors`)."""
+    if isinstance(cls, type) and issubclass(cls, fake_tensor.FakeTensor):
+        kwargs["dispatch_device"] = False
+    return cuda_names.make_subclass(cls, data, requires_grad, **kwargs)
+
+
+def _reading(function):
+    """A way to the values of host tensors that no dispatch sees: those without data get it first."""
+
+    def method(self, *args, **kwargs):
+        deferred_init.read((self.detach() if type(self) is torch.nn.Parameter else self,))
+        return function(self, *args, **kwargs)
+
+    return method
+
+
+def _address_of(storage: Any) -> int:
+    """Storages on the GPU are told apart by their address, as code does that looks for shared weights."""
+    if storage.device.type == "meta" and State.active is not None:
+        return int(State.active.log.address_of(storage))
+    return int(_data_ptr(storage))
+
+
+def _lazy_to(self, *args, **kwargs):
+    device = kwargs.get("device", args[0] if args else None)
+    if isinstance(device, str | int | torch.device):
+        self.__dict__["fake_device"] = with_index(device)
+    return self
+
+
+def _lazy_cuda(self, device=None, **kwargs):
+    return _lazy_to(self, CUDA0 if device is None else device)
+
+
+def _materializing(materialize):
+    def materialized(self, shape, device=None, dtype=None):
+        """As PyTorch's, on the host; then on the GPU if it was moved there (torch/nn/parameter.py, 2.11 to 2.15)."""
+        target = self.__dict__.pop("fake_device", None) if device is None else with_index(device)
+        is_for_gpu = target is not None and target.type == "cuda"
+        materialize(self, shape, torch.device("cpu") if is_for_gpu else target, dtype)
+        if is_for_gpu:
+            set_data(self, torch.empty(shape, device=CUDA0, dtype=self.dtype))
+
+    return materialized
+
+
+class _GeneratorKind(type(_Generator)):  # type: ignore[misc]
+    """`isinstance(g, torch.Generator)` goes on to mean all generators."""
+
+    def __instancecheck__(cls, thing: Any) -> bool:
+        return isinstance(thing, _Generator)
+
+
+class Generator(_Generator, metaclass=_GeneratorKind):
+    """A generator that says it is on the GPU where it should be; it is a host one."""
+
+    def __new__(cls, device="cpu"):
+        """A host generator whatever the device."""
+        return _Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self._fake_device = with_index(device)
+
+    device: Any = property(lambda self: self._fake_device)
+
+
+class _LegacyKind(type):
+    """`torch.cuda.FloatTensor`, and `isinstance(x, torch.cuda.FloatTensor)`."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == cls.dtype
+
+    def __call__(cls, *args: Any) -> Any:
+        return tensors.legacy_tensor(cls.dtype, args)
+
+
+_numbers = itertools.count(1)
+
+
+class StreamContext:
+    """`with torch.cuda.stream(s):`."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> Any:  # it gives nothing, as PyTorch's
+        self._before = Current.get()
+        Current.set(self.stream)
+
+    def __exit__(self, *error):
+        Current.set(self._before)
+
+
+class Stream(StreamContext):
+    """Stands for `torch.cuda.Stream`, which is a context manager in its generic form `torch.Stream`, too."""
+
+    stream: Any = property(lambda self: self)
+    synchronize = wait_event = wait_stream = staticmethod(nothing)
+    query, is_capturing = staticmethod(constant(True)), staticmethod(constant(False))
+    priority_range = staticmethod(constant((0, -5)))
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        number = kwargs.get("stream_id", kwargs.get("stream_ptr"))
+        self.cuda_stream = next(_numbers) if number is None else number
+        self.stream_id, self.device, self.device_index, self.priority = self.cuda_stream, CUDA0, 0, priority
+        self.device_type, self._as_parameter_ = 1, self.cuda_stream
+
+    def __enter__(self) -> Stream:
+        super().__enter__()
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self.cuda_stream == other.cuda_stream
+
+    def __hash__(self) -> int:
+        return hash(self.cuda_stream)
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.cuda_stream:#x}>"
+
+    def record_event(self, event: Any = None) -> Event:
+        """An event at the end of its work."""
+        return event or Event()
+
+
+class Event:
+    """Stands for `torch.cuda.Event`; it has happened, and between two of them no time passes."""
+
+    record = wait = synchronize = staticmethod(nothing)
+    query = staticmethod(constant(True))
+    elapsed_time = staticmethod(constant(1.0))  # not zero, for rates that are computed from it
+    device, cuda_event = CUDA0, 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class Current:
+    """Which stream each thread works on."""
+
+    default = Stream(stream_id=0)
+    of_thread = threading.local()
+
+    @classmethod
+    def get(cls, device: Any = None) -> Stream:
+        """The stream of this thread."""
+        return getattr(cls.of_thread, "stream", cls.default)
+
+    @classmethod
+    def set(cls, stream):
+        """Work on this stream from here on."""
+        if stream is not None:
+            cls.of_thread.stream = stream
+            if State.active is not None:
+                State.active.log.stream_now = stream.cuda_stream
+
+
+class DeviceContext:
+    """`with torch.cuda.device(0):`."""
+
+    def __init__(self, device: Any = None) -> None:
+        if not isinstance(device, torch.Tensor) and device is not None:
+            with_index(device)
+
+    __enter__ = __exit__ = nothing
+
+
+def _memory(cuda: Any) -> dict[str, Any]:
+    """The functions of `torch.cuda.memory`, answered by the allocator that runs along."""
+    log = cuda.log
+
+    def asked(figure):
+        def answer(device=None):
+            cuda.assume(ASKED)
+            log.record_frees()
+            return figure(log.allocator)
+
+        return answer
+
+    def reset_peaks(device=None):
+        log.record_frees()
+        log.allocator.reset_peaks()
+
+    reserved, peak_reserved = asked(attrgetter("reserved_bytes")), asked(attrgetter("peak_reserved_bytes"))
+    return {
+        "memory_allocated": asked(attrgetter("allocated_bytes")),
+        "max_memory_allocated": asked(attrgetter("peak_allocated_bytes")),
+        "memory_reserved": reserved, "memory_cached": reserved,
+        "max_memory_reserved": peak_reserved, "max_memory_cached": peak_reserved,
+        "mem_get_info": asked(lambda allocator: (int(allocator.free_bytes), int(allocator.total_bytes))),
+        "memory_stats": asked(lambda allocator: OrderedDict(sorted(allocator.memory_stats().items()))),
+        "reset_peak_memory_stats": reset_peaks, "reset_max_memory_allocated": reset_peaks,
+        "reset_max_memory_cached": reset_peaks,
+        "reset_accumulated_memory_stats": lambda *args: log.allocator.reset_accumulated(),
+        "empty_cache": log.empty_cache,
+        "set_per_process_memory_fraction": lambda share, device=None: log.allocator.set_memory_fraction(share),
+        "memory_snapshot": lambda *args, **kwargs: [],
+        "list_gpu_processes": constant("no processes are running"),
+        "_record_memory_history": nothing, "_dump_snapshot": nothing,
+        "_snapshot": lambda *args, **kwargs: {"segments": [], "device_traces": [[]]},
+    }  # fmt: skip
+
+
+def _exchange_cuda(cuda: Any, patches: Patches) -> None:
+    gpu, memory = cuda.gpu, _memory(cuda)
+    capability = major, minor = tuple(gpu.compute_capability)
+    properties = types.SimpleNamespace(
+        name=gpu.name, major=major, minor=minor, total_memory=gpu.total_bytes,
+        multi_processor_count=gpu.multiprocessors, is_integrated=False, is_multi_gpu_board=False, warp_size=32,
+        max_threads_per_multi_processor=threads_per_multiprocessor(capability),
+        regs_per_multiprocessor=65536, shared_memory_per_block=49152, shared_memory_per_block_optin=101376,
+        shared_memory_per_multiprocessor=102400, L2_cache_size=32 << 20, gcnArchName="", uuid="", pci_bus_id=0,
+        pci_device_id=0, pci_domain_id=0,
+    )  # fmt: skip
+
+    random = {
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"), nothing),
+        "initial_seed": constant(0), "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
+    }  # fmt: skip
+    legacy = {
+        name: _LegacyKind(name, (), {"__module__": "torch.cuda", "dtype": tensors.LEGACY_TYPES[name]})
+        for name in ("FloatTensor", "HalfTensor", "LongTensor", "ByteTensor", "BoolTensor", "IntTensor")
+    }
+    patches.put_where_present(
+        torch.cuda,
+        is_available=constant(True), is_initialized=constant(True), init=nothing, _lazy_init=nothing,
+        device_count=constant(1), current_device=constant(0), set_device=with_index, synchronize=nothing,
+        get_device_properties=constant(properties), get_device_capability=constant(capability),
+        get_device_name=constant(gpu.name), is_tf32_supported=constant(capability >= (8, 0)),
+        is_bf16_supported=lambda including_emulation=True: including_emulation or capability >= (8, 0),
+        get_arch_list=constant([f"sm_{major}{minor}"]), can_device_access_peer=constant(False),
+        ipc_collect=nothing, device=DeviceContext, device_of=DeviceContext, utilization=constant(0),
+        temperature=constant(40), power_draw=constant(0), clock_rate=constant(0), memory_usage=constant(0),
+        Stream=Stream, ExternalStream=Stream, Event=Event, StreamContext=StreamContext, stream=StreamContext,
+        current_stream=Current.get, default_stream=constant(Current.default), set_stream=Current.set,
+        is_current_stream_capturing=constant(False), **legacy, **memory, **random,
+    )  # fmt: skip
+    patches.put_where_present(torch.cuda.memory, **memory)
+    patches.put_where_present(torch.cuda.random, **random)
+    patches.put_where_present(torch.cuda.streams, Stream=Stream, Event=Event)
+    patches.put_where_present(torch, Stream=Stream, Event=Event)
+    patches.put_where_present(torch.version, cuda=torch.version.cuda or "13.0")
+    patches.put_where_present(torch.backends.cuda, is_built=constant(True))
+    for name in ("preferred_blas_library", "preferred_linalg_library"):
+        patches.put_where_present(torch.backends.cuda, **{name: _preferring(getattr(torch.backends.cuda, name, None))})
+    version = constant(cuda_names.compiled_cudnn_version())
+    patches.put_where_present(torch.backends.cudnn, is_available=constant(True), version=version)
+    shared = (
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
+        "reset_peak_memory_stats", "empty_cache", "reset_accumulated_memory_stats",
+    )  # fmt: skip
+    patches.put_where_present(
+        torch.accelerator,
+        is_available=constant(True), device_count=constant(1), synchronize=nothing,
+        current_device_index=constant(0), current_device_idx=constant(0), set_device_index=nothing,
+        set_device_idx=nothing, current_accelerator=constant(torch.device("cuda")),
+        current_stream=Current.get, set_stream=Current.set, device_index=DeviceContext,
+        get_device_capability=constant({"supported_dtypes": set()}), get_memory_info=memory["mem_get_info"],
+        **{name: memory[name] for name in shared},
+    )  # fmt: skip
+
+
+def _preferring(prefer):
+    """A switch between libraries that this build may lack: it keeps what was said."""
+    said: list[Any] = []
+
+    def preferred(backend=None):
+        if backend is not None:
+            said.append(backend)
+        return said[-1] if said else prefer()
+
+    return preferred
+
+
+def _exchange_training(cuda: Any, patches: Patches) -> None:
+    for module in (torch.cuda.amp.common, torch.amp.autocast_mode, torch.amp.grad_scaler):
+        patches.put_where_present(module, amp_definitely_not_available=constant(False))
+    # GradScaler finds no infinity (torch/amp/grad_scaler.py asks the device).
+    patches.put(
+        torch.amp.GradScaler, _maybe_opt_step=lambda scaler, optimizer, state, *args, **kw: optimizer.step(*args, **kw)
+    )
+    patches.put(torch.optim.Optimizer, _accelerator_graph_capture_health_check=nothing)
+    # torch/optim/__init__.py takes the module's name away, the module stays.
+    supported = sys.modules["torch.optim.optimizer"]._foreach_supported_types
+    for kind in (FakeCudaTensor, tensors.FakeCudaParameter):
+        supported.append(kind)
+        patches.callback(supported.remove, kind)
+    # Gradients are clipped by the multi-tensor kernels (torch/utils/_foreach_utils.py, _has_foreach_support).
+    clipping = sys.modules["torch.nn.utils.clip_grad"]
+    has_foreach = clipping._has_foreach_support
+    patches.put(clipping, _has_foreach_support=lambda found, device: _are_fake(found) or has_foreach(found, device))
+    # Optimizers make new numbers where their groups are, which C++ takes for the meta device (ASGD, a learning rate in a
+    # tensor; torch/utils/_foreach_utils.py, _group_tensors_by_device_and_dtype).
+    for name in ("torch.optim.optimizer", "torch.optim.swa_utils", "torch.nn.utils.clip_grad"):
+        module = sys.modules[name]
+        patches.put(module, _group_tensors_by_device_and_dtype=_grouping(module._group_tensors_by_device_and_dtype))
+
+    def compiled(model=None, *args, **kwargs):
+        cuda.assume(COMPILED)
+        return (lambda function: function) if model is None else model
+
+    def scripted(obj, *args, **kwargs):
+        cuda.assume(SCRIPTED)
+        return obj
+
+    def on_one_gpu(parallel, *inputs, **kwargs):
+        """`nn.DataParallel` where there is one GPU: it moves the inputs (torch/nn/parallel/data_parallel.py)."""
+        inputs, kwargs = cuda_names.tree_map_only(torch.Tensor, lambda one: one.to(CUDA0), (inputs, kwargs))
+        return parallel.module(*inputs, **kwargs)
+
+    patches.put(torch, compile=compiled)
+    patches.put(torch.jit, script=scripted)
+    patches.put(torch.nn.Module, compile=lambda module, *args, **kwargs: compiled(module) and None)
+    patches.put(torch.nn.DataParallel, forward=on_one_gpu)
+
+
+def _are_fake(found: Any) -> bool:
+    return bool(found) and all(one is None or is_fake(one) for one in found)
+
+
+def _grouping(group):
+    def grouped(columns: Any, with_indices: bool = False) -> Any:
+        groups = group(columns, with_indices)
+        if not _are_fake([one for column in columns[:1] for one in column]):
+            return groups
+        on_gpu = {"meta": CUDA0}
+        return {(on_gpu.get(device.type, device), dtype): rest for (device, dtype), rest in groups.items()}
+
+    return grouped
+
+
+def put_composite_rules(cuda: Any, patches: Patches) -> None:
+    """The rules of composite operators stand in for their decomposition, of fake CUDA tensors alone."""
+    library = torch.library.Library("aten", "IMPL")
+    patches.callback(library._destroy)
+    for func in map(operator, CUDA_KERNELS):
+        # Let autograd take an operator whole, as where CUDA has a kernel for it (Dispatcher: computeDispatchTableEntry).
+        if func is not None and not cuda_names.has_kernel(func.name(), "CUDA"):
+            library.impl(func, func.decompose, "CUDA")
+
+    def kernel(func, function):
+        @tensors.without_frames
+        def run(*args, **kwargs):
+            if not _has_fake(args) and not _has_fake(kwargs.values()):
+                return func.decompose(*args, **kwargs)  # of the tensors that shape functions work with
+            return function(cuda, func, *args, **kwargs)
+
+        return run
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel of PyTorch's is overridden is meant
+        for func, function in cuda.composite_rules.items():
+            library.impl(func, kernel(func, function), "AutogradCUDA", allow_override=True)
+
+
+def _has_fake(values: Any) -> bool:
+    return any(_has_fake(one) if isinstance(one, list | tuple) else is_fake(one) for one in values)
+
+
+def _refused(what: str, instead: str, name: str = "") -> Any:
+    """A function that cannot be predicted, and what to do; with a name a class, which annotations and `isinstance` may name."""
+
+    def refuse(*args, **kwargs):
+        raise PredictionError(f"{what} cannot be predicted: {instead}")
+
+    return type(name, (), {"__new__": refuse, "__module__": "torch.cuda"}) if name else refuse
+
+
+def _refuse(patches: Patches) -> None:
+    graph = ("a captured CUDA graph", "run the step without it; its memory is that of the same step in a private pool.")
+    pool = ("a memory pool of the user's", "leave it out of the prediction.")
+    raw = ("memory taken past tensors (caching_allocator_alloc)", "make a tensor of that size instead.")
+    classes = {"CUDAGraph": graph, "graph": graph, "MemPool": pool, "CUDAPluggableAllocator": pool}
+    patches.put_where_present(
+        torch.cuda, make_graphed_callables=_refused(*graph), use_mem_pool=_refused(*pool), caching_allocator_alloc=_refused(*raw),
+        **{name: _refused(*what, name) for name, what in classes.items()},
+    )  # fmt: skip
+    if torch.distributed.is_available():
+        ranks = _refused(
+            "a distributed run", "predict one rank without process groups; DDP adds a copy of the gradients."
+        )
+        patches.put_where_present(torch.distributed, init_process_group=ranks)
+        patches.put(torch.nn.parallel.DistributedDataParallel, __init__=ranks)

@@ -1,0 +1,330 @@
+"""How operators run: on host tensors for real, on fake CUDA tensors by their rule or else their shape function, and logged."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from memlab.allocator import OutOfMemory
+from memlab.errors import PredictionError
+from memlab.fake_cuda import data_dependent, deferred_init
+from memlab.fake_cuda.allocation_log import AllocationLog
+from memlab.fake_cuda.kernel_rules import bytes_of, is_composite, name_of, operators, resolved
+from memlab.fake_cuda.patches import Patches
+from memlab.fake_cuda.shape_inference import ALIAS, Fresh, Shapes, made
+from memlab.fake_cuda.tensors import CUDA0, META, FakeCudaTensor, is_fake, with_index, without_frames, wrapped
+from memlab.torch_internals import cuda_names, dispatch
+from memlab.torch_internals.dispatch import TensorBase
+
+OF_INTEREST = operators((
+    "mm.default", "mm.dtype", "addmm.default", "bmm.default", "baddbmm.default", "addmv.default", "mv.default", "dot.default",
+    "_addmm_activation.default", "addbmm.default", "_scaled_mm.default", "_int_mm.default", "_cudnn_rnn.default",
+    "_cudnn_rnn_backward.default", "linalg_vector_norm.default",
+))  # fmt: skip
+"""Operators for which a library may take memory: they are noted for the workspaces, as convolutions are by their rules."""
+
+_REFUSED = {
+    "sparse tensors cannot be predicted: use dense ones (sparse=False in an embedding)": (
+        "_sparse", "sparse_", "to_sparse", "_to_sparse", "_coalesce", "_embedding_bag_sparse",
+    ),
+    "nested tensors cannot be predicted: use padded ones with a mask": ("_nested", "nested_"),
+    "quantised tensors cannot be predicted: leave them out": (
+        "quantize_", "_make_per_", "fake_quantize_", "dequantize",
+    ),
+}  # fmt: skip
+_RESIZERS = ("resize_", "resize_as_", "set_", "resize", "_resize_output_", "set_data")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Facts:
+    """What is known of an operator: asked once."""
+
+    def __init__(self, func: Any, rule: Any) -> None:
+        schema, name = func._schema, name_of(func)
+        arguments = [one.alias_info for one in schema.arguments]
+        results = [one.alias_info for one in schema.returns]
+        self.is_in_place = any(one is not None and one.is_write for one in arguments)
+        self.rule, self.after = rule, data_dependent.AFTER.get(func)
+        self.is_composite = is_composite(func)
+        self.is_alias = any(one is not None for one in arguments) and all(one is not None for one in results)
+        is_foreach = name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        self.is_foreach_in_place = self.is_in_place and not results and is_foreach
+        self.resizes = self.is_in_place and (name in _RESIZERS or any(one.is_out for one in schema.arguments))
+        self.of_interest = func in OF_INTEREST
+        self.refusal = next((text for text, prefixes in _REFUSED.items() if name.startswith(prefixes)), "")
+
+
+class OpDispatcher:
+    """What every operator on fake CUDA tensors comes to; rules are given it as `cuda`."""
+
+    def __init__(self, gpu: Any, log: AllocationLog, assumptions: Counter[str]) -> None:
+        self.gpu, self.log, self.assumptions = gpu, log, assumptions
+        self.hold, self.release = log.hold, log.release
+        self.shapes, self.mode = Shapes(), FakeCudaMode(self)
+        self._rules, self.composite_rules = resolved()
+        self._facts: dict[Any, Facts] = {}
+
+    def op(self, func, *args, **kwargs):
+        """An operator by its shape function; what it made is logged in the order of its results."""
+        facts = self.facts(func)
+        if facts.of_interest:
+            self.note(func, args)
+        if facts.is_foreach_in_place:
+            return None
+        if facts.is_alias or facts.is_in_place:
+            return self._on_storages(func, facts, args, kwargs)
+        answer = self.shapes.answer(func, args, kwargs)
+        if answer is ALIAS:
+            facts.is_alias = True
+            return self._on_storages(func, facts, args, kwargs)
+        return made(answer, args, kwargs, lambda tensor, fresh: self._born(tensor, fresh, func))
+
+    def empty(self, shape, dtype, stride=None, op="aten.empty"):
+        """A new fake CUDA tensor, logged."""
+        strides = stride or cuda_names.make_contiguous_strides_for(tuple(shape))
+        tensor = wrapped(torch.empty_strided(tuple(shape), strides, dtype=dtype, device=META))
+        storage = TensorBase.untyped_storage(tensor)
+        self.log.allocated(storage, storage.nbytes(), op, dtype)
+        return tensor
+
+    @contextlib.contextmanager
+    def held(self, *sizes: int, op: Any = "scratch") -> Iterator[None]:
+        """Memory of no tensor within a block, given back the last first."""
+        blocks: list[int] = []
+        try:
+            for size in sizes:
+                blocks.append(self.hold(size, op))
+            yield
+        finally:
+            for block in reversed(blocks):
+                self.release(block)
+
+    def scratch(self, *sizes: int, op: Any = "scratch") -> None:
+        """Memory of no tensor that a kernel takes and gives back, several at once in this order."""
+        if sizes:
+            with self.held(*sizes, op=op):
+                pass
+
+    def contiguous(self, *tensors: Any, form: torch.memory_format = torch.contiguous_format) -> Any:
+        """What `contiguous()` takes for those that are not, within a block."""
+        odd = [bytes_of(one) for one in tensors if not one.is_contiguous(memory_format=form)]
+        return self.held(*odd, op="aten.contiguous")
+
+    def note(self, func, args):
+        """An operator for which a library may take memory is about to run."""
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        # In backward, on CUDA, it runs on another thread, with handles of its own.
+        in_backward = dispatch.current_autograd_node() is not None
+        self.log.note(str(func), in_backward, tuple(tuple(one.shape) for one in tensors), dtype)
+
+    def assume(self, text: str) -> None:
+        """Note what had to be assumed."""
+        self.assumptions[text] += 1
+
+    @property
+    def seen(self) -> list[Any]:
+        """The operators that came so far."""
+        return list(self._facts)
+
+    def facts(self, func: Any) -> Facts:
+        """What is known of an operator."""
+        facts = self._facts.get(func)
+        if facts is None:
+            facts = self._facts[func] = Facts(func, self._rules.get(func))
+        return facts
+
+    def dispatch(self, func, types, args, kwargs):
+        """Run one operator, with the errors that code written for CUDA knows."""
+        try:
+            kwargs = _on_gpu(kwargs) if kwargs else {}
+            facts = self._facts.get(func) or self.facts(func)
+            if facts.refusal:
+                raise PredictionError(f"{facts.refusal} ({func}).")
+            if facts.is_composite:  # in inference mode nothing decomposes operators before they come here
+                dispatch.push_mode(self.mode)
+                try:
+                    if facts.rule is None:
+                        return func.decompose(*args, **kwargs)
+                    return facts.rule(self, func, *args, **kwargs)
+                finally:
+                    dispatch.remove_mode(self.mode)
+            out = self.op(func, *args, **kwargs) if facts.rule is None else facts.rule(self, func, *args, **kwargs)
+            if facts.after is not None:
+                facts.after(func, args, out)
+            if args and type(args[0]) is FakeCudaTensor and "known" in args[0].__dict__:
+                data_dependent.follow(func, args, kwargs, out)
+            return out
+        except OutOfMemory as full:
+            raise torch.OutOfMemoryError(str(full)) from None
+        except cuda_names.UNPREDICTABLE as error:
+            raise PredictionError(
+                f"{func} cannot be predicted: its result depends on values, or PyTorch has no shape function for it "
+                f"({type(error).__name__}). Leave this part out of the prediction, or register one with "
+                "torch.library.register_fake."
+            ) from None
+
+    def _born(self, tensor: Any, fresh: Fresh, func: Any) -> None:
+        self.log.allocated(TensorBase.untyped_storage(tensor), fresh.nbytes, func, fresh.dtype)
+
+    def _on_storages(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> Any:
+        """Views and operators in place, on the storages themselves."""
+        if facts.is_in_place:
+            data_dependent.check_devices(func, args)
+        try:
+            with cuda_names.meta_kernels():
+                out = func._op(*args, **kwargs)
+        except NotImplementedError:
+            if facts.is_alias and facts.is_in_place:
+                return args[0]  # no meta kernel: it changes values alone
+            answer = self.shapes.answer(func, args, kwargs)
+            return made(answer, args, kwargs, lambda tensor, fresh: self._born(tensor, fresh, func))
+        out = self._wrapped(out, func, facts)
+        for one in (*args, *kwargs.values()) if facts.resizes else ():
+            if is_fake(one):
+                storage = TensorBase.untyped_storage(one)
+                self.log.resized(storage, storage.nbytes(), func, one.dtype)
+        return out
+
+    def _wrapped(self, out: Any, func: Any, facts: Facts) -> Any:
+        """Results of a meta kernel as fake CUDA tensors; those on a new storage are logged."""
+        kind = type(out)
+        if kind is tuple or kind is list:
+            return kind([self._wrapped(one, func, facts) for one in out])
+        if not issubclass(kind, torch.Tensor) or is_fake(out) or not TensorBase.is_meta.__get__(out):
+            return out
+        tensor = wrapped(out)
+        storage = TensorBase.untyped_storage(tensor)
+        if not facts.is_alias and not self.log.is_known(storage):
+            self.log.allocated(storage, storage.nbytes(), func, tensor.dtype)
+        return tensor
+
+
+def _on_gpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """C++ asks for new tensors on meta, the device it believes in: that is the GPU."""
+    device = kwargs.get("device")
+    if device is None or device.type not in ("meta", "cuda") or device == CUDA0:
+        return kwargs
+    return {**kwargs, "device": CUDA0 if device.type == "meta" else with_index(device)}
+
+
+class FakeCudaMode(cuda_names.TorchDispatchMode):
+    """Sees every operator of its thread that no other mode kept for itself."""
+
+    supports_higher_order_operators = True
+    calls_for_meta = 0
+    """How many calls of the user's code are running that name the meta device."""
+
+    def __init__(self, dispatcher: OpDispatcher) -> None:
+        super().__init__()
+        self.dispatcher = dispatcher
+        self._kinds: dict[Any, str] = {(): "host"}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps the handler, 1 microsecond per operator
+
+    @without_frames
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Send an operator to where it belongs."""
+        kind = self._kinds.get(types) or self._kind(types)
+        if kind == "fake":
+            return self.dispatcher.dispatch(func, types, args, kwargs)
+        if kind == "foreign":
+            return NotImplemented
+        kwargs = kwargs or {}
+        if not hasattr(func, "_schema"):
+            return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and self.dispatcher.facts(func).is_composite:
+            return self.dispatcher.dispatch(func, types, args, kwargs)  # nothing has decomposed it yet
+        device = kwargs.get("device")
+        if device is not None and device.type != "cpu" and self._is_for_gpu(device, args):
+            return self.dispatcher.dispatch(func, types, args, kwargs)
+        return deferred_init.on_host(func, args, kwargs, self.dispatcher)
+
+    def _kind(self, types: Any) -> str:
+        """Of tensor classes: those of other libraries unwrap themselves first."""
+        others = [one for one in types if one not in _PLAIN and not issubclass(one, FakeCudaTensor)]
+        if any(one.__torch_dispatch__ is not dispatch.plain_torch_dispatch for one in others):
+            kind = "foreign"
+        else:
+            kind = "fake" if any(issubclass(one, FakeCudaTensor) for one in types) else "host"
+        self._kinds[types] = kind
+        return kind
+
+    def _is_for_gpu(self, device: Any, args: Any) -> bool:
+        """Whether a tensor on "cuda" or "meta" is one of the GPU.
+
+        C++ makes tensors "where this one is", and takes fake CUDA tensors for meta ones; user code may mean it.
+        """
+        if device.type != "meta":
+            return bool(device.type == "cuda")
+        if dispatch.current_autograd_node() is not None:
+            return True
+        return not (self.calls_for_meta or any(isinstance(one, torch.Tensor) for one in args))
+
+
+def watch_devices(cuda: OpDispatcher, patches: Patches) -> None:
+    """Factories of PyTorch's note when they are asked for the meta device by name, and so do `with torch.device(...)`.
+
+    They name their device with an index: C++ would ask the driver for it (ATen/native/TensorConversions.cpp).
+    """
+
+    def called(device, function, /, *args, **kwargs):
+        cuda.mode.calls_for_meta += device.type == "meta"
+        try:
+            return function(*args, **kwargs)
+        finally:
+            cuda.mode.calls_for_meta -= device.type == "meta"
+
+    def watched(function):
+        def factory(*args, **kwargs):
+            if kwargs.get("device") is None:
+                return function(*args, **kwargs)
+            kwargs["device"] = device = with_index(kwargs["device"])
+            return called(device, function, *args, **kwargs)
+
+        factory.__name__, factory.__doc__ = function.__name__, function.__doc__
+        return factory
+
+    for function in cuda_names._device_constructors():
+        name = getattr(function, "__name__", "")
+        if vars(torch).get(name) is function:
+            patches.put(torch, **{name: watched(function)})
+    as_tensor = torch.as_tensor
+
+    @functools.wraps(as_tensor)
+    def keeping(data, dtype=None, device=None):
+        """A tensor that is there already (torch/csrc/utils/tensor_new.cpp)."""
+        if is_fake(data) and (device is None or with_index(device).type == "cuda"):
+            return data if dtype is None else data.to(dtype)
+        return as_tensor(data, dtype=dtype, device=device)
+
+    patches.put(torch, as_tensor=keeping)
+    context = cuda_names.DeviceContext
+    begin, handle = context.__init__, context.__torch_function__
+    patches.put(
+        context,
+        __init__=lambda self, device: begin(self, with_index(device)),
+        __torch_function__=lambda self, *args: called(self.device, handle, self, *args),
+    )
+
+
+def follow_threads(mode: FakeCudaMode, patches: Patches) -> None:
+    """Modes belong to threads: those that begin meanwhile get it too (`_bootstrap_inner` of Python 3.11 to 3.13)."""
+    run_thread: Callable[[Any], None] = vars(threading.Thread)["_bootstrap_inner"]
+
+    def bootstrap(thread):
+        dispatch.push_mode(mode)
+        try:
+            run_thread(thread)
+        finally:
+            dispatch.remove_mode(mode)
+
+    patches.put(threading.Thread, _bootstrap_inner=bootstrap)

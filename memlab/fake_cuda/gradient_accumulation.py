@@ -1,0 +1,83 @@
+"""What autograd's engine and its formulas do in place on CUDA tensors, and out of place on tensors of Python classes.
+
+C++ asks `isTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) and then spares such tensors from operators in place. Fake
+CUDA tensors must be treated as what they stand for, or every residual connection would show one gradient too many. The test
+is the engine's own (torch/csrc/autograd/input_buffer.cpp, accumulate): dense, and referenced by nobody else.
+
+Limits: with create_graph=True both sides work out of place. Where a formula is not known here, it is taken out of place.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from memlab.fake_cuda.kernel_rules import rule
+from memlab.fake_cuda.reductions import is_dense
+from memlab.torch_internals.cuda_names import storage_use_count, tensor_use_count
+from memlab.torch_internals.dispatch import current_autograd_node as current_node
+
+TENSOR_HELD, STORAGE_HELD = 4, 2
+"""References to a gradient and to its storage that only the engine holds, seen from a rule: its own, those of the way
+through Python, and for the storage that of the Python object by which it is watched. 2.11 to 2.15; `selftest` notices others."""
+
+ADDING = ("Atan2Backward0",)
+"""Nodes whose formulas add results of their own out of place."""
+NOT_FRESH = ("IndexPut", "Scatter", "IndexCopy", "IndexFill", "MaskedScatter", "Put", "IndexAdd")
+"""Nodes whose formulas apply these operators to the incoming gradient, which stays as it is."""
+
+
+def _runs_in_engine() -> bool:
+    """Whether C++ of the engine or of its formulas asks, and not Python that a node runs (custom functions, hooks)."""
+    if torch.is_grad_enabled():
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("memlab."):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"  # torch/autograd/graph.py
+
+
+def _is_last_reference(tensor: Any) -> bool:
+    """Whether nothing but the caller's arguments holds the storage of a tensor, and it is dense."""
+    if tensor_use_count(tensor) > TENSOR_HELD or storage_use_count(tensor) > STORAGE_HELD:
+        return False
+    return is_dense(tensor)
+
+
+def is_filled_in_place(tensor: Any) -> bool:
+    """Whether a formula would go on in place: it runs, on zeros of its own."""
+    node = current_node()
+    if node is None or node.name().startswith(NOT_FRESH) or storage_use_count(tensor) > STORAGE_HELD:
+        return False
+    return _runs_in_engine()
+
+
+@rule("add.Tensor")
+def add(cuda, func, first, second, **kwargs):
+    """The engine adds into the gradient that came first."""
+    node = current_node()
+    if (
+        node is not None and not kwargs and isinstance(second, torch.Tensor)
+        and first.shape == second.shape and first.dtype == second.dtype
+        and _is_last_reference(first) and _runs_in_engine() and node.name() not in ADDING
+    ):  # fmt: skip
+        func = torch.ops.aten.add_.Tensor
+    return cuda.op(func, first, second, **kwargs)
+
+
+@rule("scatter_add.default", "scatter.src", "scatter.value", "index_add.default")
+def into_zeros(cuda, func, tensor, *args, **kwargs):
+    """Formulas of gather, index_select, max, sort, topk: zeros of their own, filled in place (FunctionsManual.cpp)."""
+    return tensor if is_filled_in_place(tensor) else cuda.op(func, tensor, *args, **kwargs)
+
+
+@rule("sub.Tensor", "mul.Tensor")
+def in_formulas(cuda, func, first, second, **kwargs):
+    """The formula of binary_cross_entropy_with_logits goes on in place with a result of its own (FunctionsManual.cpp)."""
+    node = current_node()
+    is_formula = node is not None and node.name() == "BinaryCrossEntropyWithLogitsBackward0"
+    if is_formula and _is_last_reference(first) and _runs_in_engine():
+        return first
+    return cuda.op(func, first, second, **kwargs)
