@@ -1,0 +1,151 @@
+"""A dry run: code written for "cuda" runs on a fake GPU, in the process it is called in, and leaves a trace.
+
+For a child process: what became a fake CUDA tensor stays fake. CUDA tensors that the parent has alive are fake ones there,
+too: a child must not touch the driver, and autograd has no thread for them (backward would wait for ever). A graph that was
+built before is not followed: its tensors are leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from memlab.fake_cuda import FakeCuda
+from memlab.fake_cuda.tensors import CUDA0, swap, wrapped
+from memlab.prediction import child, selftest
+from memlab.prediction.cards import Card
+from memlab.prediction.child import ChildOutcome
+from memlab.prediction.probe import FakeCudaProbe
+from memlab.torch_internals.cuda_names import _disable_current_modes
+from memlab.torch_internals.dispatch import TensorBase
+from memlab.torch_internals.fakes import FakeTensorMode
+from memlab.trace.file import dumps, loads
+from memlab.trace.trace import Trace
+
+NEWS_EVERY_S = 0.25
+
+
+@functools.cache
+def prepare() -> None:
+    """Import in the parent what PyTorch imports for the first fake tensor, or each child would do it again: 1.5 s."""
+    with contextlib.suppress(Exception):  # the child says what is wrong
+        FakeTensorMode()
+
+
+@contextlib.contextmanager
+def dry_run(card: Card, conf: str = "", raises_oom: bool = False) -> Iterator[Callable[[], bytes]]:
+    """Within it "cuda" is the fake GPU; the function it gives has the trace, as bytes, once it has ended.
+
+    With `raises_oom` the code meets an out-of-memory as on the card, and may catch it; else it goes on as if there were room.
+    """
+    selftest.require()
+    traces: list[Trace] = []
+    with FakeCuda(card, conf, raises_oom=raises_oom) as fake, _news(fake):
+        if child.current() is not None and torch.version.cuda is not None:
+            adopt(fake)
+        probe = FakeCudaProbe(fake)
+        probe.start()
+        try:
+            yield lambda: dumps(traces[0])
+        finally:
+            traces.append(probe.stop())
+
+
+@contextlib.contextmanager
+def _news(fake: FakeCuda) -> Iterator[None]:
+    channel, end = child.current(), threading.Event()
+    if channel is None:
+        yield
+        return
+
+    def send() -> None:
+        while not end.wait(NEWS_EVERY_S):
+            peak = fake.log.allocator.peak_allocated_bytes
+            channel.send({"events": len(fake.log), "peak_allocated_bytes": peak})
+
+    sender = threading.Thread(target=send, name="memlab-news", daemon=True)
+    sender.start()
+    try:
+        yield
+    finally:
+        end.set()
+        sender.join()
+
+
+def dry_runs(
+    card: Card, run: Callable[[Card, float | None, bool], ChildOutcome], limit_s: float | None = None
+) -> tuple[ChildOutcome, list[Trace]]:
+    """Dry-run a program once, and where its card says only between what its multiprocessors lie, for both ends as well.
+
+    Scratch buffers of kernels depend on them. `run(card, limit_s, is_first)` dry-runs it in a child; all of it takes at
+    most `limit_s`. Gives the first outcome, whose notes say what could not be had, and the traces.
+    """
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+    first = run(card, limit_s, True)
+    if first.result is None:
+        return first, []
+    traces, notes = [loads(first.result)], list(first.notes)
+    for count in sorted({*card.plausible_multiprocessors} - {card.multiprocessors}):
+        left_s = deadline - time.monotonic()
+        result, why = None, "it could not be predicted"
+        if first.error is not None or first.started:  # what it does for real is not done again
+            why = "it was not predicted, as the program " + ("started others" if first.started else "failed")
+        elif left_s <= 0:
+            why = "there was no time to predict it"
+        else:
+            variant = dataclasses.replace(card, multiprocessors=count)
+            result = run(variant, None if limit_s is None else left_s, False).result
+        if result is None:
+            notes.append(f"With {count} multiprocessors {why}: the range does not cover it.")
+        else:
+            traces.append(loads(result))
+    return dataclasses.replace(first, notes=tuple(notes)), traces
+
+
+_REAL: list[Any] = []
+"""What is on the real card: it must live, as freeing it would reach the driver."""
+
+
+def adopt(fake: FakeCuda) -> None:
+    """Make every CUDA tensor of the parent that Python knows a fake one, in place: the same objects, sharing what they shared."""
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    known = [one for one in gc.get_objects() if type(one) in kinds and _is_real(one)]
+    gradients = [(one, one.grad) for one in known if one.is_leaf and one.grad is not None]
+    found = {id(one): one for one in (*known, *(grad for _, grad in gradients)) if _is_real(one)}
+    built = sum(one.grad_fn is not None for one in found.values())
+    storages: dict[int, Any] = {}
+    with torch.no_grad(), _disable_current_modes():
+        for one in found.values():
+            real = TensorBase.untyped_storage(one)
+            if real._cdata not in storages:
+                nbytes = (real.nbytes(),)
+                storages[real._cdata] = fake.dispatcher.empty(nbytes, torch.uint8, op="before the prediction")
+            seen = torch.empty(0, dtype=one.dtype, device="meta")
+            base = TensorBase.untyped_storage(storages[real._cdata])
+            seen.set_(base, one.storage_offset(), one.shape, one.stride())
+            other = wrapped(seen)
+            other.requires_grad_(one.requires_grad and one.is_leaf)
+            swap(one, other)
+            for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                if set_by_user := getattr(one, hooks, None):
+                    setattr(one, hooks, set_by_user)  # which registers them in C++ again
+            _REAL.append(other)
+        for one, gradient in gradients:
+            one.grad = gradient
+    if found:
+        fake.dispatcher.assume(f"{len(found)} CUDA tensors that were there before are on the card, too")
+    if built:
+        fake.dispatcher.assume(f"{built} of them were results of a graph, which is not there: no backward through it")
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and TensorBase.device.__get__(tensor) == CUDA0

@@ -1,0 +1,434 @@
+"""A training step on fake tensors, in a child process: the forward, what autograd keeps of it, gradients, the optimizer's state.
+
+Limits: every output counts as part of the loss. What a function of the user's own computes in its backward is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import sys
+import warnings
+import weakref
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
+
+from memlab.analysis.step_size import ELEMENT_BYTES, OTHER, OUTPUT, SAVED, Kept, LayerOutput
+from memlab.errors import MemlabError
+from memlab.prediction.fake_model import (
+    FakeCopies,
+    FakeTensors,
+    ModulePaths,
+    is_tensor,
+    plain_tensors,
+    storage_bytes,
+    tensors_in,
+)
+from memlab.torch_internals import dispatch, fakes
+
+_aten = torch.ops.aten
+# A number that becomes a tensor keeps its value, by which PyTorch can answer `.item()`: these must see the real one.
+_LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
+_SPARSE = {_aten.embedding.default: 4, _aten._embedding_bag.default: 5, _aten._embedding_bag_forward_only.default: 5}
+"""Operators that give sparse gradients -> at which position their `sparse` stands."""
+# The fifth result of cuDNN's recurrent layers are their weights in one piece. Those of a model on CUDA are so already, and
+# cuDNN takes them as they are; without addresses it cannot see that.
+_WEIGHTS_OF_RNN = 4
+_CPU = torch.device("cpu")
+
+
+class WrongIndices(Exception):
+    """What a real operator would refuse and one on fakes does not: PyTorch's fake embedding takes any type (2.13)."""
+
+
+class ForwardFailed(Exception):
+    """The forward raised an error, in the module at this path."""
+
+    def __init__(self, error: Exception, path: str) -> None:
+        super().__init__(str(error))
+        self.error, self.path = error, path
+
+
+@dataclass(slots=True, eq=False)
+class _Made:
+    """A storage that an operator made."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    layer: str
+    operator: str
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Packed:
+    """What autograd's graph holds in place of a saved tensor: alive as long as the graph wants it."""
+
+    tensor: Tensor
+
+
+def run_forward(
+    paths: ModulePaths, fake: FakeTensors, args: tuple[Any, ...], kwargs: dict[str, Any], has_saved: bool
+) -> Forward:
+    """Run the forward once; the modules hold fakes from here on."""
+    paths.exchange(FakeCopies(fake))
+    watch = Forward(fake, paths, has_saved)
+    as_written: Any = contextlib.nullcontext()
+    hooks: Any = contextlib.nullcontext()
+    if "torch._dynamo" in sys.modules:  # where nothing was compiled, the compiler is not imported for it
+        as_written = torch.compiler.set_stance("force_eager")
+    if has_saved:
+        hooks = saved_tensors_hooks(watch.pack, lambda packed: packed.tensor)
+    logging.getLogger(fakes.LOGGER).disabled = True  # what an error is going to say
+    # cuDNN's recurrent layers ask whether their weights lie next to each other.
+    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
+    try:
+        with as_written, hooks, fake.mode, watch:
+            out = paths.modules[0](*args, **kwargs)
+    except Exception as error:
+        raise ForwardFailed(error, watch.where(error)) from None
+    watch.end(tensors_in(out))
+    return watch
+
+
+class Forward(fakes.TorchDispatchMode):
+    """What one forward on fakes comes to; `kept` is by the number of a storage, `has_saved` false where hooks are forbidden.
+
+    While it runs it notes the storages that operators make, and stands between fakes and real tensors that it brings in.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, fake: FakeTensors, paths: ModulePaths, has_saved: bool) -> None:
+        super().__init__()
+        self.has_saved = has_saved
+        self.outputs: list[Tensor] = []
+        self.kept: dict[int, Kept] = {}
+        self.elsewhere_bytes = 0
+        self.operators: set[str] = set()
+        self.read: set[int] = set()
+        self.sparse_rows: Counter[int] = Counter()
+        self.outside: dict[int, Tensor] = {}
+        self.layer_outputs: list[LayerOutput] = []
+        self.calls: Counter[str] = Counter()
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._fakes, self._paths = fake, paths
+        self._stack: list[tuple[int, str]] = []
+        self._failed = (0, "")
+        self._made: dict[int, _Made] = {}
+        self._all_made: list[_Made] = []
+        self._saved: list[tuple[weakref.ref[_Packed], _Made, tuple[int, ...], torch.dtype, str]] = []
+        self._counted: set[int] = set()
+        for module in paths.modules:
+            tables = module.__dict__
+            if "_forward_hooks" not in tables:
+                continue  # nn.Module.__init__ was not called: its own error says so
+            tables["_forward_pre_hooks"]["memlab.size"] = self._begin
+            tables["_forward_pre_hooks"].move_to_end("memlab.size", last=False)
+            tables["_forward_hooks"]["memlab.size"] = self._end
+            tables["_forward_hooks_always_called"]["memlab.size"] = True
+
+    # --- modules ---
+
+    @property
+    def _path(self) -> str:
+        return self._stack[-1][1] if self._stack else ""
+
+    def where(self, error: BaseException) -> str:
+        """The path of the innermost module that this error came out of."""
+        return self._failed[1] if self._failed[0] == id(error) else self._path
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        self._stack.append((id(module), self._paths.of(module, self._path)))
+
+    def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        while self._stack:
+            number, path = self._stack.pop()
+            if number == id(module):
+                break
+        else:
+            return
+        error = sys.exc_info()[1]
+        if output is not None:
+            self._note_output(path, module, tensors_in(output))
+        elif error is not None and self._failed[0] != id(error):
+            self._failed = id(error), path
+
+    def _note_output(self, path: str, module: nn.Module, tensors: list[Tensor]) -> None:
+        self.calls[path] += 1
+        if tensors:
+            self.shapes.setdefault(path, tuple(tensors[0].shape))
+        if not path or any(True for _ in module.children()) or id(module) in self._counted:
+            return
+        self._counted.add(id(module))
+        if isinstance(module, nn.ReLU) and module.inplace:
+            return
+        for tensor in tensors:
+            made = tuple(id(one) for one in self._made_of(tensor))
+            self.layer_outputs.append(LayerOutput(path, tensor.numel() * ELEMENT_BYTES, made))
+
+    # --- operators ---
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _SPARSE and len(args) > 1 and is_tensor(args[1]):
+            dtype = args[1].dtype
+            if dtype not in (torch.int64, torch.int32):
+                operator = str(func).removesuffix(".default")
+                got = str(dtype).removeprefix("torch.")
+                raise WrongIndices(f"{operator} looks up rows by whole numbers, got {got}")
+        if func not in _LIFTS:
+            args, kwargs = fakes.tree_map(self._inside, (args, kwargs))
+        before = set(storage_bytes(*filter(is_tensor, fakes.tree_leaves((args, kwargs)))))
+        self.read |= before
+        out = func(*args, **kwargs)
+        self._note(func, args, out, before)
+        return out
+
+    def _inside(self, thing: Any) -> Any:
+        """A real tensor's fake. Single numbers pass: PyTorch knows those that were written in the code."""
+        if not is_tensor(thing) or issubclass(type(thing), fakes.FakeTensor) or not thing.dim():
+            return thing
+        if type(thing).__torch_dispatch__ is not dispatch.plain_torch_dispatch:
+            return thing  # it wraps others, which come by themselves
+        self.outside.setdefault(id(thing), thing)
+        return self._fakes.of(thing)
+
+    def _note(self, func: Any, args: Any, out: Any, before: set[int]) -> None:
+        self.operators.add(str(func))
+        if func is _aten._cudnn_rnn.default:
+            out = out[:_WEIGHTS_OF_RNN]
+        leaves = fakes.tree_leaves(out)
+        # The state of its random numbers, which PyTorch's own fakes place on CUDA.
+        on_cpu = leaves[2:] if func is _aten._scaled_dot_product_efficient_attention.default else []
+        for leaf in filter(is_tensor, leaves):
+            for part in plain_tensors(leaf):
+                device = _CPU if any(leaf is one for one in on_cpu) else part.device
+                storage = part.untyped_storage()
+                key = storage._cdata
+                known = self._made.get(key)
+                was_there = key in before or key in self._fakes.storage_keys
+                if was_there or (known is not None and known.storage() is not None):
+                    continue
+                shape = tuple(part.shape)
+                made = _Made(weakref.ref(storage), shape, part.dtype, device, self._path, str(func))
+                self._made[key] = made
+                self._all_made.append(made)
+        place = _SPARSE.get(func)
+        if place is not None and len(args) > place and args[place]:
+            self.sparse_rows[args[0].untyped_storage()._cdata] += args[1].numel()
+
+    def _made_of(self, tensor: Tensor) -> list[_Made]:
+        known = (self._made.get(key) for key in storage_bytes(tensor))
+        return [made for made in known if made is not None and made.storage() is not None]
+
+    def pack(self, tensor: Tensor) -> _Packed:
+        """What `saved_tensors_hooks` calls for each tensor that backward will want."""
+        # Detached, as the graph would keep it: an output that knows its node would keep itself alive.
+        packed = _Packed(tensor.detach())
+        with torch.no_grad():
+            for made in self._made_of(tensor):
+                self._saved.append((weakref.ref(packed), made, tuple(tensor.shape), tensor.dtype, self._path))
+        return packed
+
+    def end(self, outputs: list[Tensor]) -> None:
+        """Note what is alive now, and the bytes of what lies on other devices than the model."""
+        self.outputs = outputs
+        known: set[int] = set()
+
+        def keep(made: _Made, why: str, layer: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+            storage = made.storage()
+            if storage is None or id(made) in known:
+                return
+            known.add(id(made))
+            nbytes = storage.nbytes()  # as they are now, after what resized it
+            if made.device.type not in self._fakes.device_types:
+                self.elsewhere_bytes += nbytes
+            elif nbytes:
+                name = str(dtype).removeprefix("torch.")
+                self.kept[id(made)] = Kept(why, nbytes, shape, name, layer, made.layer, made.operator)
+
+        for packed, made, shape, dtype, layer in self._saved:
+            if packed() is not None:
+                keep(made, SAVED, layer, shape, dtype)
+        for tensor in outputs:
+            for made in self._made_of(tensor):
+                keep(made, OUTPUT, made.layer, made.shape, made.dtype)
+        for made in self._all_made:
+            keep(made, OTHER if self.has_saved else SAVED, made.layer, made.shape, made.dtype)
+
+
+# --- gradients ---
+
+_SPARSE_NODES = ("EmbeddingBackward", "EmbeddingBagBackward")
+_RECOMPUTES = "CheckpointFunctionBackward"
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of one leaf; of a sparse one the rows that this input names."""
+
+    nbytes: int
+    rows: int = 0
+
+
+class Graph:
+    """The graph behind the outputs of a forward: its leaves, with the names of the nodes that send them a gradient."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._senders: dict[int, set[str]] = {}
+        self.recomputes = False
+        nodes: dict[int, Any] = {}  # held, or another node could get the number of one that has gone
+        todo: list[Any] = [output.grad_fn for output in forward.outputs]
+        for output in forward.outputs:
+            if output.requires_grad and output.grad_fn is None:
+                self._senders.setdefault(id(output), set())
+        while todo:  # no saved tensor is touched
+            node = todo.pop()
+            if node is None or id(node) in nodes:
+                continue
+            nodes[id(node)] = node
+            self.recomputes |= _RECOMPUTES in node.name()
+            for following, _ in node.next_functions:
+                leaf = getattr(following, "variable", None)
+                if leaf is not None:
+                    self._senders.setdefault(id(leaf), set()).add(node.name())
+                todo.append(following)
+
+    def gradient(self, leaf: Tensor, real: Tensor) -> Gradient | None:
+        """The gradient that backward will give to `leaf`, the fake of `real`; None where it gives none."""
+        key = leaf.untyped_storage()._cdata if leaf.layout == torch.strided else 0
+        senders = self._senders.get(id(leaf), self._senders.get(id(real)))  # a forward may reach the real one otherwise
+        if not leaf.requires_grad or (senders is None and not (self.recomputes and key in self._forward.read)):
+            return None
+        rows = self._forward.sparse_rows.get(key, 0)
+        if rows and senders and all(name.startswith(_SPARSE_NODES) for name in senders):
+            row_bytes = leaf.element_size() * (leaf.numel() // max(leaf.shape[0], 1))
+            return Gradient(rows * (torch.int64.itemsize + row_bytes), rows)
+        if real.layout == torch.strided:
+            return Gradient(real.numel() * real.element_size())
+        return Gradient(sum(storage_bytes(real).values()))
+
+
+# --- the optimizer ---
+
+_NAMES = {
+    name.lower(): kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+}
+
+
+@dataclass(slots=True)
+class OptimizerState:
+    """The bytes that an optimizer keeps for each parameter (by identity of its fake, None: for none of them), and where."""
+
+    name: str
+    was_asked: bool
+    here: Counter[int | None] = field(default_factory=Counter)
+    elsewhere_bytes: int = 0
+
+
+class _AnyNumber(fakes.TorchDispatchMode):
+    """Answers one when an optimizer asks a tensor for a number: sizes do not depend on which one it is."""
+
+    was_asked = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except fakes.DataDependentOutputException:
+            if func is not _aten._local_scalar_dense.default:
+                raise
+        self.was_asked = True
+        dtype = args[0].dtype
+        return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+
+
+def run_step(
+    choice: Any, parameters: list[Tensor], fake: FakeTensors, grads: Mapping[int, Tensor | None]
+) -> OptimizerState:
+    """Run one step of the chosen optimizer on the fakes of parameters, some of which may be of other models.
+
+    `grads` has the gradients of the model's parameters, by identity of the fake; None where backward gives none.
+    """
+    make = _maker(choice, parameters, fake)
+    name = type(choice).__name__ if isinstance(choice, Optimizer) else choice
+    name = name if isinstance(name, str) else str(getattr(choice, "__name__", type(choice).__name__))
+    ask, reason = _AnyNumber(), ""
+    try:
+        with fake.mode, ask, torch.no_grad():
+            optimizer = make()
+            mine = [p for group in optimizer.param_groups for p in group["params"]]
+            for parameter in mine:
+                # One of another model is taken to have a gradient.
+                missing = torch.empty_like(parameter) if parameter.requires_grad else None
+                parameter.grad = grads.get(id(parameter), missing)
+            if any(parameter.grad is not None for parameter in mine):
+                # Not through the wrapper that runs everybody's step hooks.
+                inspect.unwrap(type(optimizer).step)(optimizer)
+            found = OptimizerState(type(optimizer).__name__, ask.was_asked)
+            # The state, then what else the optimizer holds, each storage once; Adam counts its steps on the CPU.
+            seen = set(storage_bytes(*(t for p in mine for t in (p, p.grad) if t is not None)))
+            holders: list[tuple[int | None, Any]] = [(id(key), value) for key, value in optimizer.state.items()]
+            for owner, holder in [*holders, (None, optimizer.__dict__)]:
+                for tensor in tensors_in(holder):
+                    new = {key: size for key, size in storage_bytes(tensor).items() if key not in seen}
+                    seen |= set(new)
+                    if tensor.device.type in fake.device_types:
+                        found.here[owner] += sum(new.values())
+                    else:
+                        found.elsewhere_bytes += sum(new.values())
+            return found
+    except MemlabError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    advice = "Leave optimizer out, or measure a real step with memlab.track()."
+    raise MemlabError(f"one step of {name} cannot be run without data ({reason[:200]}). {advice}")
+
+
+def _maker(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Callable[[], Optimizer]:
+    if isinstance(choice, Optimizer):
+        return lambda: _clone(choice, fake)
+    if isinstance(choice, str):
+        if choice.lower() not in _NAMES:
+            known = ", ".join(kind.__name__ for kind in _NAMES.values())
+            raise MemlabError(f"torch.optim has no optimizer {choice[:60]!r}. It has {known}.")
+        choice = _NAMES[choice.lower()]
+    if not callable(choice):
+        wanted = "a class or a name of torch.optim, an optimizer, or a function that makes one of parameters"
+        raise MemlabError(f"optimizer is {wanted}; got {type(choice).__name__}.")
+    of_model = [fake.of(parameter) for parameter in parameters]
+
+    def make() -> Optimizer:
+        made = choice(of_model)
+        if not isinstance(made, Optimizer):
+            kind = type(made).__name__
+            raise MemlabError(f"optimizer must make a torch.optim.Optimizer of parameters, it made {kind}.")
+        return made
+
+    return make
+
+
+def _clone(optimizer: Optimizer, fake: FakeTensors) -> Optimizer:
+    """A twin on fakes, before its first step and without the hooks of the original."""
+    twin = object.__new__(type(optimizer))
+    copies = FakeCopies(fake)
+    for name, value in optimizer.__dict__.items():
+        if name.endswith("_hooks"):
+            twin.__dict__[name] = OrderedDict()
+        elif name not in ("step", "state"):  # a scheduler puts a step of its own there
+            twin.__dict__[name] = copies.of(value)
+    twin.state = defaultdict(dict)
+    return twin

@@ -1,0 +1,180 @@
+"""What a program would take on a card: from its requests to peaks as ranges and an answer to "does it fit".
+
+The requests (those of a dry run, or measured ones) go through the simulated allocator in the best case and in the worst.
+Where both fit the answer is yes, where neither does no, else "close". Limits: those of `fake_cuda`, `workspaces` and `cards`,
+which are named as assumptions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from memlab.allocator.replay import NOTE as SIMULATED
+from memlab.allocator.replay import Workspace, simulate
+from memlab.prediction.cards import Card
+from memlab.prediction.probe import DEVICE, NOTES
+from memlab.prediction.workspaces import WorkspaceOperator, WorkspacePart, Workspaces, workspaces
+from memlab.trace.trace import PREDICTING, Gap, Trace
+from memlab.units import ByteRange
+
+Fits = Literal["yes", "no", "close"]
+_UNLIMITED_BYTES = 1 << 62
+"""A card on which everything fits: what a program wants there is what it needs."""
+_RESERVED_ERROR = 0.02
+"""By how much *reserved* was wrong in 95 of 100 programs that `benchmarks/prediction.py` compares; it widens what is close."""
+_PEAKS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device used": "device_bytes"}
+"""Names of the peaks in files, and of the fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A program on a card. `trace` is simulated for the card and ends where its memory runs out.
+
+    The ranges are the peaks of *allocated*, *reserved* and the device: on this card, or, where the program may not fit,
+    on one that is large enough. A full card gives back its cache, so that there *reserved* may be more.
+    `out_of_memory` is the error it would raise on this card, "" where it fits in every case.
+    """
+
+    card: Card
+    trace: Trace
+    allocated_bytes: ByteRange
+    reserved_bytes: ByteRange
+    device_bytes: ByteRange
+    fits: Fits
+    out_of_memory: str
+    parts: tuple[WorkspacePart, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def margin_bytes(self) -> ByteRange:
+        """What is left on the card at the peak, at least and at most; below zero: what is missing."""
+        return self.card.usable_range - self.device_bytes
+
+
+def forecast(
+    asked: Trace,
+    card: Card,
+    conf: str = "",
+    environment: Mapping[str, str] | None = None,
+    others: Iterable[Trace] = (),
+) -> Forecast:
+    """Predict what the requests of `asked` come to on `card`.
+
+    `conf` is what PYTORCH_CUDA_ALLOC_CONF would say there. `others` are the requests of the same program where the card has
+    another number of multiprocessors. A trace that was measured on CUDA has its workspaces already.
+    """
+    added = _added(asked, card, environment)
+    best, worst = [], []
+    least = round(card.usable_bytes * (1 - _RESERVED_ERROR))
+    most = round(card.usable_high_bytes * (1 + _RESERVED_ERROR))
+    for one in (asked, *others):
+        extra = added if one is asked else _added(one, card, environment)
+        best.append(_case(one, conf, most, card.context_bytes.low, extra.low))
+        worst.append(_case(one, conf, least, card.context_bytes.high, extra.high))
+    allocated, reserved, failures = zip(*best, *worst, strict=True)
+    fits: Fits = "no" if all(failures[: len(best)]) else "close" if any(failures) else "yes"
+    trace = simulate(asked, card.usable_high_bytes, conf, card.context_bytes.low, added.low)
+    reserved_range = ByteRange(
+        round(min(reserved) * (1 - _RESERVED_ERROR)), round(max(reserved) * (1 + _RESERVED_ERROR))
+    )
+    predicted = Forecast(
+        card=card,
+        trace=trace,
+        allocated_bytes=ByteRange(min(allocated), max(allocated)),
+        reserved_bytes=reserved_range,
+        device_bytes=reserved_range + card.context_bytes,
+        fits=fits,
+        out_of_memory=next(filter(None, (_failure(trace), worst[0][2], *failures)), ""),
+        parts=tuple(_parts(added)),
+        assumptions=_assumptions(asked, card),
+    )
+    return dataclasses.replace(predicted, trace=_with_notes(predicted))
+
+
+def _added(asked: Trace, card: Card, environment: Mapping[str, str] | None) -> Workspaces:
+    if asked.made_by.current_engine != PREDICTING:
+        return workspaces(asked.events, (), card, environment=environment)
+    operators = [
+        WorkspaceOperator(row, name, tuple(map(tuple, shapes)), dtype, in_backward, stream)
+        for row, name, stream, in_backward, shapes, dtype in asked.notes.get(NOTES, {}).get("operators", ())
+    ]
+    version = asked.made_by.versions.get("torch", "")
+    return workspaces(asked.events, operators, card, torch_version=version, environment=environment)
+
+
+def _case(asked: Trace, conf: str, room: int, context: int, extra: tuple[Workspace, ...]) -> tuple[int, int, str]:
+    """The peaks of *allocated* and *reserved*, and the error, "" where it fits; else the peaks of a card without end."""
+    there = simulate(asked, room, conf, context, extra)
+    failure = _failure(there)  # a full card gives back its cache before it fails
+    if failure:
+        there = simulate(asked, _UNLIMITED_BYTES, conf, 0, extra)
+    facts = there.made_by.device(DEVICE)
+    return facts.end_peak_allocated_bytes, facts.end_peak_reserved_bytes, failure
+
+
+def _failure(simulated: Trace) -> str:
+    return str(simulated.notes[SIMULATED]["out_of_memory"])
+
+
+def _parts(added: Workspaces) -> Iterable[WorkspacePart]:
+    """What is taken at once, at most: of workspaces of a name those that are kept together, of the others the largest."""
+    yield from added.outside
+    for name, source in added.sources.items():
+        ends = []
+        for some in (added.low, added.high):
+            mine = [one for one in some if one.source_text == name]
+            kept = [one.requested_bytes for one in mine if one.until_row is None]
+            others = [one.requested_bytes for one in mine if one.until_row is not None]
+            ends.append(sum(kept) + max(others, default=0))
+        if ends[1]:
+            yield WorkspacePart(name, ends[0], ends[1], source)
+
+
+def _assumptions(asked: Trace, card: Card) -> tuple[str, ...]:
+    found = list(card.assumptions)
+    for text, count in asked.notes.get(NOTES, {}).get("assumptions", ()):
+        found.append(text if count == 1 else f"{text} ({count} times)")
+    if asked.made_by.current_engine != PREDICTING:
+        there = "with the workspaces and kernels of the card they were measured on"
+        found.append(f"the requests are those that were measured, {there}")
+    return tuple(dict.fromkeys(found))
+
+
+def _with_notes(predicted: Forecast) -> Trace:
+    trace, card = predicted.trace, predicted.card
+    facts: dict[str, Any] = {
+        "card": {field.name: getattr(card, field.name) for field in dataclasses.fields(card)},
+        "fits": predicted.fits,
+        "peaks": {of: getattr(predicted, name) for of, name in _PEAKS.items()},
+        "out_of_memory": predicted.out_of_memory,
+        "parts": [dataclasses.asdict(part) for part in predicted.parts],
+        "assumptions": predicted.assumptions,
+    }
+    devices = tuple(
+        dataclasses.replace(device, name=card.name) if device.index == DEVICE else device
+        for device in trace.made_by.devices
+    )
+    made_by = dataclasses.replace(trace.made_by, devices=devices)
+    trace = dataclasses.replace(trace, made_by=made_by, notes={**trace.notes, "prediction": facts})
+    return trace.with_gaps(*(Gap("assumed", text) for text in predicted.assumptions))
+
+
+def forecast_of(trace: Trace) -> Forecast | None:
+    """The forecast in the notes of a trace, None of a measured one."""
+    facts = trace.notes.get("prediction")
+    if not isinstance(facts, dict):
+        return None
+    card: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in facts["card"].items()}
+    ranges = {_PEAKS[of]: ByteRange(*map(int, ends)) for of, ends in facts["peaks"].items()}
+    return Forecast(
+        card=Card(**card),
+        trace=trace,
+        **ranges,
+        fits=facts["fits"],
+        out_of_memory=facts["out_of_memory"],
+        parts=tuple(WorkspacePart(**part) for part in facts["parts"]),
+        assumptions=tuple(facts["assumptions"]),
+    )

@@ -1,0 +1,353 @@
+"""The sizes of a model, taken in a child process: what it has, what one forward leaves, and what an optimizer adds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import linecache
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memlab.analysis.step_size import SAVED, SUMS, Layer, Sizes, classic
+from memlab.errors import MemlabError
+from memlab.prediction.child import Channel, Child
+from memlab.prediction.dry_run import prepare
+from memlab.prediction.fake_model import (
+    ATTRIBUTE,
+    PARAMETER,
+    FakeCopies,
+    FakeTensors,
+    ModulePaths,
+    storage_bytes,
+    tensors_in,
+)
+from memlab.prediction.fake_step import ForwardFailed, Gradient, Graph, OptimizerState, run_forward, run_step
+from memlab.torch_internals.fakes import claim_cuda, fake_mode_is_on
+from memlab.units import format_bytes, number_of
+
+
+def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any = None) -> dict[str, Any]:
+    """The fields of `Sizes` for a model and these inputs, as plain values; nothing is computed, the model stays as it is."""
+    if not issubclass(type(model), nn.Module):
+        raise MemlabError(f"size takes a torch.nn.Module and inputs for it, got {type(model).__name__}.")
+    if fake_mode_is_on():
+        raise MemlabError("size creates tensors without data itself. Leave the FakeTensorMode before asking for it.")
+    prepare()
+    child = Child(what="the forward")
+    if not child.forks:
+        held = [one.tensor for one in ModulePaths(_written(model)).tensors()]
+        if any(tensor.is_cuda for tensor in held + tensors_in(args, kwargs)):
+            raise MemlabError(  # a new process would take their bytes of the real device
+                "sizes for CUDA need a forked process (Linux). Take the model and its inputs to the CPU, or to meta."
+            )
+    for has_saved in (True, False):
+        outcome = child.run(functools.partial(_sized, model, args, kwargs, optimizer, has_saved, _modes()))
+        if outcome.result is None:
+            reason = outcome.ended or str(outcome.error)
+            if outcome.error is not None and outcome.error.name == MemlabError.__name__:
+                reason = outcome.error.text
+            raise MemlabError(reason)
+        facts: dict[str, Any] = json.loads(outcome.result)
+        if facts:
+            return facts
+    raise MemlabError(f"the forward of {type(model).__name__} forbids hooks for saved tensors where there are none.")
+
+
+def _modes() -> tuple[bool, dict[str, torch.dtype], torch.device, torch.dtype]:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+    return torch.is_grad_enabled(), autocast, torch.get_default_device(), torch.get_default_dtype()
+
+
+def _sized(
+    model: nn.Module, args: Any, kwargs: Any, optimizer: Any, has_saved: bool, modes: Any, channel: Channel
+) -> bytes:
+    """In the child: the facts as JSON; none where hooks for saved tensors are forbidden."""
+    has_grad, autocast, device, floats = modes
+    if modes != _modes():  # a spawned process has the defaults
+        torch.set_default_device(device)
+        torch.set_default_dtype(floats)
+        for kind, dtype in autocast.items():
+            torch.set_autocast_enabled(kind, True)
+            torch.set_autocast_dtype(kind, dtype)
+    with torch.set_grad_enabled(has_grad):
+        try:
+            sizes = _Step(model, args, kwargs, optimizer, has_saved).sizes()
+        except ForwardFailed as failed:
+            # What PyTorch says where a function forbids them, as those of torch.func do.
+            if has_saved and "saved tensor hooks" in str(failed.error):
+                return b"{}"
+            with_shapes = any(_is_shape(value) for value in (*args, *kwargs.values()))
+            raise MemlabError(_refusal(failed, type(_written(model)).__name__, with_shapes)) from None
+    return json.dumps(dataclasses.asdict(sizes)).encode()
+
+
+def _written(model: nn.Module) -> nn.Module:
+    """The model that torch.compile wraps."""
+    written: nn.Module = dict(model.__dict__.get("_modules", {})).get("_orig_mod", model)
+    return written
+
+
+def _is_shape(value: Any) -> bool:
+    """A tuple of whole numbers stands for a float32 tensor of that shape."""
+    return type(value) in (tuple, torch.Size) and all(type(size) is int for size in value)
+
+
+class _Step:
+    """A training step of a model on fake tensors: all that is known before it is put into figures."""
+
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any, has_saved: bool
+    ) -> None:
+        self.paths = ModulePaths(_written(model))
+        modules = self.paths.modules
+        if any(issubclass(type(module), torch.jit.ScriptModule) for module in modules):
+            raise MemlabError(
+                "TorchScript keeps its tensors out of reach. Ask for the size of the module it was made from."
+            )
+        self.is_compiled = any(type(module).__name__ == "OptimizedModule" for module in (model, *modules))
+        self.is_compiled |= any(module.__dict__.get("_compiled_call_impl") is not None for module in modules)
+        self.is_training = modules[0].training
+        self.mine = self.paths.tensors()
+        self.fakes = FakeTensors([one.tensor for one in self.mine], tensors_in(args, kwargs))
+        if self.fakes.home.type == "cuda":
+            if not torch.backends.cuda.is_built():
+                raise MemlabError(
+                    "sizes for CUDA need PyTorch's CUDA build. Take the model and its inputs to the CPU, or to meta."
+                )
+            claim_cuda()
+        args = tuple(map(self._input, args))
+        kwargs = {name: self._input(value) for name, value in kwargs.items()}
+        self.forward = run_forward(self.paths, self.fakes, args, kwargs, has_saved)
+        of_model = {id(self.fakes.of(one.tensor)) for one in self.mine}
+        self.inputs = [tensor for tensor in tensors_in(args, kwargs) if id(tensor) not in of_model]
+        self.graph = Graph(self.forward)
+        self.gradients = [self.graph.gradient(self.fakes.of(one.tensor), one.tensor) for one in self.mine]
+        self.parameters = [one for one in self.mine if one.kind == PARAMETER]
+        self.state: OptimizerState | None = None
+        if optimizer is not None:
+            known = self._fake_gradients()
+            self.state = run_step(optimizer, [one.tensor for one in self.parameters], self.fakes, known)
+        self.elsewhere_bytes = self.forward.elsewhere_bytes + (self.state.elsewhere_bytes if self.state else 0)
+        recurrent = any(name in one for one in self.forward.operators for name in _RNN)
+        self.is_lower_bound = recurrent and torch.is_grad_enabled()
+
+    def _input(self, value: Any) -> Any:
+        fakes = self.fakes
+        if not _is_shape(value):
+            return FakeCopies(fakes, fakes.home if fakes.moves_inputs else None).of(value)
+        if any(size < 0 for size in value):
+            raise MemlabError(f"a shape has no negative sizes, got {tuple(value)}.")
+        return fakes.new(tuple(value), fakes.home)
+
+    def _fake_gradients(self) -> dict[int, Tensor | None]:
+        made: dict[int, Tensor | None] = {}
+        for one, grad in zip(self.mine, self.gradients, strict=True):
+            leaf = self.fakes.of(one.tensor)
+            made[id(leaf)] = None
+            if grad is not None and grad.rows:
+                indices = self.fakes.new((1, grad.rows), leaf.device, torch.int64)
+                values = self.fakes.new((grad.rows, *leaf.shape[1:]), leaf.device, leaf.dtype)
+                with self.fakes.mode:
+                    made[id(leaf)] = torch.sparse_coo_tensor(indices, values, leaf.shape, check_invariants=False)
+            elif grad is not None:
+                with self.fakes.mode:
+                    made[id(leaf)] = torch.empty_like(leaf)
+        return made
+
+    def sizes(self) -> Sizes:
+        """What the step leaves, as figures."""
+        forward, state, parameters = self.forward, self.state, self.parameters
+        of_inputs = [self.graph.gradient(tensor, tensor) for tensor in self.inputs]
+        count = sum(one.tensor.numel() for one in parameters)
+        taken = {key for one in self.mine for key in storage_bytes(one.tensor)}
+        behind = storage_bytes(*self.fakes.originals(self.inputs))
+        return Sizes(
+            model=type(self.paths.modules[0]).__name__,
+            device=str(self.fakes.home),
+            inputs=tuple(map(_described, self.inputs)),
+            is_training=self.is_training,
+            optimizer=state.name if state else "",
+            parameter_count=count,
+            trainable_count=sum(one.tensor.numel() for one in parameters if one.tensor.requires_grad),
+            parameter_bytes=sum(one.nbytes for one in parameters),
+            buffer_bytes=sum(one.nbytes for one in self.mine if one.kind != PARAMETER),
+            gradient_bytes=sum(grad.nbytes for grad in [*self.gradients, *of_inputs] if grad),
+            optimizer_bytes=sum(state.here.values()) if state else 0,
+            input_bytes=sum(nbytes for key, nbytes in behind.items() if key not in taken),
+            kept=tuple(forward.kept.values()),
+            elsewhere_bytes=self.elsewhere_bytes,
+            layers=tuple(self._layers()),
+            classic=classic(count, forward.layer_outputs, forward.kept),
+            is_lower_bound=self.is_lower_bound,
+            notes=(*self._about_autograd(), *self._about_parameters(), *self._about_places()),
+        )
+
+    def _layers(self) -> Iterator[Layer]:
+        sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        layer_of: dict[int | None, str] = {}
+        for one, grad in zip(self.mine, self.gradients, strict=True):
+            layer_of[id(self.fakes.of(one.tensor))] = one.layer
+            row = sums[one.layer]
+            row["parameter_bytes" if one.kind == PARAMETER else "buffer_bytes"] += one.nbytes
+            row["gradient_bytes"] += grad.nbytes if grad else 0
+            row["parameter_count"] += one.tensor.numel() if one.kind == PARAMETER else 0
+        for owner, nbytes in self.state.here.items() if self.state else ():
+            if owner in layer_of:
+                sums[layer_of[owner]]["optimizer_bytes"] += nbytes
+        for kept in self.forward.kept.values():
+            sums[kept.layer]["activation_bytes"] += kept.nbytes if kept.why == SAVED else 0
+        for output in self.forward.layer_outputs:
+            sums[output.path]["classic_bytes"] += output.nbytes
+        for path, module in self.paths.every:
+            if path in sums and any(sums[path][name] for name in SUMS):
+                calls, shape = self.forward.calls[path], self.forward.shapes.get(path)
+                yield Layer(path, type(module).__name__, calls, shape, **sums[path])
+
+    # --- what a reader has to know in addition to the figures, the gravest first ---
+
+    def _about_autograd(self) -> Iterator[str]:
+        if not torch.is_grad_enabled():
+            yield "Gradients are off here (torch.no_grad): autograd keeps nothing, and there are no gradients."
+        elif not any(self.gradients):
+            yield "No parameter gets a gradient from the outputs of this forward."
+        if self.is_lower_bound:
+            yield (
+                "Activations are a lower bound: recurrent layers keep a workspace for backward "
+                "whose size only oneDNN or cuDNN knows."
+            )
+        if not self.forward.has_saved:
+            yield (
+                "A function in the forward forbids hooks for saved tensors: "
+                "all that the forward leaves counts as activations."
+            )
+        if self.graph.recomputes:
+            yield "Reentrant checkpoints hide what runs inside: parameters that are used there are taken to get a gradient."
+        operators = self.forward.operators
+        others = [what for name, what in _OTHERWISE_ON_CUDA.items() if any(name in one for one in operators)]
+        others += ["RMSNorm"] if any(isinstance(module, nn.RMSNorm) for module in self.paths.modules) else []
+        if self.fakes.home.type == "cpu" and others and torch.is_grad_enabled():
+            yield f"The activations are those of the CPU. CUDA's kernels keep other tensors for {_listed(others)}."
+        if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+            yield "Autocast is on: its casts of weights are among the activations, or held otherwise by its cache."
+
+    def _about_parameters(self) -> Iterator[str]:
+        tied = [f"{also} is {one.path}" for one in self.mine for also in one.also]
+        if tied:
+            yield f"Counted once: {_listed(tied)}."
+        trained: list[tuple[str, Gradient | None]] = []
+        for one, grad in zip(self.mine, self.gradients, strict=True):
+            if grad and grad.rows:
+                rows = f"{grad.rows:,} rows for this input, of {one.tensor.shape[0]:,}"
+                size = format_bytes(grad.nbytes)
+                yield f"The gradient of {one.path} is sparse: {rows} ({size}), padding included."
+            if one.kind == PARAMETER and one.tensor.requires_grad:
+                trained.append((one.path, grad))
+        unused = [path for path, grad in trained if grad is None]
+        if unused and len(unused) < len(trained):
+            yield f"The outputs do not depend on {_listed(unused)}: no gradient, and no optimizer state."
+        plain = [one for one in self.mine if one.kind == ATTRIBUTE and one.nbytes]
+        if plain:
+            size, names = format_bytes(sum(one.nbytes for one in plain)), _listed([one.path for one in plain])
+            yield f"Counted with the buffers, though not registered: {names} ({size})."
+
+    def _about_places(self) -> Iterator[str]:
+        home, inputs = self.fakes.home, self.inputs
+        given = (tensor.device for tensor in self.fakes.originals(inputs) if tensor.dim())
+        elsewhere = sorted({str(device) for device in given if device.type not in ("meta", home.type)})
+        if elsewhere and self.fakes.moves_inputs:
+            where = f"Inputs lie on {_listed(elsewhere)} and the model on {home}"
+            yield f"{where}: sized as if they were there, a real call has to move them."
+        taken = {key for one in self.mine for key in storage_bytes(one.tensor)}
+        outside = storage_bytes(*self.forward.outside.values())
+        if strange := [nbytes for key, nbytes in outside.items() if key not in taken]:
+            size, count = format_bytes(sum(strange)), number_of(len(strange), "tensor")
+            yield f"The forward uses {count} from outside the model and its inputs ({size}), not counted."
+        dense = [tensor for tensor in inputs if tensor.layout == torch.strided]
+        wide = sum(one.untyped_storage().nbytes() > 2 * one.numel() * one.itemsize for one in dense)
+        if wide:
+            counts = "counts" if wide == 1 else "count"
+            yield f"{number_of(wide, 'input')} of a larger storage {counts} with all of it."
+        if len(dense) < len(inputs) or any(one.tensor.layout != torch.strided for one in self.mine):
+            yield "Sparse tensors take part without their elements: what operators make of those is not counted."
+        homes = sorted({str(one.tensor.device) for one in self.mine if one.tensor.device.type != "meta"})
+        if len(homes) > 1:
+            yield f"The model lies on {_listed(homes)}; the figures are of all of them together."
+        if self.elsewhere_bytes:
+            size = format_bytes(self.elsewhere_bytes)
+            yield f"{size} more lie on another device than the model and are not counted."
+        if self.state and self.state.was_asked:
+            yield f"{self.state.name} asks tensors for numbers in its step; each was taken to be 1."
+        if self.is_compiled:
+            yield "Compiled modules are sized as they are written; compiled code keeps other tensors."
+
+
+_RNN = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+# Operator of the CPU -> what CUDA does in another way, as far as it was seen to keep other bytes.
+_OTHERWISE_ON_CUDA = {
+    "scaled_dot_product": "attention",
+    "aten.bernoulli_": "dropout (a mask of one byte an element)",
+    "mkldnn_rnn_layer": "recurrent layers",
+    "_embedding_bag": "embedding bags",
+}
+
+
+def _described(tensor: Tensor) -> str:
+    shape = ", ".join(map(str, tensor.shape)) + ("," if tensor.dim() == 1 else "")
+    return f"({shape}) {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+
+
+# --- why a forward could not be run without data ---
+
+_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<string", "<frozen")
+_MEASURE = "measure a real step with memlab.track()"
+_TYPES = " A shape stands for float32; for another type give torch.empty(shape, dtype=..., device='meta')."
+_FAILURES = {
+    "DataDependentOutputException": ("it asks for a tensor's value ({asks})", f"Take that out of the forward, or {_MEASURE}"),
+    "DynamicOutputShapeException":
+        ("the size of {operator}'s result depends on values", f"Use a fixed size there, or {_MEASURE}"),
+    "UnsupportedOperatorException":
+        ("PyTorch knows no sizes for {known}", f"Register a fake kernel for it, or {_MEASURE}"),
+    "UnsupportedFakeTensorException":
+        ("PyTorch knows no sizes for {known}", f"Register a fake kernel for it, or {_MEASURE}"),
+}  # fmt: skip
+"""Errors to which the type of the inputs has nothing to say: what failed, and what to do about it."""
+
+
+def _refusal(failed: ForwardFailed, model: str, with_shapes: bool) -> str:
+    """One line: what, where, and what to do about it; `with_shapes` if inputs were given as shapes."""
+    error, kind = failed.error, type(failed.error).__name__
+    how, hint = "cannot be run without data", _TYPES if with_shapes and kind not in _FAILURES else ""
+    operator, message = str(getattr(error, "func", "")), str(error).strip()
+    message = message.splitlines()[0].rstrip(".")[:240] if message else "no message"
+    what, advice = _FAILURES.get(kind, ("{kind}: {message}", f"Does it run on real inputs? Then {_MEASURE}"))
+    if kind == "WrongIndices":
+        how, what = "would fail", "{message}"
+        advice = "Give it indices: torch.zeros(shape, dtype=torch.long)"
+    asks = "item(), bool(), int() or float()" if "_local_scalar_dense" in operator else operator
+    what = what.format(asks=asks, operator=operator, known=operator or message, kind=kind, message=message)
+    inside = f" in {failed.path}" if failed.path else ""
+    return f"the forward of {model} {how}: {what}{inside}{_place(error)}. {advice}.{hint}"
+
+
+def _place(error: Exception) -> str:
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    mine = [(file, line) for file, line in frames if not file.startswith(_THEIRS)]
+    if not mine:
+        return ""
+    file, line = mine[-1]
+    is_cell = "ipykernel_" in file or file.startswith("<ipython-input")
+    place = f"line {line} of a cell" if is_cell else f"{Path(file).name}:{line}"
+    source = linecache.getline(file, line).strip()
+    return f" at {place}" + (f" ({source[:80]})" if source else "")

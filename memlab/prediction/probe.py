@@ -1,0 +1,131 @@
+"""The probe of fake CUDA: what its log saw, as a Trace of the card.
+
+Its events carry what was requested; `memlab.allocator.replay.simulate` makes of it what an allocator hands out, with what
+is no event and in the notes. Limits: those of `fake_cuda`; each that applied is an assumption or a gap of the trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from memlab.errors import PredictionError
+from memlab.fake_cuda import FakeCuda
+from memlab.probes.categories import assemble
+from memlab.probes.marks import marker
+from memlab.probes.tensor_labels import tensor_labels
+from memlab.trace.columns import Array, Events, Kind
+from memlab.trace.trace import PREDICTING, Device, Gap, MadeBy, Trace
+
+NOTES = "pretend"
+"""The key in the notes of a trace for what is not an event; it stands in saved files."""
+DEVICE = 0
+
+
+class FakeCudaProbe:
+    """Follows what happens on the fake GPU from `start` to `stop`; the FakeCuda must be on."""
+
+    def __init__(self, fake: FakeCuda) -> None:
+        self.owner = threading.get_ident()
+        self.fake = fake
+        self.log = fake.log
+        self.start_ns = self.end_ns = self._labels_from_ns = 0
+        self._first, self._before = 0, self._lengths()
+
+    def start(self) -> None:
+        """Begin: what is alive on the card is preexisting."""
+        if not self.fake.is_on:
+            raise PredictionError("fake CUDA is not on: start the probe inside of `with FakeCuda(card):`.")
+        tensor_labels.acquire()
+        try:
+            self._labels_from_ns = tensor_labels.label_everything().time_ns
+            self.log.record_frees()
+            self._first, self._before = len(self.log), self._lengths()
+            marker.clocks = (*marker.clocks, self.log.mark)
+        except BaseException:
+            self._release()
+            raise
+        self.start_ns = time.time_ns()
+
+    def _release(self) -> None:
+        marker.clocks = tuple(clock for clock in marker.clocks if clock != self.log.mark)
+        tensor_labels.release()
+
+    def stop(self) -> Trace:
+        """End, leave everything as it was, and return what happened."""
+        self.log.record_frees()
+        self.end_ns = self.end_ns or time.time_ns()
+        try:
+            tensor_labels.label_at_end()
+            return self._trace()
+        finally:
+            self._release()
+
+    def _trace(self) -> Trace:
+        columns, first = self.log.columns(), self._first
+        kind, block = columns["kind"], columns["block"]
+        earlier = np.arange(len(kind)) < first
+        died = block[earlier & (kind == Kind.FREE)]
+        alive = np.flatnonzero(earlier & (kind == Kind.ALLOC) & ~np.isin(block, died))
+        row = np.concatenate([alive, np.arange(first, len(kind))]).astype(np.int64)
+        is_before = np.arange(len(row)) < len(alive)
+        block_of = block[row][kind[row] == Kind.ALLOC].astype(np.int64)
+        number = np.full(len(columns["birth"]) + 1, -1, np.int64)  # of a block in the trace
+        number[block_of] = np.arange(len(block_of))
+        events = Events(
+            time_ns=np.where(is_before, 0, np.maximum(columns["time_ns"][row] - self.start_ns, 0)),
+            kind=np.where(is_before, Kind.PREEXISTING, kind[row]).astype(kind.dtype),
+            block=number[block[row]],
+            requested_bytes=columns["nbytes"][row],
+            allocated_bytes=columns["nbytes"][row],
+            device=np.full(len(row), DEVICE),
+            stream=columns["stream"][row],
+            address=columns["key"][row],
+        )
+        marks = marker.columns(self.start_ns, self.end_ns, self.owner)
+        births = self.log.births.columns(columns["birth"][block_of])
+        texts = dict(zip(("op", "dtype", "shape"), map(tuple, self.log.births.tables), strict=True))
+        made_by, from_ns = self._made_by(), self._labels_from_ns
+        trace = assemble(events, births, texts, made_by, len(alive), marks, self.start_ns, from_ns)
+        return dataclasses.replace(trace, notes={NOTES: self._notes(len(alive) - first, number)})
+
+    def _lengths(self) -> tuple[int, int, int, int]:
+        log = self.log
+        return len(log.emptied), len(log.out_of_memory), len(log.recorded_streams), len(log.operators)
+
+    def _notes(self, shift: int, number: Array) -> dict[str, Any]:
+        """What is not an event, with the rows of the trace that it came before; `number` is a block's number there."""
+        log = self.log
+        emptied, full, streams, operators = self._before
+        found: dict[str, Any] = {
+            "emptied": [row + shift for row in log.emptied[emptied:]],
+            "out_of_memory": [[row + shift, *asked] for row, *asked in log.out_of_memory[full:]],
+            "recorded_streams": [],
+            "operators": [],
+            "assumptions": [[text, count] for text, count in self.fake.assumptions.items()],
+        }
+        for row, block, stream in log.recorded_streams[streams:]:
+            found["recorded_streams"].append([row + shift, int(number[block]), stream])
+        for one in log.operators[operators:]:
+            shapes = [list(shape) for shape in one.shapes]
+            entry = [one.row + shift, one.name, one.stream, one.in_backward, shapes, one.dtype]
+            found["operators"].append(entry)
+        return found
+
+    def _made_by(self) -> MadeBy:
+        card = self.fake.gpu
+        modelled = "what libraries take is modelled, values are assumed, times are those of the dry run"
+        return MadeBy(
+            engine=PREDICTING,
+            devices=(Device(DEVICE, card.name, int(card.total_bytes)),),
+            versions={"torch": torch.__version__, "python": platform.python_version()},
+            started_at_s=self.start_ns / 1e9,
+            duration_ns=self.end_ns - self.start_ns,
+            gaps=(Gap("predicted", f"nothing ran on a card: {modelled}"),),
+        )

@@ -1,0 +1,245 @@
+"""What libraries take in addition to the tensors of a program: workspaces in PyTorch's allocator, and the rest of the device.
+
+`workspaces(...)` turns the operators that a dry run noted into allocations to be inserted before the trace is simulated. The
+rules for cuBLAS are those of ATen's CublasHandlePool.cpp and Blas.cpp; `tests/prediction/test_workspaces.py` compares them with
+the CUDA builds of PyTorch 2.11, 2.12, 2.14 and 2.15 on a simulated GPU, where they are exact.
+
+Limits: what cuDNN takes for a convolution follows from plans that only cuDNN knows: nothing in `low`, a bound in `high`. Of
+ROCm's workspaces only PyTorch's source was read. 2.13 had no CUDA build to compare with and is taken as 2.12 and 2.14 are.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memlab.allocator.replay import Workspace
+from memlab.prediction.cards import Card
+from memlab.trace.columns import WORKSPACE_OF, Category, Events, Kind
+from memlab.units import KiB, MiB, format_bytes
+
+CUBLAS = f"{WORKSPACE_OF}cuBLAS"
+CUBLASLT = f"{WORKSPACE_OF}cuBLASLt"
+CUDNN = f"{WORKSPACE_OF}cuDNN"
+
+_DEFAULT = (2 * 4096 + 8 * 16) * KiB
+_DEFAULT_LARGE = 8 * 4096 * KiB
+"""`:4096:2:16:8` and 32 MiB; the latter for capability 9, since 2.12 also for 10 and 12 (pytorch#175344)."""
+_DEFAULT_LT_KIB = 1024
+_ROCM_DEFAULT = 32 * MiB
+_ROCM_DEFAULT_MI300 = 128 * MiB
+_ROCM_DEFAULT_LT_KIB = 76 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceOperator:
+    """An operator that calls a library: `shapes` are those of its tensors in order, `dtype` that of the first.
+
+    `row` is the row of the first event after it was called. In backward, a thread of autograd with handles of its own ran it.
+    """
+
+    row: int
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str = "float32"
+    in_backward: bool = False
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspacePart:
+    """Memory that no tensor of the program takes: what it is, between how many bytes, and how that is known."""
+
+    name: str
+    low_bytes: int
+    high_bytes: int
+    source_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workspaces:
+    """What is to be added to a prediction: `low` in the best case, `high` in the worst; `outside` PyTorch's allocator.
+
+    `sources` says for the name of every workspace what it is and how that is known.
+    """
+
+    low: tuple[Workspace, ...]
+    high: tuple[Workspace, ...]
+    outside: tuple[WorkspacePart, ...]
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def workspaces(
+    events: Events,
+    operators: Iterable[WorkspaceOperator],
+    card: Card,
+    *,
+    torch_version: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> Workspaces:
+    """The workspaces of a dry run: `events` are its rows, `operators` what it noted, in order."""
+    noted = list(operators)
+    version = str(torch_version or torch.__version__)
+    rules = BlasRules.of(card, version, os.environ if environment is None else environment)
+    blas = tuple(_blas(events, noted, rules))
+    bounds = tuple(_convolutions(events, noted))
+    sources = {CUBLAS: rules.source, CUBLASLT: rules.source}
+    if bounds:
+        largest = format_bytes(max(extra.requested_bytes for extra in bounds))
+        how = "cuDNN chooses; at most its tensors once more (change of layout), as a bound"
+        sources[CUDNN] = f"0 to {largest} for a convolution: {how}"
+    pages = "cudaMalloc hands out whole pages of 2 MiB and may refuse the last one"
+    outside = (
+        WorkspacePart("CUDA context", *card.context_bytes, card.context_source),
+        WorkspacePart("driver's pages", 0, 2 * MiB, pages),
+    )
+    return Workspaces(blas, tuple(sorted((*blas, *bounds), key=lambda extra: extra.row)), outside, sources)
+
+
+# --- cuBLAS ---
+
+
+@dataclass(frozen=True, slots=True)
+class BlasRules:
+    """How large the workspaces are and how long they live, for a card, a version of PyTorch and an environment.
+
+    `is_kept`: made once for each thread's handle and stream and never given back (2.14 and before; later only with
+    TORCH_CUBLAS_WORKSPACE_CACHE=1), else made for each call. `is_shared`: cuBLASLt uses cuBLAS's. `lt_takes_both`: in
+    2.11 a call of cuBLASLt makes cuBLAS's workspace too.
+    """
+
+    workspace_bytes: int
+    lt_bytes: int
+    is_kept: bool
+    is_shared: bool
+    lt_takes_both: bool
+    source: str
+
+    @classmethod
+    def of(cls, card: Card, torch_version: str, environment: Mapping[str, str]) -> BlasRules:
+        """The rules of CublasHandlePool.cpp as of a version of PyTorch ("2.12.1+cu130")."""
+        match = re.match(r"(\d+)\.(\d+)", torch_version)
+        version = (int(match[1]), int(match[2])) if match else (2, 12)
+        rocm, major = card.backend == "rocm", card.compute_capability[0]
+        names = ["CUBLAS_WORKSPACE_CONFIG"]
+        if rocm:
+            default = _ROCM_DEFAULT_MI300 if card.compute_capability in ((9, 4), (9, 5)) else _ROCM_DEFAULT
+            names += ["HIPBLAS_WORKSPACE_CONFIG", "ROCBLAS_WORKSPACE_CONFIG"]
+        else:
+            default = _DEFAULT_LARGE if major in ((9,) if version < (2, 12) else (9, 10, 12)) else _DEFAULT
+        text = next((environment[name] for name in names if name in environment), "")
+        pairs = re.findall(r":(\d+):(\d+)", text)
+        size = sum(int(kib) * int(count) for kib, count in pairs) * KiB if pairs else default
+        unified = _switch(environment, "TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+        cache = _switch(environment, "TORCH_CUBLAS_WORKSPACE_CACHE")
+        number = re.match(r"\s*\+?(\d+)", environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
+        lt_kib = int(number[1]) if number else _ROCM_DEFAULT_LT_KIB if rocm else _DEFAULT_LT_KIB
+        lt_bytes = lt_kib * KiB
+        if version < (2, 12) and unified is not False:  # 2.11 bounds it by the other, and still makes its own
+            lt_bytes = min(lt_bytes, size)
+        is_unified = not rocm and (unified is True if version < (2, 12) else unified is not False)
+        kept = version < (2, 15) or (cache is not False if rocm else cache is True)
+        life = "kept for each thread and stream" if kept else "made for each call"
+        whose = f"the default of capability {major}" if size == default else names[0]
+        file = f"PyTorch {version[0]}.{version[1]}, aten/src/ATen/cuda/CublasHandlePool.cpp"
+        return cls(
+            workspace_bytes=size,
+            lt_bytes=lt_bytes,
+            is_kept=kept,
+            is_shared=is_unified and kept,
+            lt_takes_both=version < (2, 12) and not is_unified,
+            source=f"{format_bytes(size)} ({whose}), {life}: {file}",
+        )
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool | None:
+    """An environment variable as c10::utils::check_env reads it: "0", "1", and anything else is as if it were not set."""
+    return {"0": False, "1": True}.get(environment.get(name, ""))
+
+
+_GEMMS = frozenset(("mm", "bmm", "baddbmm", "addmm", "addmv", "mv", "dot", "vdot", "addbmm", "linear", "matmul"))
+_LT_ONLY = frozenset(("_addmm_activation", "_scaled_mm"))
+_MATRIX_AT = {"addmm": 1, "_addmm_activation": 1, "baddbmm": 1, "addbmm": 1, "addmv": 1}
+"""Which argument is the first factor; for the others it is the first argument."""
+_NO_LT = ("complex64", "complex128", "complex32")
+
+
+def _blas(events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRules) -> Iterator[Workspace]:
+    made: set[tuple[str, bool, int]] = set()
+    for operator in operators:
+        name, shapes = base_name(operator.name), operator.shapes
+        factors = shapes[_MATRIX_AT.get(name, 0) :][:2]
+        is_empty = len(factors) < 2 or any(0 in shape for shape in factors)  # then no library is called
+        if name not in _GEMMS | _LT_ONLY or is_empty:
+            continue
+        is_lt = _uses_lt(name, operator)
+        wanted = []
+        if not is_lt or rules.is_shared or rules.lt_takes_both:
+            wanted.append((CUBLAS, rules.workspace_bytes))
+        if is_lt and not rules.is_shared:
+            wanted.append((CUBLASLT, rules.lt_bytes))
+        row = _after_outputs(operator, len(events))
+        calls = shapes[1][0] if name == "addbmm" else 1
+        for whose, size in wanted:
+            key = (whose, operator.in_backward, operator.stream)
+            if not size or (rules.is_kept and key in made):
+                continue
+            made.add(key)
+            until = None if rules.is_kept else row
+            for _ in range(1 if rules.is_kept else calls):  # one after the other
+                yield Workspace(row, size, operator.stream, until, Category.OTHER, whose)
+
+
+def _uses_lt(name: str, operator: WorkspaceOperator) -> bool:
+    """isInputCompliesAddmmCudaLt (ATen/native/cuda/Blas.cpp): a bias in one row, both factors wider than one."""
+    if name in _LT_ONLY:
+        return True
+    if name == "linear" and len(operator.shapes) >= 3:
+        factor, weight, bias = operator.shapes[:3]
+        inner, outer = factor[-1], weight[0] if len(weight) == 2 else 1
+    elif name == "addmm":
+        bias, _, second = operator.shapes[:3]
+        inner, outer = second
+    else:
+        return False
+    in_one_row = math.prod(bias) == bias[-1] == outer if bias else False
+    return in_one_row and inner > 1 and outer > 1 and operator.dtype.removeprefix("torch.") not in _NO_LT
+
+
+def base_name(name: str) -> str:
+    """The name of an operator without namespace, overload and the mark of working in place: "addmm" of "aten.addmm_.default"."""
+    parts = name.replace("::", ".").split(".")
+    return parts[len(parts) > 1].rstrip("_")
+
+
+def _after_outputs(operator: WorkspaceOperator, rows: int, outputs: int = 1) -> int:
+    """The row before which a workspace is made: libraries are called when the result has its memory."""
+    parts = operator.name.replace("::", ".").split(".")
+    in_place = parts[-1] == "out" or (len(parts) > 1 and parts[1].endswith("_"))
+    return min(operator.row + (0 if in_place else outputs), rows)
+
+
+# --- cuDNN ---
+
+_CONVOLUTIONS = {"convolution": 1, "_convolution": 1, "cudnn_convolution": 1, "convolution_backward": 2}
+"""Operator -> calls of cuDNN, each of which has one result: the gradients of input and of weight are two."""
+
+
+def _convolutions(events: Events, operators: Sequence[WorkspaceOperator]) -> Iterator[Workspace]:
+    """The most that a convolution takes for a while: its tensors once more, for a change of layout (NCHW to NHWC)."""
+    for operator in operators:
+        found: Any = getattr(torch, operator.dtype.removeprefix("torch."), None)
+        width = found.itemsize if isinstance(found, torch.dtype) else 4
+        arguments = sum(map(math.prod, operator.shapes)) * width
+        for call in range(_CONVOLUTIONS.get(base_name(operator.name), 0) if operator.shapes else 0):
+            row = _after_outputs(operator, len(events), call + 1)
+            is_birth = 0 < row <= len(events) and events.kind[row - 1] == Kind.ALLOC
+            bound = arguments + (int(events.requested_bytes[row - 1]) if is_birth else 0)
+            if bound:
+                yield Workspace(row, bound, operator.stream, row, Category.TEMPORARY, CUDNN)

@@ -1,1 +1,0 @@
-"""What a CUDA run would take on a card, without one: pretend CUDA, the child process it runs in, the cards, the extras."""
