@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab.units import format_bytes
+from memlab.units import UNBOUNDED, ByteRange, MiB, format_bytes, number_of
 
-Interval = tuple[int, int]
+NOTHING = ByteRange(0, 0)
 TIME_FLOOR = 0.1
 """Extra time below a tenth of a step is not told apart by the few steps that are timed."""
 LEAST_SHARE = 0.01
@@ -28,8 +28,8 @@ class Tried:
     """
 
     names: tuple[str, ...]
-    peak_bytes: Interval = (0, 0)
-    saved_bytes: Interval = (0, 0)
+    peak_bytes: ByteRange = NOTHING
+    saved_bytes: ByteRange = NOTHING
     ratio: float | None = None
     results: str = "not checked"
     results_why: str = ""
@@ -56,45 +56,52 @@ class Tried:
         return min(self.saved_bytes)
 
 
-def saved(before: Interval, after: Interval) -> Interval:
-    """The smaller and the larger of the differences of the ends."""
-    low, high = sorted((before[0] - after[0], before[1] - after[1]))
-    return low, high
+def saved(before: ByteRange, after: ByteRange) -> ByteRange:
+    """The smaller and the larger of the differences of the ends; where one has no upper end, what is certain."""
+    if max(*before, *after) >= UNBOUNDED:
+        return ByteRange(*before) - ByteRange(*after)
+    return ByteRange(*sorted((before[0] - after[0], before[1] - after[1])))
 
 
-def interval_text(of: Interval) -> str:
+def least_saving(before: ByteRange) -> float:
+    """What a technique has to save of a peak to be worth its name."""
+    low, high = before
+    return LEAST_SHARE * (high if high < UNBOUNDED else low)
+
+
+def interval_text(of: ByteRange) -> str:
     """Two sizes as a text; one where they are the same."""
+    if max(map(abs, of)) >= UNBOUNDED:
+        return str(of)
     low, high = (f"{'−' if one < 0 else ''}{format_bytes(abs(one))}" for one in of)
     return low if low == high else f"{low} to {high}"
 
 
-def ranked(tried: Iterable[Tried], before: Interval) -> list[Tried]:
+def ranked(tried: Iterable[Tried], before: ByteRange) -> list[Tried]:
     """Those that save something and keep the results, most bytes for their price first.
 
     Where time was measured the price is the extra time; else what is declared to cost none comes first, and what changes
     training last.
     """
-    least = LEAST_SHARE * max(before)
+    least = least_saving(before)
     useful = [one for one in tried if not one.failed and not one.is_wrong and one.least_bytes > least]
-    return sorted(useful, key=lambda one: (one.changes, one.ratio is None and one.costs, -per_cost(one)))
 
+    def order(one: Tried) -> tuple[bool, bool, float]:  # bytes for each unit of extra time, where time was measured
+        price = 1.0 if one.ratio is None else max(one.ratio - 1.0, 0.0) + TIME_FLOOR
+        return one.changes, one.ratio is None and one.costs, -one.least_bytes / price
 
-def per_cost(one: Tried) -> float:
-    """Bytes saved for each unit of extra time; bytes alone where time was not measured."""
-    if one.ratio is None:
-        return float(one.least_bytes)
-    return one.least_bytes / (max(one.ratio - 1.0, 0.0) + TIME_FLOOR)
+    return sorted(useful, key=order)
 
 
 def cheapest(tried: Iterable[Tried], target_bytes: int) -> Tried | None:
     """Of all that reach the target for certain the one with the least price; None where none does."""
     there = [one for one in tried if not one.failed and not one.is_wrong and max(one.peak_bytes) <= target_bytes]
-    return min(there, key=_price, default=None)
 
+    def price(one: Tried) -> tuple[bool, float, bool, int, int]:
+        slower = round(max((one.ratio or 1.0) - 1.0, 0.0) / TIME_FLOOR)
+        return one.changes, slower, one.ratio is None and one.costs, len(one.names), max(one.peak_bytes)
 
-def _price(one: Tried) -> tuple[bool, float, bool, int, int]:
-    slower = max((one.ratio or 1.0) - 1.0, 0.0)
-    return one.changes, round(slower / TIME_FLOOR), one.ratio is None and one.costs, len(one.names), max(one.peak_bytes)
+    return min(there, key=price, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ class Findings:
     name: str
     on: str
     of: str
-    before_bytes: Interval
+    before_bytes: ByteRange
     target_bytes: int | None = None
     shares: Mapping[str, int] = field(default_factory=dict)
     tried: tuple[Tried, ...] = ()
@@ -129,7 +136,7 @@ class Findings:
         return max(self.after_bytes) <= self.target_bytes
 
     @property
-    def after_bytes(self) -> Interval:
+    def after_bytes(self) -> ByteRange:
         """The peak with what is recommended."""
         return self.recommended.peak_bytes if self.recommended is not None else self.before_bytes
 
@@ -149,15 +156,53 @@ class Findings:
         """A row for each run that was tried, sizes in bytes."""
         import pandas
 
-        columns = ["techniques", "peak_low_bytes", "peak_high_bytes", "saved_low_bytes", "saved_high_bytes"]
-        columns += ["time_ratio", "results", "recommended", "failed"]
-        rows = [
-            (*_figures(one), one.ratio, "" if one.failed else one.results, one == self.recommended, one.failed)
-            for one in (*self.ranking(), *self.combined)
-        ]
-        return pandas.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:5], "Int64"))
+        sizes = ["peak_low_bytes", "peak_high_bytes", "saved_low_bytes", "saved_high_bytes"]
+        rows = []
+        for one in (*self.ranking(), *self.combined):  # what failed has no figures
+            figures = (*ByteRange(*one.peak_bytes).numbers(), *ByteRange(*one.saved_bytes).numbers())
+            row = {"techniques": one.name, **dict(zip(sizes, figures, strict=True)), "time_ratio": one.ratio}
+            row |= dict.fromkeys(sizes) if one.failed else {}
+            results = "" if one.failed else one.results
+            rows.append(row | {"results": results, "recommended": one == self.recommended, "failed": one.failed})
+        columns = ["techniques", *sizes, "time_ratio", "results", "recommended", "failed"]
+        return pandas.DataFrame(rows, columns=columns).astype(dict.fromkeys(sizes, "Int64"))
 
 
-def _figures(one: Tried) -> tuple[str, int | None, int | None, int | None, int | None]:
-    """The name, and the figures where there are some."""
-    return (one.name, None, None, None, None) if one.failed else (one.name, *one.peak_bytes, *one.saved_bytes)
+# --- the hint in a report: one line that names the advisor; it promises trying, not saving --------------------------------
+
+LARGE = 0.5
+"""Of the peak: a category that holds less is not worth a hint to the advisor."""
+LEAST_BYTES = 32 * MiB
+"""Peaks below are not worth an advice."""
+PLURAL = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "activation": "activations",
+    "optimizer": "optimizer states",
+    "input": "inputs",
+    "temporary": "temporaries",
+}
+
+
+def is_large(shares: Mapping[str, int]) -> bool:
+    """Whether one category of tensors holds most of a peak that is worth it."""
+    total, name = sum(shares.values()), max(shares, key=lambda one: shares[one], default="")
+    return name in PLURAL and total >= LEAST_BYTES and shares[name] >= LARGE * total
+
+
+def pointer(shares: Mapping[str, int], known: Mapping[str, int], call: str, of: str = "the peak") -> str:
+    """The line, "" where no category holds most of the peak or no technique is known for the one that does.
+
+    `shares` has the bytes at the peak by category, `known` how many techniques can be tried on each, `call` what to call.
+
+    >>> pointer({"activation": 80 * MiB, "parameter": 20 * MiB}, {"activation": 7}, "memlab.advise(run)")
+    'Activations hold 80 % of the peak: memlab.advise(run) finds out which of 7 techniques, if any, would lower it.'
+    """
+    name = max(shares, key=lambda one: shares[one], default="")
+    count = known.get(name, 0)
+    if not is_large(shares) or not count:
+        return ""
+    share = f"{100 * shares[name] / sum(shares.values()):.0f} % of {of}"
+    which = f"which of {number_of(count, 'technique')}, if any, would lower it"
+    return f"{PLURAL[name].capitalize()} hold {share}: {call} finds out {which}."

@@ -1,19 +1,19 @@
 """Who held the allocated bytes over time: the level of each category, which together are *allocated* to the byte.
 
-What an allocated block requested counts for its category from when it comes until its owner lets go; what the allocator
+What an allocated block requested counts for its category from when it comes until its owner frees it; what the allocator
 added is `rounding`. At the peak the layers are what `breakdown(by="category")` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from memlab.analysis.breakdown import ROUNDING
-from memlab.analysis.timeline import Timeline, timeline
-from memlab.trace.columns import Array, Category, Kind, deltas
+from memlab.analysis.timeline import Timeline, lives, timeline
+from memlab.trace.columns import Array, Category
 from memlab.trace.trace import Trace
 
 LAYERS = ("parameter", "buffer", "optimizer", "gradient", "activation", "input", "temporary", "other", ROUNDING)
@@ -21,7 +21,6 @@ LAYERS = ("parameter", "buffer", "optimizer", "gradient", "activation", "input",
 
 _LAYER_OF_CATEGORY = np.array([LAYERS.index(category.name.lower()) for category in Category], "u1")
 _ROUNDING = LAYERS.index(ROUNDING)
-_ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,68 +57,30 @@ def has_categories(trace: Trace, device: int) -> bool:
 def areas(trace: Trace, device: int, line: Timeline | None = None) -> Areas:
     """The layers at every step of `line`, by default every change of what one device has allocated."""
     line = line or timeline(trace, device)
-    levels = _levels(trace, device, line.row)
-    held = {name: level for name, level in zip(LAYERS, levels, strict=True) if level.any()}
-    return Areas(line.time_ns, held)
-
-
-def _levels(trace: Trace, device: int, rows: Array) -> Array:
-    """Layer by layer the bytes after each of these events (ascending; -1 is the start)."""
-    stops = np.maximum(rows, trace.first_row - 1)
-    size, layer = _requested(trace, device), _LAYER_OF_CATEGORY[trace.blocks.category]
+    stops = np.maximum(line.row, trace.first_row - 1)  # rows, ascending; -1 is the start
+    born, died = lives(trace, device)
+    known_in = np.where(born >= 0, born, died)  # of one that nobody saw coming only the end tells
+    block = np.flatnonzero(known_in < len(trace.events))
+    size = np.zeros(len(born), np.int64)
+    size[block] = trace.events.requested_bytes[known_in[block]]
+    layer = _LAYER_OF_CATEGORY[trace.blocks.category]
     change = np.zeros((len(stops) + 1) * len(LAYERS))  # sums of whole numbers below 2**53 are exact
 
-    def add(row: Array, to: Array | int, count: Array) -> None:
-        cell = np.searchsorted(stops, row) * len(LAYERS) + to
-        first = int(cell.min(initial=len(change)))
-        sums = np.bincount(cell - first, count)
-        change[first : first + len(sums)] += sums
+    def add(row: Array, to: Array, count: Array) -> None:
+        change[:] += np.bincount(np.searchsorted(stops, row) * len(LAYERS) + to, count, len(change))
 
-    for begin in range(0, len(trace.events), _ROWS_AT_ONCE):
-        events = trace.events.rows(slice(begin, begin + _ROWS_AT_ONCE))
-        moved = np.where(events.device == device, deltas(events, "allocated"), 0)
-        row = np.flatnonzero(moved)
-        moved, block = moved[row], events.block[row]
-        own = np.sign(moved) * size[block]
-        add(row + begin, layer[block], own)
-        add(row + begin, _ROUNDING, moved - own)
-    for row, block, before, after in _transfers(trace, device, layer):
-        add(row, before, -size[block])
-        add(row, after, size[block])
-    return np.cumsum(change.reshape(-1, len(LAYERS))[:-1], axis=0).astype(np.int64).T
-
-
-def _requested(trace: Trace, device: int) -> Array:
-    """What each block of a device requested."""
-    events = trace.events
-    size = np.zeros(len(trace.blocks), np.int64)
-    for kinds in ((Kind.FREE,), (Kind.ADOPT, Kind.ALLOC)):  # of a block that nobody saw coming, only the end tells
-        rows = np.isin(events.kind, kinds) & (events.device == device)
-        size[events.block[rows]] = events.requested_bytes[rows]
-    return size
-
-
-def _transfers(trace: Trace, device: int, layer: Array) -> Iterator[tuple[Array, Array, Array, Array]]:
-    """(row, block, from layer, to layer): each change of a living block's category, and back again where it goes."""
-    changes = trace.recategorised
-    if not len(changes):
-        return
-    begin, end = lives(trace, device)
-    changes = changes.rows(np.lexsort((changes.row, changes.block)))
-    changes = changes.rows((begin[changes.block] >= 0) & (changes.row <= end[changes.block]))
-    block, after = changes.block, _LAYER_OF_CATEGORY[changes.category]
-    is_first = np.diff(block, prepend=-1) != 0
-    before = np.where(is_first, layer[block], np.roll(after, 1))
-    yield np.maximum(changes.row, begin[block]), block, before, after
-    yield end[block], block, after, before
-
-
-def lives(trace: Trace, device: int) -> tuple[Array, Array]:
-    """Of each block the row in which it comes (-1: never), and in which it goes (past the last one: it stays)."""
-    events = trace.events
-    begin, end = np.full(len(trace.blocks), -1), np.full(len(trace.blocks), len(events))
-    held = (events.device == device) & (events.allocated_bytes > 0)
-    for kinds, column in (((Kind.ADOPT, Kind.ALLOC), begin), ((Kind.FREE, Kind.FREE_PENDING), end)):
-        rows = np.flatnonzero(held & np.isin(events.kind, kinds))
-        column[events.block[rows]] = rows
-    return begin, end
+    came = block[born[block] >= 0]
+    add(born[came], layer[came], size[came])
+    if len(changes := trace.recategorised):  # moved from layer to layer while a block lives
+        changes = changes.rows(np.lexsort((changes.row, changes.block)))
+        changes = changes.rows((born[changes.block] >= 0) & (changes.row <= died[changes.block]))
+        moved, after = changes.block, _LAYER_OF_CATEGORY[changes.category]
+        before = np.where(np.diff(moved, prepend=-1) != 0, layer[moved], np.roll(after, 1))
+        row = np.maximum(changes.row, born[moved])
+        add(row, before, -size[moved])
+        add(row, after, size[moved])
+        layer[moved] = after  # of several changes of a block the last stays
+    add(died[block], layer[block], -size[block])
+    levels = np.cumsum(change.reshape(-1, len(LAYERS))[:-1], axis=0).astype(np.int64).T
+    levels[_ROUNDING] = line.bytes - levels.sum(axis=0)
+    return Areas(line.time_ns, {name: level for name, level in zip(LAYERS, levels, strict=True) if level.any()})

@@ -8,50 +8,56 @@ was changed by their text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
-
-import numpy as np
 
 from memlab.analysis.areas import LAYERS
 from memlab.analysis.breakdown import BY, breakdown
-from memlab.analysis.curves import moments
+from memlab.analysis.curves import BINS, moments
 from memlab.analysis.lines import sources_of
-from memlab.analysis.matching import Matched, matched
-from memlab.analysis.peak import UNKNOWN_BYTES
+from memlab.analysis.summary import provenance
 from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Array
 from memlab.trace.trace import Device, Trace
-from memlab.units import format_bytes, plain
+from memlab.units import UNBOUNDED, ByteRange, format_bytes, plain
 
 UNTOLD = "not told apart"
 """What a peak has above what events tell of it: they were lost, or a predicted card is too small for the run."""
-_BINS = 140
-_BY_COLUMN = ("module", "line")
-
-Interval = tuple[int, int]
+_FAR_APART = 4
+"""From so many times the other's duration on, the shorter run would be hard to read on one axis of seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two runs, with the peak of *allocated* on one of its devices: at least and at most."""
+    """One of two runs, with the peak of *allocated* on one of its devices."""
 
     name: str
     trace: Trace
     device: Device
-    low_bytes: int
-    high_bytes: int
+    peak: ByteRange
+
+    @property
+    def low_bytes(self) -> int:
+        """The lower bound of the peak."""
+        return self.peak.low
+
+    @property
+    def high_bytes(self) -> int:
+        """The upper bound of the peak."""
+        return self.peak.high
 
     @property
     def is_predicted(self) -> bool:
         """Whether nothing of it was measured."""
-        return "prediction" in self.trace.notes
+        return provenance(self.trace) == "predicted"
 
     @property
     def duration_s(self) -> float:
-        """How long it took; of a prediction, its rehearsal."""
+        """How long it took; of a prediction, its dry run."""
         return self.trace.made_by.duration_ns / 1e9
 
     def shares(self, by: str) -> dict[str, int]:
@@ -61,15 +67,9 @@ class Side:
         except MemlabError:
             if by not in BY:
                 raise
-            shares = {}
+            shares = {}  # the events around the peak were lost
         untold = self.low_bytes - sum(shares.values())
         return {**shares, UNTOLD: untold} if untold else shares
-
-    def curve(self) -> tuple[Array, Array]:
-        """Seconds and bytes of a stair with few steps, the peak among them."""
-        line = timeline(self.trace, self.device.index)
-        time_ns, shown = moments(line, _BINS)
-        return time_ns / 1e9, line.bytes[shown]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,11 @@ class Differences(Mapping[str, Difference]):
     def __str__(self) -> str:
         rows = [*self.items(), ("peak allocated", self.total)]
         width = max(len(name) for name, _ in rows)
-        return "\n".join(
-            f"{plain(name):<{width}}  {format_bytes(one.a_bytes):>10}  {format_bytes(one.b_bytes):>10}"
-            f"  {signed(one.difference_bytes):>11}"
-            for name, one in rows
-        )
+        lines = []
+        for name, one in rows:
+            sizes = f"{format_bytes(one.a_bytes):>10}  {format_bytes(one.b_bytes):>10}"
+            lines.append(f"{plain(name):<{width}}  {sizes}  {signed(one.difference_bytes):>11}")
+        return "\n".join(lines)
 
     def to_pandas(self) -> Any:
         """A row for each name, sizes in bytes."""
@@ -133,21 +133,18 @@ def signed(count: int) -> str:
     return "0 B" if not count else ("+" if count > 0 else "−") + format_bytes(abs(count))
 
 
-def saved(a: Side, b: Side) -> Interval:
+def saved(a: Side, b: Side) -> ByteRange:
     """By how much the peak of `b` is below that of `a`, at least and at most."""
-    return (
-        max(a.low_bytes - b.high_bytes, -UNKNOWN_BYTES),
-        min(a.high_bytes - b.low_bytes, UNKNOWN_BYTES),
-    )
+    return a.peak - b.peak
 
 
 def known_by(a: Side, b: Side) -> tuple[str, ...]:
     """By what the bytes of either can be told apart: "category", "module", "line"."""
-    found = [
-        any(side.trace.blocks.category.any() or len(side.trace.recategorised) for side in (a, b)),
-        *(any((getattr(side.trace.blocks, by) >= 0).any() for side in (a, b)) for by in _BY_COLUMN),
-    ]
-    return tuple(by for by, is_known in zip(("category", *_BY_COLUMN), found, strict=True) if is_known)
+    blocks = a.trace.blocks, b.trace.blocks
+    has_changes = len(a.trace.recategorised) or len(b.trace.recategorised)
+    known = {"category": has_changes or any(one.category.any() for one in blocks)}
+    known |= {by: any((getattr(one, by) >= 0).any() for one in blocks) for by in ("module", "line")}
+    return tuple(by for by, is_known in known.items() if is_known)
 
 
 def differences(a: Side, b: Side, by: str = "category") -> Differences:
@@ -157,25 +154,62 @@ def differences(a: Side, b: Side, by: str = "category") -> Differences:
     if by == "line" and by not in known_by(a, b):
         raise MemlabError("neither run knows its lines: measure with %%memtrack --lines, or memlab.track(lines=True).")
     names = matched(sources_of(a.trace), sources_of(b.trace)) if by == "line" else Matched()
-    first = _renamed(a.shares(by), names.of_a)
-    second = _renamed(b.shares(by), names.of_b)
-    rows = {name: Difference(first.get(name, 0), second.get(name, 0)) for name in {**first, **second}}
+    first, second = Counter[str](), Counter[str]()
+    for side, new, sums in ((a, names.of_a, first), (b, names.of_b, second)):
+        for name, count in side.shares(by).items():
+            sums[new.get(name, name)] += count
+    rows = {name: Difference(first[name], second[name]) for name in {**first, **second}}
     largest = sorted(rows.items(), key=lambda item: (-abs(item[1].difference_bytes), -item[1].a_bytes, item[0]))
     return Differences(by, dict(largest), names.texts)
 
 
-def _renamed(shares: Mapping[str, int], names: Mapping[str, str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, count in shares.items():
-        new = names.get(name, name)
-        found[new] = found.get(new, 0) + count
+# --- which lines are the same: by their text, as a changed cell moves the lines below the change ---------------------------
+
+Sources = Mapping[str, Mapping[int, str]]
+"""Label of a source -> number of a line -> its text."""
+_MANY = 2000  # lines; from there on the matcher may leave out what occurs often, or it would take long
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The names of lines of each run -> the names that both go by; `texts` has the code behind these."""
+
+    of_a: dict[str, str] = field(default_factory=dict)
+    of_b: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+def matched(a: Sources, b: Sources) -> Matched:
+    """Common names for the lines of two runs.
+
+    A line that both have is "cell:3", or "cell:3 → 5" where it has moved; one that is in one alone, with other code of that number
+    in the other, "cell:3 (a)" or "cell:3 (b)".
+
+    >>> found = matched({"cell": {1: "x = f()", 2: "y = x"}}, {"cell": {1: "x = g()", 2: "", 3: "y = x"}})
+    >>> dict(found.of_a), dict(found.of_b)
+    ({'cell:1': 'cell:1 (a)', 'cell:2': 'cell:2 → 3'}, {'cell:1': 'cell:1 (b)', 'cell:2': 'cell:2 (b)', 'cell:3': 'cell:2 → 3'})
+    """
+    found = Matched()
+    for label in {**a, **b}:
+        first, second = a.get(label, {}), b.get(label, {})
+        numbers = sorted(first), sorted(second)
+        texts = [first[one].strip() for one in numbers[0]], [second[one].strip() for one in numbers[1]]
+        matcher = SequenceMatcher(None, *texts, autojunk=max(len(first), len(second)) > _MANY)
+        of_a, of_b = dict[int, str](), dict[int, str]()
+        for block in matcher.get_matching_blocks():
+            for step in range(block.size):
+                old, new = numbers[0][block.a + step], numbers[1][block.b + step]
+                of_a[old] = of_b[new] = f"{label}:{old}" if old == new else f"{label}:{old} → {new}"
+        sides = ((first, of_a, second, found.of_a, "a"), (second, of_b, first, found.of_b, "b"))
+        for lines, common, others, names, side in sides:
+            for number, text in lines.items():
+                alone = f"{label}:{number} ({side})" if number in others else f"{label}:{number}"
+                name = names[f"{label}:{number}"] = common.get(number, alone)
+                found.texts.setdefault(name, text.strip())
     return found
 
 
 # --- what a picture shows ----------------------------------------------------------------------------------------------
-
-_FAR_APART = 4
-"""From so many times the other's duration on, the shorter run would be hard to read on one axis of seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,15 +220,14 @@ class Drawn:
     time_s: Array
     bytes: Array
     duration_s: float
-    low_bytes: int
-    high_bytes: int
+    peak: ByteRange
     shares: tuple[tuple[str, int], ...]
 
     @property
     def top_bytes(self) -> int:
         """The highest value that is drawn."""
-        known = self.high_bytes if self.high_bytes < UNKNOWN_BYTES else self.low_bytes
-        return max(int(self.bytes.max(initial=0)), self.low_bytes, known)
+        known = self.peak.high if self.peak.high < UNBOUNDED else self.peak.low
+        return max(int(self.bytes.max(initial=0)), known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,26 +256,21 @@ class Picture:
 
 
 def picture(a: Side, b: Side, has_time: bool = True) -> Picture:
-    """What the picture of two runs shows; without `has_time` seconds of either mean nothing."""
+    """What the picture of two runs shows; without `has_time` the seconds of one of them were not measured on a real device."""
     by = "category" if "category" in known_by(a, b) else ""
-    first, second = _drawn(a, by), _drawn(b, by)
-    longer, shorter = max(a.duration_s, b.duration_s), max(min(a.duration_s, b.duration_s), 1e-9)
-    why = "" if has_time else "seconds mean nothing here"
-    if has_time and longer > _FAR_APART * shorter:
-        why = f"one took {longer / shorter:,.0f} times as long"
-    return Picture(first, second, bool(why), why)
+    shorter, longer = sorted((a.duration_s, b.duration_s))
+    times = longer / max(shorter, 1e-9)
+    why = f"one took {times:,.0f} times as long" if times > _FAR_APART else ""
+    why = why if has_time else "the durations were not both measured"
+    return Picture(_drawn(a, by), _drawn(b, by), bool(why), why)
 
 
 def _drawn(side: Side, by: str) -> Drawn:
-    time_s, level = side.curve()
+    """The peak is among the steps of the stair, which are few."""
+    line = timeline(side.trace, side.device.index)
+    time_ns, shown = moments(line, BINS)
+    time_s = time_ns / 1e9
     shares = side.shares(by) if by else {"allocated": side.low_bytes}
     order = [*LAYERS, *sorted(set(shares) - set(LAYERS))]
     stacked = tuple((name, shares[name]) for name in order if shares.get(name, 0) > 0)
-    return Drawn(
-        side.name, time_s, level, max(side.duration_s, float(time_s[-1])), side.low_bytes, side.high_bytes, stacked
-    )
-
-
-def peak_place(drawn: Drawn) -> int:
-    """The step at which the drawn stair is highest."""
-    return int(np.argmax(drawn.bytes))
+    return Drawn(side.name, time_s, line.bytes[shown], max(side.duration_s, float(time_s[-1])), side.peak, stacked)

@@ -50,7 +50,7 @@ class Curves:
     The first curve is *allocated*: every step, or the highest level in each of equal stretches of time, and then `lowest`
     has the other end. `areas` tells it apart by category at its own times, where categories are known.
     `phases` holds the code of the phase that filled most of each of its equal stretches of time; `lost` are the stretches
-    (seconds) whose events are not all there: passed unread, or let go to bound memory.
+    (seconds) whose events are not all there: lost unread, or dropped to bound memory.
     """
 
     device: Device
@@ -78,15 +78,26 @@ class Curves:
 def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
     """The curves of one device, with at most one point to each of `bins` stretches of time."""
     line = timeline(trace, device.index)
-    time_ns, shown, held = _allocated(trace, device.index, line, bins)
-    allocated = _stair("allocated", line, time_ns, shown)
+    time_ns, shown = moments(line, bins)
+    held = None
+    if has_categories(trace, device.index):
+        held = areas(trace, device.index, _only(line, shown))
+        edges = np.array([*held.edges().values()])
+        steps = np.abs(np.diff(edges, axis=1)) > _VISIBLE * edges.max(initial=0) if len(edges) else np.zeros(0, bool)
+        if (count := int(steps.sum())) > _MOST_STEPS:  # they move too much to be told apart
+            time_ns, fewer = moments(_only(line, shown), max(bins * _MOST_STEPS // count, _FEWEST_BINS))
+            shown, held = shown[fewer], held.at(fewer)
+        held = dataclasses.replace(held, time_ns=time_ns)
+    allocated = Curve("allocated", time_ns / 1e9, line.bytes[shown], True)
     drawn = [allocated]
-    if device.index != CPU:
+    if device.index == CPU:
+        drawn += _sampled(trace, CPU, "rss", "own_bytes")
+    else:
         reserved = timeline(trace, device.index, "reserved")
-        drawn += [_stair("reserved", reserved, *moments(reserved, bins // 2))]
+        time_ns, shown = moments(reserved, bins // 2)
+        drawn.append(Curve("reserved", time_ns / 1e9, reserved.bytes[shown], True))
         drawn += _sampled(trace, device.index, "used", "used_bytes")
-    drawn += _sampled(trace, CPU, "rss", "own_bytes") if device.index == CPU else []
-    lost = [b for b in trace.made_by.bounded if b.device == device.index]
+    lost = [b for b in trace.made_by.bounded if b.device == device.index and b.end_ns > b.begin_ns]
     return Curves(
         device=device,
         duration_s=max(trace.made_by.duration_ns, line.end_ns) / 1e9,
@@ -119,6 +130,10 @@ def _extremes(line: Timeline, bins: int, of: Callable[[Array], Any]) -> Array:
     return np.array([a + int(of(line.bytes[a:b])) if a < b else max(a - 1, 0) for a, b in itertools.pairwise(cuts)])
 
 
+def _only(line: Timeline, shown: Array) -> Timeline:
+    return Timeline(line.time_ns[shown], line.bytes[shown], line.row[shown], line.end_ns)
+
+
 def _lowest(line: Timeline, highest: Curve) -> Curve | None:
     """The lowest level in each stretch of which the curve shows the highest, where that hides many dips."""
     bins = len(highest.bytes) - 1
@@ -129,33 +144,6 @@ def _lowest(line: Timeline, highest: Curve) -> Curve | None:
     around = np.minimum(high[1:-1], np.minimum(high[:-2], high[2:]))  # a slope is no dip
     is_hidden = around - low[1:-1] > _HIDDEN * highest.top_bytes
     return Curve("lowest", highest.time_s, low, True) if is_hidden.mean() > _MANY else None
-
-
-def _allocated(trace: Trace, device: int, line: Timeline, bins: int) -> tuple[Array, Array, Areas | None]:
-    """Moments of the allocated curve and the layers at them: fewer where these move too much to be told apart."""
-    time_ns, shown = moments(line, bins)
-    if not has_categories(trace, device):
-        return time_ns, shown, None
-    held = areas(trace, device, _only(line, shown))
-    steps = _visible_steps(held)
-    if steps > _MOST_STEPS:
-        time_ns, fewer = moments(_only(line, shown), max(bins * _MOST_STEPS // steps, _FEWEST_BINS))
-        shown, held = shown[fewer], held.at(fewer)
-    return time_ns, shown, dataclasses.replace(held, time_ns=time_ns)
-
-
-def _only(line: Timeline, shown: Array) -> Timeline:
-    return Timeline(line.time_ns[shown], line.bytes[shown], line.row[shown], line.end_ns)
-
-
-def _visible_steps(held: Areas) -> int:
-    """How many times an edge moves so much that it can be seen."""
-    edges = np.array([*held.edges().values()])
-    return int((np.abs(np.diff(edges, axis=1)) > _VISIBLE * edges.max(initial=0)).sum()) if len(edges) else 0
-
-
-def _stair(name: str, line: Timeline, time_ns: Array, shown: Array) -> Curve:
-    return Curve(name, time_ns / 1e9, line.bytes[shown], True)
 
 
 def _sampled(trace: Trace, device: int, name: str, column: str) -> list[Curve]:
@@ -176,4 +164,5 @@ def _phases(trace: Trace, end_ns: int, bins: int) -> Array:
     phase, _ = resolve(marks.time_ns, marks.kind.tolist(), marks.name.tolist(), trace.texts["mark"])
     looks = phase.at((np.arange(bins * 16) + 0.5) / (bins * 16) * end_ns).reshape(bins, 16)
     votes = np.stack([(looks == code).sum(axis=1) for code in Phase])
-    return votes.argmax(axis=0).astype("u1")
+    most: Array = votes.argmax(axis=0).astype("u1")
+    return most

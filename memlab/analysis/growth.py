@@ -1,4 +1,4 @@
-"""What each cell of a notebook took and left behind, and which cells leave more each time they are run again.
+"""What each cell of a notebook allocated and did not free, and which cells keep more each time they are run again.
 
 A cell grows when what its last run left under a name is still there as the next one ends, and that one has left as much again
 under the same name; or when what it replaces under a name gets larger from run to run, four times in a row. What is replaced,
@@ -10,18 +10,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memlab.analysis.peak import UNKNOWN_BYTES, Peak
-from memlab.units import KiB
+from memlab.analysis.peak import Peak
+from memlab.units import UNBOUNDED, KiB
 
 MIN_GROWTH_BYTES = 16 * KiB
 """What a run adds at least, for a flag: scalars that are shown and kept are no concern."""
 _REPLACED_RUNS = 4
 _OUTPUT = re.compile(r"_oh\b|_i?\d+\b|_{1,3}(?![\w])")
 _NAME = re.compile(r"[^\W\d]\w*")
+_COLUMNS = [
+    "cell", "text", "again", "device", "before_bytes", "peak_low_bytes", "peak_high_bytes", "after_bytes",
+    "left_bytes", "still_bytes", "names", "grows", "duration_s", "status", "tracked",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LevelAfterRun:
     """One device over a cell, in bytes allocated; `peak` is None where nobody can tell."""
 
     device: str
@@ -62,7 +66,7 @@ class Level:
 
     @property
     def left_bytes(self) -> int:
-        """What the cell left behind; less than nothing where it gave back more than it took."""
+        """What the cell did not free; negative where it freed more than it allocated."""
         return self.after_bytes - self.before_bytes
 
 
@@ -82,7 +86,7 @@ class Entry:
     duration_s: float
     status: str
     is_tracked: bool
-    levels: tuple[Level, ...]
+    levels: tuple[LevelAfterRun, ...]
     left: tuple[Left, ...]
     is_whole: bool = True
     notes: tuple[str, ...] = ()
@@ -111,7 +115,7 @@ class Growth:
     still_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Accounts:
     """The ledger as a value: the entries, oldest first, and which cells grow."""
 
@@ -125,8 +129,19 @@ class Accounts:
         import pandas
 
         grows = {(growth.cell, growth.device): growth.name for growth in self.growths}
-        rows = [_row(entry, level, grows) for entry in self.entries for level in entry.levels]
-        return pandas.DataFrame(rows, columns=_COLUMNS)
+        rows = []
+        for entry, level in ((one, level) for one in self.entries for level in one.levels):
+            mine = [one for one in entry.left if one.device == level.device]
+            low, high = level.peak.bytes if level.peak is not None else (None, None)
+            row = {"cell": entry.number, "text": entry.text, "again": entry.again, "device": level.device}
+            row |= {"before_bytes": level.before_bytes, "peak_low_bytes": low}
+            row |= {"peak_high_bytes": None if high == UNBOUNDED else high, "after_bytes": level.after_bytes}
+            row |= {"left_bytes": level.left_bytes, "still_bytes": sum(one.nbytes for one in mine if one.died is None)}
+            row["names"] = ", ".join(dict.fromkeys(one.root for one in mine if one.path))
+            row |= {"grows": grows.get((entry.cell, level.device), ""), "duration_s": entry.duration_s}
+            rows.append(row | {"status": entry.status, "tracked": entry.is_tracked})
+        frame = pandas.DataFrame(rows, columns=_COLUMNS)
+        return frame.astype({"peak_low_bytes": float, "peak_high_bytes": float})
 
     def left_to_pandas(self) -> Any:
         """One row per storage that a cell left."""
@@ -135,33 +150,6 @@ class Accounts:
         names = ["cell", *(field.name for field in dataclasses.fields(Left))]
         rows = [(entry.number, *dataclasses.astuple(one)) for entry in self.entries for one in entry.left]
         return pandas.DataFrame(rows, columns=names)
-
-
-_COLUMNS = (
-    "cell", "text", "again", "device", "before_bytes", "peak_low_bytes", "peak_high_bytes", "after_bytes", "left_bytes",
-    "still_bytes", "names", "grows", "duration_s", "status", "tracked",
-)  # fmt: skip
-
-
-def _row(entry: Entry, level: Level, grows: dict[tuple[str, str], str]) -> dict[str, Any]:
-    peak, mine = level.peak, [one for one in entry.left if one.device == level.device]
-    return {
-        "cell": entry.number,
-        "text": entry.text,
-        "again": entry.again,
-        "device": level.device,
-        "before_bytes": level.before_bytes,
-        "peak_low_bytes": float("nan") if peak is None else peak.low_bytes,
-        "peak_high_bytes": float("nan") if peak is None or peak.high_bytes >= UNKNOWN_BYTES else peak.high_bytes,
-        "after_bytes": level.after_bytes,
-        "left_bytes": level.left_bytes,
-        "still_bytes": sum(one.nbytes for one in mine if one.died is None),
-        "names": ", ".join(dict.fromkeys(one.root for one in mine if one.path)),
-        "grows": grows.get((entry.cell, level.device), ""),
-        "duration_s": entry.duration_s,
-        "status": entry.status,
-        "tracked": entry.is_tracked,
-    }
 
 
 # --- growth ---------------------------------------------------------------------------------------------------------
@@ -179,19 +167,17 @@ def growing(entries: Sequence[Entry]) -> tuple[Growth, ...]:
         for one in entry.left:
             if one.path:
                 named.setdefault((one.device, one.root), []).append((entry.index, one))
-    found = [growth for same in runs.values() if len(same) > 1 for growth in _growing(same, named)]
+    found = []
+    for same in runs.values():
+        last, numbers = same[-1], [run.index for run in same]
+        for device, name in dict.fromkeys((one.device, one.root) for one in last.left if one.path):
+            left = named[device, name]
+            added = _added(left, numbers) or _replaced(left, numbers)
+            if added and min(added) >= MIN_GROWTH_BYTES:
+                each = round(sum(added) / len(added))
+                still = sum(one.nbytes for index, one in left if one.died is None and index in numbers)
+                found.append(Growth(last.cell, last.number, last.text, name, device, each, len(added), still))
     return tuple(sorted(found, key=lambda growth: -growth.bytes_per_run))
-
-
-def _growing(runs: list[Entry], named: dict[tuple[str, str], _Named]) -> Iterator[Growth]:
-    last, numbers = runs[-1], [run.index for run in runs]
-    for device, name in dict.fromkeys((one.device, one.root) for one in last.left if one.path):
-        left = named[device, name]
-        added = _added(left, numbers) or _replaced(left, numbers)
-        if added and min(added) >= MIN_GROWTH_BYTES:
-            each = round(sum(added) / len(added))
-            still = sum(one.nbytes for index, one in left if one.died is None and index in numbers)
-            yield Growth(last.cell, last.number, last.text, name, device, each, len(added), still)
 
 
 def _added(named: _Named, runs: list[int]) -> list[int]:
@@ -211,10 +197,9 @@ def _added(named: _Named, runs: list[int]) -> list[int]:
 
 def _replaced(named: _Named, runs: list[int]) -> list[int]:
     """By how much the name held more after each of the last runs than after the one before, where that is steady."""
-    after = [
-        sum(one.nbytes for index, one in named if index <= run and one.is_there_after(run))
-        for run in runs[-_REPLACED_RUNS:]
-    ]
+    after = []
+    for run in runs[-_REPLACED_RUNS:]:
+        after.append(sum(one.nbytes for index, one in named if index <= run and one.is_there_after(run)))
     steps = [later - earlier for earlier, later in itertools.pairwise(after)]
-    is_steady = len(steps) == _REPLACED_RUNS - 1 and min(steps) > 0 and min(steps) >= 0.5 * max(steps)
+    is_steady = len(steps) == _REPLACED_RUNS - 1 and min(steps) >= 0.5 * max(steps)
     return steps if is_steady else []

@@ -16,15 +16,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from memlab.analysis.iterations import MIN_REPEATS, MIN_STEPS, Births, Iterations, grouped, iterations
-from memlab.analysis.timeline import timeline
+from memlab.analysis.iterations import MIN_REPEATS, MIN_STEPS, Iterations, StepBirths, grouped, iterations
+from memlab.analysis.timeline import Timeline, timeline
 from memlab.trace.columns import Array
 from memlab.trace.trace import Trace
 from memlab.units import KiB, format_bytes, one_line
 
 MIN_SHARE, IN_ITERATIONS = 0.1, 1000
 """What so many iterations (or those there were, if more) add at least, of the highest level. Less is bookkeeping."""
-MIN_TOTAL_BYTES = 64 * KiB
+_MIN_TOTAL_BYTES = 64 * KiB
 _LONG_LIVED = 3
 """In iterations: what lives so long and goes all the same belongs to a window, or to a list that is emptied."""
 _PLACES_SHOWN = 3
@@ -78,16 +78,14 @@ class Leak:
     def text(self) -> str:
         """The finding in one sentence."""
         what = "What stays" if self.kind == "kept" else "What is replaced by something larger each time"
-        where = ", ".join(self._place(place) for place in self.places[:_PLACES_SHOWN])
-        rest = self.places[_PLACES_SHOWN:]
+        shown, rest = self.places[:_PLACES_SHOWN], self.places[_PLACES_SHOWN:]
+        is_one = len(self.places) == 1
+        where = ", ".join(p.text + ("" if is_one else f" {format_bytes(p.bytes_per_iteration)}") for p in shown)
         others = f", {len(rest)} more {format_bytes(sum(p.bytes_per_iteration for p in rest))}" if rest else ""
         return (
             f"Grows by {format_bytes(self.bytes_per_iteration)} with each {one_line(self.of)}, since number {self.since} "
             f"of {self.iterations}, {format_bytes(self.total_bytes)} in all. {what} is allocated {where}{others}."
         )
-
-    def _place(self, place: Place) -> str:
-        return place.text + (f" {format_bytes(place.bytes_per_iteration)}" if len(self.places) > 1 else "")
 
 
 class Leaks(tuple[Leak, ...]):
@@ -110,13 +108,12 @@ class Leaks(tuple[Leak, ...]):
     @property
     def text(self) -> str:
         """It in words, also where nothing grows."""
-        if self:
-            return "\n".join(leak.text for leak in self)
-        if self.looked_at:
-            return f"Nothing grows from one iteration to the next ({self.looked_at})."
-        return (
-            "Not told: this run has no row of at least four iterations (optimizer steps, backwards, calls) to compare."
+        nothing = (
+            "Unknown: this run has no row of at least four iterations (optimizer steps, backwards, calls) to compare."
         )
+        if self.looked_at:
+            nothing = f"Nothing grows from one iteration to the next ({self.looked_at})."
+        return "\n".join(leak.text for leak in self) or nothing
 
     def __str__(self) -> str:
         return self.text
@@ -130,33 +127,12 @@ class Leaks(tuple[Leak, ...]):
         """One row for each place of each leak, sizes in bytes."""
         import pandas
 
-        of_leak = ("kind", "device", "of", "since", "iterations", "total_bytes")
-        rows = [
-            {"leak": number, **{name: getattr(leak, name) for name in of_leak}, **dataclasses.asdict(place)}
-            for number, leak in enumerate(self, 1)
-            for place in leak.places
-        ]
-        return pandas.DataFrame(rows, columns=["leak", *of_leak, *(field.name for field in dataclasses.fields(Place))])
-
-
-def leaks(trace: Trace, device: int) -> Leaks:
-    """What grows on one device across the iterations of a run; empty where it levels off, or nobody can tell."""
-    births = Births.of(trace, device)
-    found = iterations(trace, device, births)
-    if found is None:
-        return Leaks()
-    level = _Level.of(trace, device, found)
-    kept = list(_kept(births, found))
-    rest = _can_leak(births, found)
-    for group in kept:
-        rest[group.members] = False
-    groups = [*kept, *_growing(births, found, rest)]
-    leaks = [
-        _leak(trace, device, births, found, cluster)
-        for cluster in _clusters(groups)
-        if level.shows(cluster, found.stride)
-    ]
-    return Leaks(sorted(leaks, key=lambda leak: -leak.total_bytes), f"{found.of}: {found.count * found.stride} of them")
+        of_leak, of_place = ("kind", "device", "of", "since", "iterations", "total_bytes"), Place.__dataclass_fields__
+        rows = []
+        for number, leak in enumerate(self, 1):
+            facts = {"leak": number, **{name: getattr(leak, name) for name in of_leak}}
+            rows += [facts | dataclasses.asdict(place) for place in leak.places]
+        return pandas.DataFrame(rows, columns=["leak", *of_leak, *of_place])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,44 +145,52 @@ class _Group:
     since: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Level:
-    """Bytes of the device at the end of each iteration, and the most there ever were."""
-
-    at_end: Array
-    highest_bytes: int
-
-    @classmethod
-    def of(cls, trace: Trace, device: int, found: Iterations) -> _Level:
-        line = timeline(trace, device)
-        at_end = line.bytes[np.searchsorted(line.row, found.ends, side="left") - 1]
-        return cls(at_end, int(line.bytes.max()))
-
-    def shows(self, groups: list[_Group], stride: int) -> bool:
-        """Whether these groups together are more than bookkeeping, and the level rises with them."""
-        since, added = min(group.since for group in groups), np.sum([group.added for group in groups], axis=0)
-        total, count = float(added[since:].sum()), (len(added) - since) * stride
-        is_much = total >= MIN_TOTAL_BYTES and total * max(IN_ITERATIONS / count, 1) >= MIN_SHARE * self.highest_bytes
-        return is_much and self._rises_with(added, since)
-
-    def _rises_with(self, added: Array, since: int) -> bool:
-        """Whether the whole level rises by a good part of this, in one half of the time at least: else other blocks went.
-
-        What is worked off a queue comes as other things go; and something large may go once.
-        """
-        begin, end = max(since - 1, 0), len(self.at_end) - 1
-        half = (begin + end) // 2
-        spans = ((begin, end), (begin, half), (half, end))
-        return any(self.at_end[b] - self.at_end[a] >= 0.5 * added[a + 1 : b + 1].sum() > 0 for a, b in spans)
+def leaks(trace: Trace, device: int) -> Leaks:
+    """What grows on one device across the iterations of a run; empty where it levels off, or nobody can tell."""
+    births = StepBirths.of(trace, device)
+    found = iterations(trace, device, births)
+    if found is None:
+        return Leaks()
+    # States of optimizers are there on purpose, and where only repetition tells iterations, parameters.
+    can_leak = ~(births.states | (births.made_to_stay & found.is_weak))
+    kept = list(_kept(births, found, can_leak))
+    for group in kept:
+        can_leak[group.members] = False
+    line, leaks = timeline(trace, device), []
+    for groups in (kept, list(_growing(births, found, can_leak))):
+        # Groups that began at about the same time belong together: a graph that is kept has blocks from many places.
+        clusters: list[list[_Group]] = []
+        for group in sorted(groups, key=lambda group: group.since):
+            if clusters and group.since <= clusters[-1][0].since + max(2, len(group.added) // 20):
+                clusters[-1].append(group)
+            else:
+                clusters.append([group])
+        shown = (cluster for cluster in clusters if _is_shown_by(line, found, cluster))
+        leaks += [_leak(trace, device, births, found, cluster) for cluster in shown]
+    return Leaks(sorted(leaks, key=lambda leak: -leak.total_bytes), f"{found.of}: {found.count * found.stride} of them")
 
 
-# --- growth ---------------------------------------------------------------------------------------------------------
+def _is_shown_by(line: Timeline, found: Iterations, groups: list[_Group]) -> bool:
+    """Whether these groups together are more than bookkeeping, and the level at the ends of iterations rises with them.
+
+    It has to rise by a good part of what they add, in one half of the time at least: else other blocks went. What is worked
+    off a queue comes as other things go; and something large may go once.
+    """
+    at_end = line.bytes[np.searchsorted(line.row, found.ends, side="left") - 1]
+    since, added = min(group.since for group in groups), np.sum([group.added for group in groups], axis=0)
+    total, count = float(added[since:].sum()), (len(added) - since) * found.stride
+    if total < _MIN_TOTAL_BYTES or total * max(IN_ITERATIONS / count, 1) < MIN_SHARE * int(line.bytes.max()):
+        return False
+    begin, end = max(since - 1, 0), len(at_end) - 1
+    half = (begin + end) // 2
+    spans = ((begin, end), (begin, half), (half, end))
+    return any(at_end[b] - at_end[a] >= 0.5 * added[a + 1 : b + 1].sum() > 0 for a, b in spans)
 
 
-def _kept(births: Births, found: Iterations) -> Iterator[_Group]:
+def _kept(births: StepBirths, found: Iterations, can_leak: Array) -> Iterator[_Group]:
     """Origins of which each iteration leaves blocks that are there at the end: of any size, else of one."""
     born, died = found.index(births.rows), found.index(births.died)
-    stays = (born < found.count) & (died >= found.count) & _can_leak(births, found)
+    stays = (born < found.count) & (died >= found.count) & can_leak
     passes = (died < found.count) & (died - born >= max(_LONG_LIVED // found.stride, 1))
     left = np.ones(len(born), bool)
     for key in (births.origin, grouped(births.origin, births.nbytes)):
@@ -214,16 +198,10 @@ def _kept(births: Births, found: Iterations) -> Iterator[_Group]:
         for members in _members(key, stays & left, MIN_STEPS):
             added = np.bincount(born[members], births.nbytes[members], found.count)
             since = _steady_since(added)
-            if since is None or passing_bytes[key[members[0]]] > 0.25 * added.sum():
-                continue
-            members = members[born[members] >= since]
-            left[members] = False
-            yield _Group("kept", members, added, since)
-
-
-def _can_leak(births: Births, found: Iterations) -> Array:
-    """What is not there on purpose: states of optimizers, and where only repetition tells iterations, parameters."""
-    return ~(births.states | (births.made_to_stay & found.is_weak))
+            if since is not None and passing_bytes[key[members[0]]] <= 0.25 * added.sum():
+                members = members[born[members] >= since]
+                left[members] = False
+                yield _Group("kept", members, added, since)
 
 
 def _members(key: Array, chosen: Array, least: int) -> Iterator[Array]:
@@ -234,7 +212,7 @@ def _members(key: Array, chosen: Array, least: int) -> Iterator[Array]:
     return (part for part in np.split(at, cuts) if len(part) >= least)
 
 
-def _growing(births: Births, found: Iterations, chosen: Array) -> Iterator[_Group]:
+def _growing(births: StepBirths, found: Iterations, chosen: Array) -> Iterator[_Group]:
     """Origins whose bytes rise from the end of one iteration to that of the next: copies that get larger."""
     born, died = found.index(births.rows), found.index(births.died)
     for members in _members(births.origin, chosen & (died > born), MIN_REPEATS):
@@ -276,28 +254,14 @@ def _is_steady(added: Array) -> bool:
     return bool(quarters.min() >= 0.6 * quarters.mean() and (weighed > 0).sum() >= MIN_STEPS)
 
 
-def _clusters(groups: list[_Group]) -> Iterator[list[_Group]]:
-    """Groups of one kind that began at about the same time: a graph that is kept has blocks from many places."""
-    for kind in ("kept", "growing"):
-        cluster: list[_Group] = []
-        for group in sorted((g for g in groups if g.kind == kind), key=lambda g: g.since):
-            if cluster and group.since > cluster[0].since + max(2, len(group.added) // 20):
-                yield cluster
-                cluster = []
-            cluster.append(group)
-        if cluster:
-            yield cluster
-
-
-# --- words ----------------------------------------------------------------------------------------------------------
-
-
-def _leak(trace: Trace, device: int, births: Births, found: Iterations, cluster: list[_Group]) -> Leak:
+def _leak(trace: Trace, device: int, births: StepBirths, found: Iterations, cluster: list[_Group]) -> Leak:
     parts: dict[tuple[str, str, str], list[_Group]] = {}
-    for group in cluster:
-        parts.setdefault(_where(trace, births, int(group.members[0])), []).append(group)
+    for group in cluster:  # a place is told by its line, else by module and operator
+        first = int(group.members[0])
+        line, block = births.line_text(trace, first), int(births.ids[first])
+        module, op = (trace.text(name, int(getattr(trace.blocks, name)[block])) for name in ("module", "op"))
+        parts.setdefault((line, "", "") if line else ("", module, op), []).append(group)
     places = [_place(trace, births, found, groups) for groups in parts.values()]
-    places.sort(key=lambda place: -place.bytes_per_iteration)
     return Leak(
         kind=cluster[0].kind,
         device=device,
@@ -305,41 +269,26 @@ def _leak(trace: Trace, device: int, births: Births, found: Iterations, cluster:
         since=min(group.since for group in cluster) * found.stride + 1,
         iterations=found.count * found.stride,
         total_bytes=int(sum(group.added[group.since :].sum() for group in cluster)),
-        places=tuple(places),
+        places=tuple(sorted(places, key=lambda place: -place.bytes_per_iteration)),
     )
 
 
-def _where(trace: Trace, births: Births, index: int) -> tuple[str, str, str]:
-    """By what a birth's place is told: its line, else module and operator."""
-    line, block = births.line_text(trace, index), int(births.ids[index])
-    if line:
-        return line, "", ""
-    return "", trace.text("module", int(trace.blocks.module[block])), trace.text("op", int(trace.blocks.op[block]))
-
-
-def _place(trace: Trace, births: Births, found: Iterations, groups: list[_Group]) -> Place:
-    """The place of these groups, told by its largest block."""
+def _place(trace: Trace, births: StepBirths, found: Iterations, groups: list[_Group]) -> Place:
+    """The place of these groups, told by its largest block; its module is what their module paths begin with."""
     members = np.concatenate([group.members for group in groups])
     largest = int(members[births.nbytes[members].argmax()])
-    block = int(births.ids[largest])
+    block, is_growing = int(births.ids[largest]), groups[0].kind == "growing"
     op, shape = (trace.text(name, int(getattr(trace.blocks, name)[block])) for name in ("op", "shape"))
-    module = _common([trace.text("module", int(m)) for m in np.unique(trace.blocks.module[births.ids[members]])])
-    each = sum(_each(group, found.count - 1) for group in groups) / found.stride
-    stay = sum(len(group.members) / ((found.count - group.since) * found.stride) for group in groups)
-    blocks = round(stay, 2) if groups[0].kind == "kept" else 0.0
+    paths = [trace.text("module", int(m)).split(".") for m in np.unique(trace.blocks.module[births.ids[members]])]
+    steps = itertools.takewhile(lambda step: len(set(step)) == 1, zip(*paths, strict=False))
+    module = ".".join(step[0] for step in steps)
+    each = stay = 0.0
+    for group in groups:  # the last iteration still holds what goes
+        added = group.added[group.since : found.count - 1]
+        each += float(np.median(added) if is_growing else added.mean()) / found.stride
+        stay += len(group.members) / ((found.count - group.since) * found.stride)
+    blocks = 0.0 if is_growing else round(stay, 2)
     return Place(births.line_text(trace, largest), module, op, shape, round(each), blocks)
-
-
-def _each(group: _Group, count: int) -> float:
-    """What one of the first `count` iterations adds, without the last, which still holds what goes."""
-    added = group.added[group.since : count]
-    return float(np.median(added) if group.kind == "growing" else added.mean())
-
-
-def _common(paths: list[str]) -> str:
-    """What module paths have in common: "net.blocks" of "net.blocks.0" and "net.blocks.1.fc"."""
-    steps = zip(*(path.split(".") for path in paths), strict=False)
-    return ".".join(step[0] for step in itertools.takewhile(lambda step: len(set(step)) == 1, steps))
 
 
 def short_line(line: str) -> str:

@@ -14,26 +14,27 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from memlab.analysis.breakdown import workspaces
-from memlab.analysis.passages import Passages
+from memlab.analysis.timeline import Timeline, highest, lives, timeline
 from memlab.errors import MemlabError
-from memlab.trace.columns import Array, Kind, MarkKind, deltas
+from memlab.trace.columns import Array, Kind, MarkKind, Marks
 from memlab.trace.trace import Trace
 from memlab.units import format_bytes
 
 BACKWARD = "backward"
 """The row of what backward did for lines that nobody knows."""
-OUTSIDE = "outside of all watched lines"
+MARK_BACKWARD, MARK_AGAIN = "(backward)", "..."
+"""What stands in the text of a line mark: see `memlab.probes.line_marks`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LineGroup:
     """Tensors of one kind that came or went: how many, and their bytes together. A shape or dtype not known is ""."""
 
     count: int
@@ -62,15 +63,14 @@ class LineRow:
     level_bytes: int = 0
     allocated_bytes: int = 0
     freed_bytes: int = 0
-    came: tuple[Group, ...] = ()
-    went: tuple[Group, ...] = ()
+    came: tuple[LineGroup, ...] = ()
+    went: tuple[LineGroup, ...] = ()
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing came or went in it."""
-        return not (
-            self.peak_bytes or self.allocated_bytes or self.freed_bytes or self.backward_bytes or self.total_bytes
-        )
+        moved = self.peak_bytes, self.allocated_bytes, self.freed_bytes, self.backward_bytes, self.total_bytes
+        return not any(moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,8 @@ class LineTable:
         for row in self.rows:
             if row.text == text:
                 return row
-        raise MemlabError(f"no line {text!r:.100} was executed; the lines are named as in {self._examples()}.")
-
-    def _examples(self) -> str:
-        return ", ".join(repr(row.text) for row in self.rows[:3]) or "nothing: there are none"
+        examples = ", ".join(repr(row.text) for row in self.rows[:3]) or "nothing: there are none"
+        raise MemlabError(f"no line {text!r:.100} was executed; the lines are named as in {examples}.")
 
     @property
     def change_bytes(self) -> int:
@@ -117,34 +115,169 @@ def lines(trace: Trace, device: int) -> LineTable:
     """The lines of a trace that was made with lines on, for one device."""
     if "executions" not in trace.notes:
         raise MemlabError("this run has no lines: measure with %%memtrack --lines, or memlab.track(lines=True).")
-    found = _Tally(trace, device)
-    known = sources_of(trace)
-    rows = [_row(text, found) for text in _names(trace, found)]
+    level = timeline(trace, device)
+    row, delta = level.row[1:], np.diff(level.bytes)
+    is_workspace = workspaces(trace)[trace.events.block[row]]
+    spans = _Spans(trace.marks.rows(trace.marks.kind == MarkKind.LINE), trace.texts["mark"], row)
+    sums = _sums(spans, level, is_workspace)
+    # What came and went in the innermost line: what is older than the span, what outlives it.
+    block, nbytes = trace.events.block[row], trace.events.requested_bytes[row]
+    born, died = lives(trace, device)
+    born = np.where(np.append(trace.events.kind, -1)[born] == Kind.ALLOC, born, -1)
+    inside, edge = (spans.span >= 0) & ~is_workspace, np.append(row, len(trace.events))
+    line, begin, end = (np.append(column, 0)[spans.span] for column in (spans.line, spans.begin, spans.end))
+    comes, goes = inside & (delta > 0), inside & (delta < 0)
+    outlives, older = comes & (died[block] >= edge[end]), goes & (born[block] < edge[begin])
+    sums["allocated"] = spans.by_line(line[comes], delta[comes])
+    sums["freed"] = spans.by_line(line[older], -delta[older])
+    came = _groups(trace, line[outlives], block[outlives], nbytes[outlives])
+    went = _groups(trace, line[older], block[older], nbytes[older])
+
+    executions, sources = _executions(trace), sources_of(trace)
+    # All lines that began, and of the others those that anything is charged to: `backward`, lines that were on before.
+    charged = sum(sums[name] != 0 for name in ("held", "backward", "allocated", "freed"))
+    names = dict.fromkeys([*executions, *(name for name, at in spans.lines.items() if charged[at])])
+    rows = []
+    for name in names:
+        source, _, number = name.rpartition(":")
+        figures: dict[str, Any] = {"executions": executions.get(name, 0)}
+        if (at := spans.lines.get(name)) is not None:
+            figures |= {f"{column}_bytes": int(values[at]) for column, values in sums.items()}
+            figures |= {"came": came.get(at, ()), "went": went.get(at, ())}
+        rows.append(LineRow(name, source, _number(number), **figures))
+    order = {source: place for place, source in enumerate([*sources, "", BACKWARD])}
+    rows.sort(key=lambda row: (order.get(row.text, order.get(row.source, len(sources))), row.source, row.line))
+    gaps = [gap.text for gap in trace.gaps if gap.name == "lines"]
+    if taken := int(delta[is_workspace].sum()):
+        text = f"{format_bytes(taken)} of workspaces, which a math library took for itself and keeps, count as outside"
+        gaps.append(text)
     return LineTable(
         device=trace.made_by.device(device).label,
-        rows=tuple(sorted(rows, key=lambda row: _order(row, list(known)))),
-        start_bytes=int(found.level[0]),
-        end_bytes=int(found.level[-1]),
-        outside_bytes=found.outside_bytes,
-        sources=known,
-        gaps=(*(gap.text for gap in trace.gaps if gap.name == "lines"), *_about_workspaces(found.workspace_bytes)),
+        rows=tuple(rows),
+        start_bytes=level.start_bytes,
+        end_bytes=level.end_bytes,
+        outside_bytes=int(delta[is_workspace | (spans.charged < 0)].sum()),
+        sources=sources,
+        gaps=tuple(gaps),
     )
 
 
-def _about_workspaces(nbytes: int) -> Iterator[str]:
-    if nbytes:
-        yield f"{format_bytes(nbytes)} of workspaces, which a math library took for itself and keeps, count as outside"
+def line_at(trace: Trace, row: int) -> str:
+    """The watched line that was on at an event, in backward the one that waited for it; "" where none is known."""
+    marks = trace.marks
+    earlier = np.flatnonzero((marks.kind == MarkKind.LINE) & (marks.row <= row))
+    on = trace.text("mark", int(marks.name[earlier[-1]])).split("\n") if len(earlier) else []
+    outer = on[on.index(MARK_BACKWARD) + 1 :] if MARK_BACKWARD in on else on
+    return next((line for line in outer if line != MARK_AGAIN), "")
+
+
+def backward_call_at(trace: Trace, row: int) -> str:
+    """The user's line that last called backward before an event, "" where none is known."""
+    marks = trace.marks
+    earlier = np.flatnonzero((marks.kind == MarkKind.BACKWARD_CALL) & (marks.row <= row))
+    return trace.text("mark", int(marks.name[earlier[-1]])) if len(earlier) else ""
+
+
+def _sums(spans: _Spans, level: Timeline, is_workspace: Array) -> dict[str, Array]:
+    """What is charged to each line, and the levels over its spans: uninterrupted executions, with all that they called."""
+    delta = np.diff(level.bytes)
+    known, backward = ~is_workspace & (spans.charged >= 0), spans.in_backward
+    sums = {}
+    for name, chosen in (("held", known & ~backward), ("backward", known & backward)):
+        sums[name] = spans.by_line(spans.charged[chosen], delta[chosen])
+    without = level.without(is_workspace)
+    begin, end = without[spans.begin], without[spans.end]
+    sums["total"] = spans.by_line(spans.line, end - begin)
+    sums["peak"], sums["level"] = (np.zeros(len(spans.lines), np.int64) for _ in range(2))
+    np.maximum.at(sums["peak"], spans.line, highest(without, spans.begin, spans.end + 1) - begin)
+    sums["level"][spans.line] = level.bytes[spans.end]  # spans come in order, so the last one stays
+    return sums
+
+
+def _groups(trace: Trace, line: Array, block: Array, nbytes: Array) -> dict[int, tuple[LineGroup, ...]]:
+    """Line -> tensors of the same size, shape and dtype, the largest groups first."""
+    keys = np.stack([line, nbytes, trace.blocks.shape[block], trace.blocks.dtype[block]]).astype(np.int64)
+    kinds, counts = np.unique(keys, axis=1, return_counts=True)
+    found: dict[int, list[LineGroup]] = {}
+    for (one, size, shape, dtype), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
+        text = trace.text("shape", shape), trace.text("dtype", dtype)
+        found.setdefault(one, []).append(LineGroup(count, *text, count * size))
+    return {one: tuple(sorted(groups, key=lambda group: -group.bytes)) for one, groups in found.items()}
+
+
+class _Spans:
+    """Stretches of the events of one device, numbered 0, 1, 2, ..., during which one execution of a line was on.
+
+    Per span, in order of line and time: `line` (a number of `lines`), `begin` and `end` (events begin..end-1 fall into
+    it). Per event: `charged` (the line it counts for, -1: none), `in_backward`, and `span` (that of the innermost line
+    that was on, -1: none).
+    """
+
+    def __init__(self, marks: Marks, texts: Sequence[str], rows: Array) -> None:
+        self.lines: dict[str, int] = {}
+        names, which = np.unique(marks.name, return_inverse=True)
+        read = [self._parsed(texts[name]) for name in names.tolist()]
+        charged, in_backward, anew = (np.array([one[i] for one in read], np.int64)[which] for i in range(3))
+        depth = np.array([len(one[3]) for one in read], np.int64)
+        table = np.full((len(read), depth.max(initial=0)), -1)
+        for number, (*_, on) in enumerate(read):
+            table[number, : len(on)] = on
+        # Line by line the marks during which it is on, cut where it is off in between or begins anew.
+        count = depth[which]
+        mark = np.repeat(np.arange(len(marks)), count)
+        place = np.arange(len(mark)) - np.repeat(np.cumsum(count) - count, count)
+        line = table[which[mark], place]
+        order = np.lexsort((mark, line))
+        mark, line, is_innermost = mark[order], line[order], place[order] == 0
+        follows = (np.diff(line, prepend=-1) == 0) & (np.diff(mark, prepend=-1) == 1)
+        starts = ~follows | (is_innermost & (anew[mark] > 0))
+        first = np.flatnonzero(starts)
+        last = np.append(first[1:], len(mark))[: len(first)] - 1
+        begins = np.searchsorted(rows, marks.row, side="left")
+        self.line, self.begin = line[first], begins[mark[first]]
+        self.end = np.append(begins, len(rows))[mark[last] + 1]
+        innermost = np.full(len(marks) + 1, -1)
+        innermost[mark[is_innermost]] = (np.cumsum(starts) - 1)[is_innermost]
+        at = np.searchsorted(marks.row, rows, side="right") - 1  # -1, before all marks, is the last of these:
+        self.charged, self.span = np.append(charged, -1)[at], innermost[at]
+        self.in_backward = np.append(in_backward, 0)[at] > 0
+
+    def _parsed(self, text: str) -> tuple[int, bool, bool, list[int]]:
+        """(line charged, whether in backward, whether it begins, lines that are on with the innermost first)."""
+        parts = text.split("\n") if text else []
+        begins = bool(parts) and parts[-1] != MARK_AGAIN
+        parts = parts if begins else parts[:-1]
+        in_backward = MARK_BACKWARD in parts
+        waits = parts.index(MARK_BACKWARD) + 1 if in_backward else 0
+        charged = parts[0] if parts and parts[0] != MARK_BACKWARD else BACKWARD if in_backward else ""
+        on = [self._line_number(part) for part in dict.fromkeys(parts[waits:])]
+        return self._line_number(charged) if charged else -1, in_backward, begins and not in_backward, on
+
+    def _line_number(self, text: str) -> int:
+        return self.lines.setdefault(text, len(self.lines))
+
+    def by_line(self, line: Array, nbytes: Array) -> Array:
+        """The sum of bytes for each line."""
+        sums = np.zeros(len(self.lines), np.int64)
+        np.add.at(sums, line, nbytes)
+        return sums
+
+
+# --- what is noted about lines; it may come from a file, so what has another form is left out -----------------------------
+
+_CELL = re.compile(r"cell|In\[\d+\]")
+"""Sources that IPython runs statement by statement, each compiled alone: `a = 1; b = 2` begins its line twice."""
 
 
 def sources_of(trace: Trace) -> dict[str, dict[int, str]]:
     """The text of the lines, by label and number, as far as it was kept."""
-    return {
-        label: {_number(number): str(text) for number, text in texts.items() if _number(number)}
-        for label, texts in _noted(trace, "lines")
-    }
+    found = {}
+    for label, texts in _noted(trace, "lines"):
+        found[label] = {_number(number): str(text) for number, text in texts.items() if _number(number)}
+    return found
 
 
-def executions_of(trace: Trace) -> dict[str, int]:
+def _executions(trace: Trace) -> dict[str, int]:
     """How often each line began, by its name."""
     sources = sources_of(trace)
     found: dict[str, int] = {}
@@ -157,16 +290,10 @@ def executions_of(trace: Trace) -> dict[str, int]:
     return found
 
 
-_CELL = re.compile(r"cell|In\[\d+\]")
-"""Sources that IPython runs statement by statement, each compiled alone: `a = 1; b = 2` begins its line twice."""
-
-
 def _statements(texts: Mapping[int, str]) -> Counter[int]:
     """Line -> how many statements of a cell's top level begin in it."""
-    whole = [
-        "" if not (text := texts.get(n, "")) else "0" if text[0] in "%!?" else text
-        for n in range(1, max(texts, default=0) + 1)
-    ]
+    whole = [texts.get(number, "") for number in range(1, max(texts, default=0) + 1)]
+    whole = ["0" if text[:1] in ("%", "!", "?") else text for text in whole]
     try:
         return Counter(one.lineno for one in ast.parse("\n".join(whole)).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -174,7 +301,6 @@ def _statements(texts: Mapping[int, str]) -> Counter[int]:
 
 
 def _noted(trace: Trace, name: str) -> list[tuple[str, Mapping[Any, Any]]]:
-    """A note that is a mapping of mappings; it may come from a file, so what is none is left out."""
     noted = trace.notes.get(name)
     items = noted.items() if isinstance(noted, Mapping) else ()
     return [(str(label), inner) for label, inner in items if isinstance(inner, Mapping)]
@@ -183,125 +309,3 @@ def _noted(trace: Trace, name: str) -> list[tuple[str, Mapping[Any, Any]]]:
 def _number(text: Any) -> int:
     """A line's number, 0 for what is none."""
     return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 10 else 0
-
-
-def _names(trace: Trace, found: _Tally) -> list[str]:
-    """All lines that began, and of the others those that anything is charged to: `backward`, lines that were on before."""
-    began = executions_of(trace)
-    return [*began, *(name for name in found.passages.lines if name not in began and found.is_charged(name))]
-
-
-def _order(row: LineRow, sources: list[str]) -> tuple[int, str, int]:
-    place = sources.index(row.source) if row.source in sources else len(sources)
-    return place if row.text != BACKWARD else len(sources) + 1, row.source, row.line
-
-
-def _row(text: str, found: _Tally) -> LineRow:
-    source, _, number = text.rpartition(":")
-    return LineRow(text, source, _number(number), **found.figures(text))
-
-
-class _Tally:
-    """Every figure of every line of one device: arrays with one entry per line of `passages.lines`."""
-
-    def __init__(self, trace: Trace, device: int) -> None:
-        self.trace = trace
-        self.executions = executions_of(trace)
-        delta = deltas(trace.events, "allocated")
-        mine = np.flatnonzero((trace.events.device == device) & (delta != 0))
-        before = mine < trace.first_row
-        start = int(delta[mine[before]].sum())
-        self.row = mine[~before]
-        self.delta = delta[self.row]
-        self.level = np.concatenate(([start], start + np.cumsum(self.delta)))
-        self.is_workspace = workspaces(trace)[trace.events.block[self.row]]
-        self.workspace_bytes = int(self.delta[self.is_workspace].sum())
-        work = np.where(self.is_workspace, 0, self.delta)
-        self.work_level = np.concatenate(([start], start + np.cumsum(work)))
-        marks = trace.marks.rows(trace.marks.kind == MarkKind.LINE)
-        self.passages = Passages(marks, trace.texts["mark"], self.row, BACKWARD)
-        self._charge()
-        self._measure()
-        self._sort_out()
-
-    def _charge(self) -> None:
-        charged = np.where(self.is_workspace, -1, self.passages.charged)
-        in_backward = self.passages.in_backward
-        self.outside_bytes = int(self.delta[charged < 0].sum())
-        self.held = self._sums(charged, ~in_backward)
-        self.backward = self._sums(charged, in_backward)
-
-    def _sums(self, line: Array, chosen: Array) -> Array:
-        """The sum of what came and went by line, over the chosen events of known line."""
-        chosen = chosen & (line >= 0)
-        return self._by_line(line[chosen], self.delta[chosen])
-
-    def _by_line(self, line: Array, nbytes: Array) -> Array:
-        sums = np.zeros(len(self.passages.lines), np.int64)
-        np.add.at(sums, line, nbytes)
-        return sums
-
-    def _measure(self) -> None:
-        """Levels over each passage: one uninterrupted execution of a line, with what it called."""
-        passages, count = self.passages, len(self.passages.lines)
-        begin, end = self.work_level[passages.begin], self.work_level[passages.end]
-        self.total = self._by_line(passages.line, end - begin)
-        edges = np.stack([passages.begin, passages.end + 1], axis=1).reshape(-1)
-        padded = np.append(self.work_level, self.work_level[-1])
-        highest = np.maximum.reduceat(padded, edges)[::2] if len(edges) else begin
-        self.peak, self.last_level = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        np.maximum.at(self.peak, passages.line, highest - begin)
-        self.last_level[passages.line] = self.level[passages.end]  # passages come in order, so the last one stays
-
-    def _sort_out(self) -> None:
-        """What came and went in the innermost line: what is older than the passage, what outlives it."""
-        events, passages = self.trace.events.rows(self.row), self.passages
-        passage, inside = passages.passage, (passages.passage >= 0) & ~self.is_workspace
-        line = np.where(inside, passages.line[passage] if len(passages.line) else -1, -1)
-        comes, goes = inside & (self.delta > 0), inside & (self.delta < 0)
-        born, died = self._lives()
-        outlives = comes.copy()
-        outlives[comes] = died[events.block[comes]] >= passages.end[passage[comes]]
-        older = goes.copy()
-        older[goes] = born[events.block[goes]] < passages.begin[passage[goes]]
-        self.allocated = self._by_line(line[comes], self.delta[comes])
-        self.freed = self._by_line(line[older], -self.delta[older])
-        self.came = self._groups(line[outlives], events.block[outlives], events.requested_bytes[outlives])
-        self.went = self._groups(line[older], events.block[older], events.requested_bytes[older])
-
-    def _lives(self) -> tuple[Array, Array]:
-        """By block: the number among this device's events at which it came (-1: before) and went (never: the largest)."""
-        block, count = self.trace.events.block[self.row], len(self.trace.blocks)
-        born, died = np.full(count, -1), np.full(count, len(self.row) + 1)
-        numbers, comes = np.arange(len(self.row)), self.delta > 0
-        is_new = comes & (self.trace.events.kind[self.row] == Kind.ALLOC)
-        born[block[is_new]] = numbers[is_new]
-        died[block[~comes]] = numbers[~comes]
-        return born, died
-
-    def _groups(self, line: Array, block: Array, nbytes: Array) -> dict[int, tuple[Group, ...]]:
-        """Line -> tensors of the same size, shape and dtype, the largest groups first."""
-        blocks = self.trace.blocks
-        keys = np.stack([line, nbytes, blocks.shape[block], blocks.dtype[block]]).astype(np.int64)
-        kinds, counts = np.unique(keys, axis=1, return_counts=True)
-        found: dict[int, list[Group]] = {}
-        for (one, size, shape, dtype), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
-            text = self.trace.text("shape", shape), self.trace.text("dtype", dtype)
-            found.setdefault(one, []).append(Group(count, *text, count * size))
-        return {one: tuple(sorted(groups, key=lambda group: -group.bytes)) for one, groups in found.items()}
-
-    def is_charged(self, text: str) -> bool:
-        """Whether anything is charged to this line."""
-        at = self.passages.lines.get(text, -1)
-        return at >= 0 and any(sums[at] for sums in (self.held, self.backward, self.allocated, self.freed))
-
-    def figures(self, text: str) -> dict[str, Any]:
-        """Everything about one line, by the names of a LineRow."""
-        known: dict[str, Any] = {"executions": self.executions.get(text, 0)}
-        at = self.passages.lines.get(text)
-        if at is None:
-            return known
-        names = ("held", "backward", "total", "peak", "allocated", "freed")
-        sizes = {f"{name}_bytes": int(getattr(self, name)[at]) for name in names}
-        groups = {"came": self.came.get(at, ()), "went": self.went.get(at, ())}
-        return {**known, **sizes, **groups, "level_bytes": int(self.last_level[at])}

@@ -3,10 +3,14 @@
 Held are the requested bytes of the blocks that belong to a module: its parameters, their gradients and optimizer state,
 and what was made in its forward. Left and transient are bytes of *allocated*, as a hook around the module would read them, but
 for workspaces that a library takes for itself in the first call that needs one: those are no module's.
+
+A call is known from its begin to its end. One that never ended (an interrupt: PyTorch calls no hook then) has no figures;
+an error ends a call as a return does. Events of other threads count for the call that was on.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,15 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING, breakdown
-from memlab.analysis.calls import Calls, calls, kept_by, left_by, prefixes, rise_of
+from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING, breakdown, workspaces
 from memlab.analysis.peak import Peak, peak
+from memlab.analysis.timeline import highest, lives, timeline
 from memlab.errors import MemlabError
-from memlab.trace.columns import WORKSPACE_OF, Array
+from memlab.trace.columns import MODULE_BEGINS, WORKSPACE_OF, Array, Kind, MarkKind
+from memlab.trace.spans import BACKWARD
 from memlab.trace.trace import Device, Trace
 
+MOST_NESTED = 1000
+"""So many calls inside of one another are followed, as each costs a pass. Python's own limit, if left as it is, stops before."""
+
 OUTSIDE = (ELSEWHERE, BEFORE, ROUNDING)
-"""Shares of a peak that are no module's, beside the workspaces of libraries."""
+"""Shares of a peak that are no module's, besides the workspaces of libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +86,10 @@ class ModuleTree(Mapping[str, Module]):
         object.__setattr__(self, "_at", {module.path: module for root in self.roots for module in root.walk()})
 
     def __getitem__(self, path: str) -> Module:
-        try:
+        if path in self._at:
             return self._at[path]
-        except KeyError:
-            known = ", ".join(map(repr, list(self._at)[:10])) or "none"
-            raise MemlabError(f"no module {path!r:.200} in this run. Known: {known}.") from None
+        known = ", ".join(map(repr, list(self._at)[:10])) or "none"
+        raise MemlabError(f"no module {path!r:.200} in this run. Known: {known}.")
 
     def __contains__(self, path: object) -> bool:
         return path in self._at
@@ -114,93 +121,57 @@ def modules(trace: Trace, device: int) -> ModuleTree:
         knows_holders = True
     except MemlabError:  # the events around the peak were lost
         held, knows_holders = {}, False
-    found = _found(trace, device, calls(trace))
+    found, outside = _of_calls(trace, device), {}
     for path, count in held.items():
-        if not _is_outside(path):
-            found[path].own += count
-            for prefix in prefixes(path):
-                found[prefix].held += count
+        if path in OUTSIDE or path.startswith(WORKSPACE_OF):
+            outside[path] = count
+            continue
+        found[path]["own_bytes"] += count
+        for prefix in prefixes(path):
+            found[prefix]["held_bytes"] += count
     return ModuleTree(
         device=trace.made_by.device(device),
         peak=at,
         roots=_tree(found, [*trace.texts["mark"], *trace.texts["module"]]),
-        outside={name: count for name, count in held.items() if _is_outside(name)},
+        outside=outside,
         knows_holders=knows_holders,
         is_exact=not any(one.device == device for one in trace.made_by.bounded),
     )
 
 
-def _is_outside(name: str) -> bool:
-    return name in OUTSIDE or name.startswith(WORKSPACE_OF)
-
-
-@dataclass(slots=True)
-class _Figures:
-    """What is being summed up for one path."""
-
-    held: int = 0
-    own: int = 0
-    left: int = 0
-    kept: int = 0
-    transient: int = 0
-    calls: int = 0
-    recomputed: int = 0
-    unended: int = 0
-
-
-def _found(trace: Trace, device: int, made: Calls) -> defaultdict[str, _Figures]:
-    """The figures of calls, for every path and those above it."""
-    texts = trace.texts["mark"]
+def _of_calls(trace: Trace, device: int) -> defaultdict[str, Counter[str]]:
+    """The figures of calls by the name of the field, for every path and those above it."""
+    made, texts = calls(trace), trace.texts["mark"]
     above = {name: prefixes(texts[name]) for name in {*made.name.tolist(), *made.unended}}
-    found: defaultdict[str, _Figures] = defaultdict(_Figures)
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, paths in above.items():
         for path in paths:
-            found[path].unended += made.unended[name] if path == paths[-1] else 0
-    for name, in_backward in zip(made.name.tolist(), made.in_backward.tolist(), strict=True):
-        figures = found[above[name][-1]]
-        figures.recomputed += in_backward
-        figures.calls += not in_backward
-    outer = _outermost(made, above)
-    rise, left, kept = (
-        rise_of(trace, device, made),
-        left_by(trace, device, made, made.end),
-        kept_by(trace, device, made),
-    )
-    for path, count in _largest_sums(outer, made.root, left, ~made.in_backward):
-        found[path].left = count
-    for path, count in _largest_sums(outer, made.backward, kept, ~made.in_backward):
-        found[path].kept = count
+            found[path]["unended"] += made.unended[name] if path == paths[-1] else 0
+    # Path -> its calls and those of modules below it, without those that happened inside of another one of them.
+    outer: defaultdict[str, list[int]] = defaultdict(list)
+    until: Counter[str] = Counter()  # the last call inside of the latest one found
+    rise = rise_of(trace, device, made)
+    columns = (column.tolist() for column in (made.name, made.last, made.in_backward, rise))
+    for call, (name, last, in_backward, risen) in enumerate(zip(*columns, strict=True)):
+        for path in above[name]:
+            if call >= until[path]:
+                outer[path].append(call)
+                until[path] = last + 1
+        own = found[above[name][-1]]
+        own["recomputed" if in_backward else "calls"] += 1
+        own["transient_bytes"] = max(own["transient_bytes"], risen)  # one inside of another of its own can rise further
+    left, kept = left_by(trace, device, made, made.end), left_by(trace, device, made, made.backward_row)
     for path, numbers in outer.items():
-        found[path].transient = int(rise[numbers].max())
-    for call, name in enumerate(made.name.tolist()):  # a call inside of another of the same module can rise further
-        found[above[name][-1]].transient = max(found[above[name][-1]].transient, int(rise[call]))
+        found[path]["transient_bytes"] = max(found[path]["transient_bytes"], int(rise[numbers].max()))
+        forwards = np.array(numbers)[~made.in_backward[numbers]]
+        for what, group, count in (("left_bytes", made.root, left), ("kept_bytes", made.backward, kept)):
+            starts = np.flatnonzero(np.diff(group[forwards], prepend=-1))  # groups follow one another
+            sums = np.add.reduceat(count[forwards], starts) if len(starts) else count[:0]
+            found[path][what] = int(sums.max(initial=0))
     return found
 
 
-def _outermost(made: Calls, above: Mapping[int, list[str]]) -> dict[str, list[int]]:
-    """Path -> its calls and those of modules below it, without those that happened inside of another one of them."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    until: Counter[str] = Counter()  # the last call inside of the latest one found
-    for call, (name, last) in enumerate(zip(made.name.tolist(), made.last.tolist(), strict=True)):
-        for path in above[name]:
-            if call >= until[path]:
-                found[path].append(call)
-                until[path] = last + 1
-    return dict(found)
-
-
-def _largest_sums(
-    outer: Mapping[str, list[int]], group: Array, count: Array, counts: Array
-) -> Iterator[tuple[str, int]]:
-    """Path -> the largest sum over those of its calls that belong to one group; groups follow one another."""
-    for path, numbers in outer.items():
-        mine = np.array(numbers)
-        mine = mine[counts[mine]]
-        starts = np.flatnonzero(np.diff(group[mine], prepend=-1))
-        yield path, int(np.add.reduceat(count[mine], starts).max(initial=0)) if len(mine) else 0
-
-
-def _tree(found: Mapping[str, _Figures], order: list[str]) -> tuple[Module, ...]:
+def _tree(found: Mapping[str, Mapping[str, int]], order: list[str]) -> tuple[Module, ...]:
     """The modules at the top, each with those below it."""
     place = {path: i for i, path in reversed(list(enumerate(order)))}
     below: defaultdict[str, list[str]] = defaultdict(list)
@@ -209,8 +180,128 @@ def _tree(found: Mapping[str, _Figures], order: list[str]) -> tuple[Module, ...]
         below[above[-2] if len(above) > 1 else ""].append(path)
 
     def made(path: str) -> Module:
-        f = found[path]
-        figures = (f.held, f.own, f.left, f.kept, f.transient, f.calls, f.recomputed, f.unended)
-        return Module(path, *figures, tuple(map(made, below[path])))
+        figures: dict[str, Any] = dict(found[path])
+        return Module(path, **figures, children=tuple(map(made, below[path])))
 
     return tuple(map(made, below[""]))
+
+
+def components(path: str) -> list[str]:
+    """The parts of a path; what stands in brackets belongs to one.
+
+    >>> components("nets['a.b'].layers.0")
+    ["nets['a.b']", 'layers', '0']
+    """
+    return re.findall(r"(?:\[[^\]]*\]|[^.\[]|\[)+", path) or [path]
+
+
+def prefixes(path: str) -> list[str]:
+    """A path and all those above it, the outermost first."""
+    parts = components(path)
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+NEVER = np.iinfo(np.int64).max
+_OF_CALLS = (*MODULE_BEGINS, MarkKind.MODULE_END, MarkKind.PHASE_BEGIN, MarkKind.PHASE_END)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calls:
+    """Calls in the order in which they began, so that those inside of one follow it.
+
+    `begin` and `end` are rows: the events of a call are begin..end-1. `depth` is how many calls are around it, `root` the
+    outermost one, `last` the last call inside of it. `backward` is the number of the next backward pass, and
+    `backward_row` the row in which that begins (NEVER: none came). `unended` counts the calls without an end
+    by name; `still_open` has name and row of the outermost that was running when the trace ended, if any.
+    """
+
+    name: Array
+    begin: Array
+    end: Array
+    depth: Array
+    root: Array
+    last: Array
+    in_backward: Array
+    backward: Array
+    backward_row: Array
+    unended: Counter[int]
+    still_open: list[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+def calls(trace: Trace) -> Calls:
+    """Every call of a module in a trace."""
+    marks, texts = trace.marks, trace.texts["mark"]
+    found: list[tuple[int, int, int, bool]] = []  # marks of begin and end, name, whether in backward
+    unended: Counter[int] = Counter()
+    running: list[tuple[int, int, bool]] = []
+    passes: list[int] = []  # marks with which backward begins
+    depth = 0  # of backward
+    wanted = np.flatnonzero(np.isin(marks.kind, _OF_CALLS))  # of marks there may be millions, most of them of lines
+    for i, kind, name in zip(wanted.tolist(), marks.kind[wanted].tolist(), marks.name[wanted].tolist(), strict=True):
+        if kind in MODULE_BEGINS:
+            running.append((i, name, depth > 0))
+        elif kind == MarkKind.MODULE_END:
+            at = next((at for at in range(len(running) - 1, -1, -1) if running[at][1] == name), -1)
+            if at >= MOST_NESTED:
+                unended[name] += 1
+            elif at >= 0:
+                found.append((running[at][0], i, name, running[at][2]))
+            if at >= 0:
+                unended.update(other for _, other, _ in running[at + 1 :])
+                del running[at:]
+        elif kind == MarkKind.PHASE_BEGIN and texts[name] == BACKWARD:
+            passes.append(i)
+            depth += 1
+        elif kind == MarkKind.PHASE_END and texts[name] == BACKWARD:
+            depth = max(depth - 1, 0)
+    unended.update(name for _, name, _ in running)
+    still_open = [(name, int(marks.row[i])) for i, name, _ in running[:1]]
+    begin, end, name_of, in_backward = np.array(sorted(found), np.int64).reshape(-1, 4).T
+    number, starts = np.arange(len(begin)), np.array(passes, np.int64)
+    around, backward = number - np.searchsorted(np.sort(end), begin), np.searchsorted(starts, end)
+    return Calls(
+        name=name_of,
+        begin=marks.row[begin],
+        end=marks.row[end],
+        depth=around,
+        root=np.maximum.accumulate(np.where(around == 0, number, 0)),
+        last=np.searchsorted(begin, end) - 1,
+        in_backward=in_backward.astype(bool),
+        backward=backward,
+        backward_row=np.append(marks.row[starts], NEVER)[backward],
+        unended=unended,
+        still_open=still_open,
+    )
+
+
+def left_by(trace: Trace, device: int, made: Calls, limit: Array) -> Array:
+    """Per call the allocated bytes of blocks that came in it, or in a call inside of it, and were still there in row `limit`.
+
+    Workspaces are no module's.
+    """
+    come, go = lives(trace, device)
+    block = np.flatnonzero(come >= trace.first_row)
+    block = block[(trace.events.kind[come[block]] == Kind.ALLOC) & ~workspaces(trace)[block]]
+    born, died, size = come[block], go[block], trace.events.allocated_bytes[come[block]]
+    left = np.zeros(len(made), np.int64)
+    by_depth = np.argsort(made.depth, kind="stable")
+    for same in np.split(by_depth, np.flatnonzero(np.diff(made.depth[by_depth])) + 1) if len(made) else ():
+        # Calls of one depth follow one another: a block came in the last that had begun, or in none.
+        call = same[np.searchsorted(made.begin[same], born, side="right") - 1]
+        stays = (made.begin[call] <= born) & (born < made.end[call]) & (died >= limit[call])
+        np.add.at(left, call[stays], size[stays])
+    return left
+
+
+def rise_of(trace: Trace, device: int, made: Calls) -> Array:
+    """Per call the highest level of *allocated* inside of it, less the level at its begin; workspaces apart."""
+    line = timeline(trace, device)
+    level = line.without(workspaces(trace)[trace.events.block[line.row[1:]]])
+    first = np.searchsorted(line.row, made.begin) - 1
+    rise: Array = highest(level, first, np.searchsorted(line.row, made.end)) - level[first]
+    return rise

@@ -6,127 +6,107 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memlab.analysis.timeline import Timeline, timeline
-from memlab.trace.columns import Kind
-from memlab.trace.trace import CPU, Bounded, Device, Trace
+from memlab.analysis.timeline import Timeline, lives, timeline
+from memlab.trace.columns import Array
+from memlab.trace.trace import CPU, Trace
+from memlab.units import UNBOUNDED, ByteRange
 
-UNKNOWN_BYTES = 1 << 62
-"""The upper end of a range that nothing bounds."""
-FORETOLD = "the simulated allocator of a card"
-"""What proves a predicted peak."""
+SIMULATED = "the simulated allocator of a GPU"
+"""The source of a predicted peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The highest level of one quantity: between `low_bytes` and `high_bytes`, equal where it is exact.
+    """The highest level of one quantity, when it was first reached (`time_ns`, `row`; -1: unknown), and what proves it."""
 
-    `time_ns` and `row` tell the first moment it was reached (-1: not known); `source` says what proves it.
-    """
-
-    low_bytes: int
-    high_bytes: int
+    bytes: ByteRange
     time_ns: int
     row: int
     source: str
 
     @property
+    def low_bytes(self) -> int:
+        """The lower bound, equal to the upper one where the peak is exact."""
+        return self.bytes.low
+
+    @property
+    def high_bytes(self) -> int:
+        """The upper bound, `units.UNBOUNDED` where nothing bounds it."""
+        return self.bytes.high
+
+    @property
     def is_exact(self) -> bool:
         """Whether the figure is known to the byte."""
-        return self.low_bytes == self.high_bytes
+        return self.bytes.is_exact
 
 
 def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None = None) -> Peak:
     """The peak of "allocated" or "reserved" on one device."""
     line = line or timeline(trace, device, of)
+    bounded = [stretch for stretch in trace.made_by.bounded if stretch.device == device]
+    at = int(line.bytes.argmax())
+    best, time_ns, row = int(line.bytes[at]), int(line.time_ns[at]), int(line.row[at])
+    source = "every storage that this thread's operators made" if device == CPU else "every event of the allocator"
+    dropped = max((getattr(one, f"peak_{of}_bytes") for one in bounded), default=-1)
+    if dropped > best:
+        best, time_ns, row, source = dropped, -1, -1, "events that were dropped later"
+    predicted = _predicted(trace, device, of)
+    if predicted is not None:  # what a GPU gives that is too small is less than what the run needs
+        return Peak(ByteRange(best, max(best, predicted.high)), time_ns, row, SIMULATED)
+    sampled = getattr(trace.samples, f"{of}_bytes")[trace.samples.device == device]
+    seen = max(best, int(sampled.max(initial=0)))
     facts = trace.made_by.device(device)
-    known = _highest_known(line, _stretches(trace, device), of, device)
-    foretold = _foretold(trace, device, of)
-    if foretold is not None:  # what a card gives that is too small is less than what the run needs
-        return Peak(known.low_bytes, max(known.low_bytes, foretold[1]), known.time_ns, known.row, FORETOLD)
-    seen = max(known.low_bytes, _highest_sample(trace, device, of))
-    counter = _counter_peak(facts, of, seen)
-    if counter is not None and counter != known.low_bytes:
-        return Peak(counter, counter, -1, -1, "PyTorch's counter, which rose above its earlier maximum")
-    lost = [stretch for stretch in _stretches(trace, device) if not stretch.is_exact]
-    if not lost or counter is not None:
-        return known
-    high = max(_ceiling(facts, of, seen), seen)
-    return Peak(seen, high, -1, -1, "read events, samples and PyTorch's counter around lost ones")
+    start, end = (getattr(facts, f"{when}_peak_{of}_bytes") for when in ("start", "end"))
+    # Where this run raised the counter's peak, that is the peak of the run. Where the user reset the counter inside the run
+    # it can be lower than before, or than what was seen, and proves nothing.
+    has_new_peak = end > start >= 0 and end >= seen
+    if has_new_peak and end != best:
+        return Peak(ByteRange.exact(end), -1, -1, "PyTorch's counter, which rose above its earlier maximum")
+    if has_new_peak or all(stretch.is_exact for stretch in bounded):
+        return Peak(ByteRange.exact(best), time_ns, row, source)
+    high = UNBOUNDED
+    if end == start >= seen and start > 0:  # a counter that did not rise bounds the peak by its earlier maximum
+        high = start
+    elif facts.capacity_bytes > 0:
+        high = facts.capacity_bytes
+    if device == CPU and best == seen:  # nothing was lost but sizes: the highest known moment is one to show
+        source = "what was seen: storages were resized by no operator, or the file was cut off"
+    else:
+        time_ns, row, source = -1, -1, "read events, samples and PyTorch's counter around lost ones"
+    return Peak(ByteRange(seen, max(high, seen)), time_ns, row, source)
 
 
-def _foretold(trace: Trace, device: int, of: str) -> tuple[int, int] | None:
-    """Between what and what a prediction says that the peak lies; None where the trace was measured."""
+def _predicted(trace: Trace, device: int, of: str) -> ByteRange | None:
+    """The peak of a predicted trace; None where the trace was measured."""
     facts = trace.notes.get("prediction")
     if device == CPU or not isinstance(facts, dict):
         return None
     low, high = facts["peaks"][of]
-    return int(low), int(high)
-
-
-def _stretches(trace: Trace, device: int) -> list[Bounded]:
-    return [stretch for stretch in trace.made_by.bounded if stretch.device == device]
-
-
-def _highest_known(line: Timeline, stretches: list[Bounded], of: str, device: int) -> Peak:
-    at = int(line.bytes.argmax())
-    best = int(line.bytes[at])
-    let_go = max((getattr(stretch, f"peak_{of}_bytes") for stretch in stretches), default=-1)
-    if let_go > best:
-        return Peak(let_go, let_go, -1, -1, "events that were let go later")
-    source = "every storage that this thread's operators made" if device == CPU else "every event of the allocator"
-    return Peak(best, best, int(line.time_ns[at]), int(line.row[at]), source)
-
-
-def _counter_peak(facts: Device, of: str, seen: int) -> int | None:
-    """The counter's peak, where this run set a new one: then it is exactly the peak of the run.
-
-    Where the user reset the counter inside the run it can be lower than before, or than what was seen, and proves
-    nothing.
-    """
-    start, end = (getattr(facts, f"{when}_peak_{of}_bytes") for when in ("start", "end"))
-    return end if end > start >= 0 and end >= seen else None
-
-
-def _highest_sample(trace: Trace, device: int, of: str) -> int:
-    mine = trace.samples.device == device
-    return int(getattr(trace.samples, f"{of}_bytes")[mine].max(initial=0))
-
-
-def _ceiling(facts: Device, of: str, seen: int) -> int:
-    """What the peak of the run cannot have passed: the counter did not rise, so not its earlier maximum."""
-    start, end = (getattr(facts, f"{when}_peak_{of}_bytes") for when in ("start", "end"))
-    if end == start >= seen and start > 0:
-        return start
-    return facts.capacity_bytes if facts.capacity_bytes > 0 else UNKNOWN_BYTES
+    return ByteRange(int(low), int(high))
 
 
 def device_peak(trace: Trace, device: int) -> Peak | None:
     """The peak of what the driver reports as used on the device; None where it was never read.
 
-    A lower bound, as samples are: what was seen, or the peak of *reserved* plus the least that others ever held beside it.
+    A lower bound, as samples are: what was seen, or the peak of *reserved* plus the least that others ever held besides.
     """
-    foretold = _foretold(trace, device, "device used")
-    if foretold is not None:
-        return Peak(*foretold, -1, -1, FORETOLD)
+    predicted = _predicted(trace, device, "device used")
+    if predicted is not None:
+        return Peak(predicted, -1, -1, SIMULATED)
     mine = trace.samples.rows((trace.samples.device == device) & (trace.samples.used_bytes >= 0))
     if not len(mine):
         return None
-    seen, at = int(mine.used_bytes.max()), int(mine.used_bytes.argmax())
-    both = mine.rows(mine.reserved_bytes >= 0)
-    if not len(both):
-        return Peak(seen, UNKNOWN_BYTES, int(mine.time_ns[at]), -1, "samples")
-    beside = both.used_bytes - both.reserved_bytes
-    low = max(seen, peak(trace, device, "reserved").low_bytes + int(beside.min()))
-    return Peak(low, UNKNOWN_BYTES, int(mine.time_ns[at]), -1, "samples and reserved")
+    low, time_ns = int(mine.used_bytes.max()), int(mine.time_ns[mine.used_bytes.argmax()])
+    source, both = "samples", mine.rows(mine.reserved_bytes >= 0)
+    if len(both):
+        others = int((both.used_bytes - both.reserved_bytes).min())
+        low = max(low, peak(trace, device, "reserved").low_bytes + others)
+        source = "samples and reserved"
+    return Peak(ByteRange(low, UNBOUNDED), time_ns, -1, source)
 
 
-def alive_at(trace: Trace, device: int, row: int) -> np.ndarray:
-    """The rows (ADOPT or ALLOC) of the blocks of a device that are allocated after event `row` (-1: at the start)."""
-    until = max(row, trace.first_row - 1) + 1
-    events = trace.events
-    kind, block = events.kind[:until], events.block[:until]
-    mine = events.device[:until] == device
-    gone = np.zeros(len(trace.blocks), bool)
-    gone[block[mine & ((kind == Kind.FREE) | (kind == Kind.FREE_PENDING))]] = True
-    comes = np.flatnonzero(mine & ((kind == Kind.ADOPT) | (kind == Kind.ALLOC)) & (events.allocated_bytes[:until] > 0))
-    return comes[~gone[block[comes]]]
+def alive_at(trace: Trace, device: int, row: int) -> Array:
+    """The rows (PREEXISTING or ALLOC) of the blocks of a device that are allocated after event `row` (-1: at the start)."""
+    begin, end = lives(trace, device)
+    last = max(row, trace.first_row - 1)
+    return np.sort(begin[(begin >= 0) & (begin <= last) & (end > last)])

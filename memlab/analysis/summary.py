@@ -1,8 +1,8 @@
-"""What a run comes to: peaks, when and where, who held them, what was left behind, what was not seen."""
+"""What a run comes to: peaks, when and where, what held them, what was not freed, what was not seen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,16 @@ import numpy as np
 
 from memlab.analysis.breakdown import Breakdown, breakdown
 from memlab.analysis.leak import leaks
-from memlab.analysis.peak import UNKNOWN_BYTES, Peak, device_peak, peak
-from memlab.analysis.timeline import Timeline, timeline
+from memlab.analysis.lines import backward_call_at, line_at
+from memlab.analysis.peak import Peak, device_peak, peak
+from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Phase
 from memlab.trace.trace import CPU, Device, Gap, Trace
+from memlab.units import UNBOUNDED, ByteRange
 
-NAMELESS = "without a name"
-"""What no object has: activations and temporaries, and what the allocator rounded."""
+_SIMULATED_GPU = "FakeGPU"
+"""How the names of simulated GPUs begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,9 @@ class Level:
 
     @property
     def left_bytes(self) -> int | None:
-        """What the run left behind (negative: it gave back more than it took)."""
-        if self.start_bytes < 0 or self.end_bytes < 0:
-            return None
-        return self.end_bytes - self.start_bytes
+        """What the run did not free (negative: it freed more than it allocated)."""
+        is_read = self.start_bytes >= 0 and self.end_bytes >= 0
+        return self.end_bytes - self.start_bytes if is_read else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,10 @@ class DeviceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in figures. `devices` has the one with the largest peak first."""
+    """A run in figures. `devices` has the one with the largest peak first.
+
+    `provenance` is "measured", "simulated" (on a simulated GPU, where values and times mean nothing) or "predicted".
+    """
 
     name: str
     engine: str
@@ -64,130 +68,89 @@ class Summary:
     devices: tuple[DeviceSummary, ...]
     gaps: tuple[Gap, ...]
     notes: tuple[str, ...]
+    provenance: str = "measured"
 
     def to_pandas(self) -> Any:
         """One row per device and quantity, sizes in bytes, times in seconds."""
         import pandas
 
-        return pandas.DataFrame([_row(device, level) for device in self.devices for level in device.levels])
+        rows = []
+        for of_device, level in ((one, level) for one in self.devices for level in one.levels):
+            low, high, time_ns = level.peak.low_bytes, level.peak.high_bytes, level.peak.time_ns
+            row = {"device": of_device.device.label, "of": level.of, "start_bytes": level.start_bytes}
+            row |= {"peak_low_bytes": low, "peak_high_bytes": high if high < UNBOUNDED else np.nan}
+            row |= {"peak_time_s": time_ns / 1e9 if time_ns >= 0 else np.nan}
+            rows.append(row | {"end_bytes": level.end_bytes, "left_bytes": level.left_bytes})
+        return pandas.DataFrame(rows)
 
 
 def summary(trace: Trace, name: str = "") -> Summary:
     """Take the figures of a trace."""
-    devices = [device_summary(trace, device) for device in trace.made_by.devices]
+    devices = [_of_device(trace, device) for device in trace.made_by.devices]
     devices.sort(key=lambda one: -one.levels[0].peak.low_bytes)
-    return Summary(
-        name=name,
-        engine=trace.made_by.engine,
-        duration_s=trace.made_by.duration_ns / 1e9,
-        devices=tuple(devices),
-        gaps=trace.gaps,
-        notes=(*(str(note) for note in trace.notes.get("notes", ())), *_leaks(trace)),
-    )
-
-
-def _leaks(trace: Trace) -> Iterator[str]:
-    """What grows from one iteration of the run to the next, in a sentence each."""
+    notes = [str(note) for note in trace.notes.get("notes", ())]
     for device in trace.made_by.devices:
-        for leak in leaks(trace, device.index):
-            yield leak.text if device.index == CPU else f"{device.label}: {leak.text}"
+        prefix = "" if device.index == CPU else f"{device.label}: "
+        notes += [prefix + leak.text for leak in leaks(trace, device.index)]
+    duration_s, engine = trace.made_by.duration_ns / 1e9, trace.made_by.engine
+    return Summary(name, engine, duration_s, tuple(devices), trace.gaps, tuple(notes), provenance(trace))
 
 
-def device_summary(trace: Trace, device: Device) -> DeviceSummary:
-    """The figures of one device."""
-    line = timeline(trace, device.index)
-    at = peak(trace, device.index, "allocated", line)
-    levels = [Level("allocated", _start(trace, device, line, "allocated"), at, line.end_bytes)]
+def provenance(trace: Trace) -> str:
+    """Whether the figures of a trace are "measured", "simulated" or "predicted"."""
+    if "prediction" in trace.notes or trace.made_by.is_predicted:
+        return "predicted"
+    is_simulated = any(device.name.startswith(_SIMULATED_GPU) for device in trace.made_by.devices)
+    return "simulated" if is_simulated else "measured"
+
+
+def has_raised(trace: Trace) -> bool:
+    """Whether the cell ended with an error; in files of versions that did not note it, a sentence says so."""
+    sentences = trace.notes.get("notes", ()) if "raised" not in trace.notes else ()
+    return trace.notes.get("raised") is True or any(str(one).startswith("The cell raised") for one in sentences)
+
+
+def _of_device(trace: Trace, device: Device) -> DeviceSummary:
+    samples = trace.samples
+    levels = [_level(trace, device, "allocated")]
     if device.index != CPU:
-        levels += [_reserved(trace, device), *_used(trace, device)]
-    levels += _resident(trace)
-    return DeviceSummary(device, tuple(levels), _shares(trace, device, at), _where(trace, at))
-
-
-def _start(trace: Trace, device: Device, line: Timeline, of: str) -> int:
-    """The level at the start; where early rows were let go, the events begin later and only the counter tells."""
-    let_go = any(b.device == device.index and b.is_exact and b.begin_ns == 0 for b in trace.made_by.bounded)
-    counter: int = getattr(device, f"start_{of}_bytes")
-    return counter if let_go and counter >= 0 else line.start_bytes
-
-
-def _reserved(trace: Trace, device: Device) -> Level:
-    line = timeline(trace, device.index, "reserved")
-    return Level(
-        "reserved", _start(trace, device, line, "reserved"), peak(trace, device.index, "reserved", line), line.end_bytes
-    )
-
-
-def _used(trace: Trace, device: Device) -> list[Level]:
-    at = device_peak(trace, device.index)
-    if at is None:
-        return []
-    mine = (trace.samples.device == device.index) & (trace.samples.used_bytes >= 0)
-    used = trace.samples.used_bytes[mine]
-    start, end = (int(used[0]), int(used[-1])) if len(used) else (-1, -1)
-    return [Level("device used", start, at, end)]
-
-
-def _resident(trace: Trace) -> list[Level]:
-    """The kernel's resident memory, from samples: a lower bound of its peak."""
-    mine = trace.samples.rows((trace.samples.device == CPU) & (trace.samples.own_bytes >= 0))
-    if not len(mine):
-        return []
-    at = int(mine.own_bytes.argmax())
-    seen = Peak(int(mine.own_bytes[at]), 1 << 62, int(mine.time_ns[at]), -1, "samples")
-    return [Level("host RSS", int(mine.own_bytes[0]), seen, int(mine.own_bytes[-1]))]
-
-
-def _shares(trace: Trace, device: Device, at: Peak) -> tuple[Breakdown, ...]:
+        levels.append(_level(trace, device, "reserved"))
+        used_at = device_peak(trace, device.index)
+        if used_at is not None:
+            mine = (samples.device == device.index) & (samples.used_bytes >= 0)
+            start, end = samples.used_bytes[mine][[0, -1]].tolist() if mine.any() else (-1, -1)
+            levels.append(Level("device used", start, used_at, end))
+    host = samples.rows((samples.device == CPU) & (samples.own_bytes >= 0))
+    if len(host):  # samples: a lower bound of the peak
+        at = int(host.own_bytes.argmax())
+        seen = Peak(ByteRange(int(host.own_bytes[at]), UNBOUNDED), int(host.time_ns[at]), -1, "samples")
+        levels.append(Level("host RSS", int(host.own_bytes[0]), seen, int(host.own_bytes[-1])))
+    highest, blocks = levels[0].peak, trace.blocks
+    known = {"category": blocks.category > 0, "phase": blocks.phase > 0}
+    known |= {"module": blocks.module >= 0, "tensor": blocks.name >= 0}
     try:
-        shares = (breakdown(trace, device.index, each, at=at) for each in _known(trace))
-        return tuple(one if one.by != "tensor" else _named(trace, one) for one in shares)
+        named = [by for by, column in known.items() if column.any()]
+        shares = tuple(breakdown(trace, device.index, by, at=highest) for by in named)
     except MemlabError:
-        return ()  # the peak is known and its events are not: then nobody can say who held it
+        shares = ()  # the peak is known and its events are not: then nothing tells what held it
+    place: dict[str, str] = {}
+    if highest.row >= 0:
+        block = int(trace.events.block[highest.row])
+        if blocks.phase.any():
+            place["phase"] = Phase(int(blocks.phase[block])).name.lower()
+        texts = {column: trace.text(column, int(getattr(blocks, column)[block])) for column in ("module", "line")}
+        texts["line"] = texts["line"] or line_at(trace, highest.row)
+        if not texts["line"] and place.get("phase") == "backward":
+            texts["line"] = backward_call_at(trace, highest.row)
+        place |= {column: text for column, text in texts.items() if text}
+    return DeviceSummary(device, tuple(levels), shares, place)
 
 
-def _named(trace: Trace, shares: Breakdown) -> Breakdown:
-    """The shares of what has a name, and the rest as one."""
-    names = set(trace.texts["name"])
-    named = {name: count for name, count in shares.items() if name in names}
-    rest = {NAMELESS: shares.total_bytes - sum(named.values())}
-    ordered = sorted((named | rest).items(), key=lambda item: -item[1])
-    return Breakdown(shares.by, shares.of, {name: count for name, count in ordered if count})
-
-
-def _known(trace: Trace) -> list[str]:
-    """By what the blocks of this trace can be told apart."""
-    known = {
-        "category": trace.blocks.category > 0,
-        "phase": trace.blocks.phase > 0,
-        "module": trace.blocks.module >= 0,
-        "tensor": trace.blocks.name >= 0,
-    }
-    return [by for by, column in known.items() if column.any()]
-
-
-def _where(trace: Trace, at: Peak) -> dict[str, str]:
-    if at.row < 0:
-        return {}
-    block = int(trace.events.block[at.row])
-    found = {}
-    if trace.blocks.phase.any():
-        found["phase"] = Phase(int(trace.blocks.phase[block])).name.lower()
-    for column in ("module", "line"):
-        text = trace.text(column, int(getattr(trace.blocks, column)[block]))
-        if text:
-            found[column] = text
-    return found
-
-
-def _row(device: DeviceSummary, level: Level) -> dict[str, Any]:
-    return {
-        "device": device.device.label,
-        "of": level.of,
-        "start_bytes": level.start_bytes,
-        "peak_low_bytes": level.peak.low_bytes,
-        "peak_high_bytes": level.peak.high_bytes if level.peak.high_bytes < UNKNOWN_BYTES else np.nan,
-        "peak_time_s": level.peak.time_ns / 1e9 if level.peak.time_ns >= 0 else np.nan,
-        "end_bytes": level.end_bytes,
-        "left_bytes": level.left_bytes,
-    }
+def _level(trace: Trace, device: Device, of: str) -> Level:
+    """Where early rows were dropped, the events begin later and only the counter tells the start."""
+    line = timeline(trace, device.index, of)
+    bounded = (one for one in trace.made_by.bounded if one.device == device.index)
+    was_dropped = any(one.is_exact and one.begin_ns == 0 for one in bounded)
+    counter = int(getattr(device, f"start_{of}_bytes"))
+    start = counter if was_dropped and counter >= 0 else line.start_bytes
+    return Level(of, start, peak(trace, device.index, of, line), line.end_bytes)

@@ -1,14 +1,16 @@
-"""Bytes over time: the level of allocated or reserved memory after every event, and the same drawn with few points."""
+"""Bytes over time: the level of allocated or reserved memory after every event, and any window of it with few points."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
-from memlab.trace.columns import Array, deltas
+from memlab.trace.columns import Array, Kind, deltas
 from memlab.trace.trace import Trace
+
+_FACTOR = 16
+_TOP = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,13 +24,24 @@ class Timeline:
 
     @property
     def start_bytes(self) -> int:
-        """What was there before the first event."""
+        """The level before the first event."""
         return int(self.bytes[0])
 
     @property
     def end_bytes(self) -> int:
-        """What is there after the last event."""
+        """The level after the last event."""
         return int(self.bytes[-1])
+
+    def at_row(self, row: int) -> int:
+        """The level after event `row`."""
+        return int(self.bytes[int(np.searchsorted(self.row, row, side="right")) - 1])
+
+    def without(self, left_out: Array) -> Array:
+        """The levels as they would be if the steps after the start that are marked as left out had changed nothing."""
+        changes = np.diff(self.bytes, prepend=0)
+        changes[1:][left_out] = 0
+        levels: Array = np.cumsum(changes)
+        return levels
 
 
 def timeline(trace: Trace, device: int, of: str = "allocated") -> Timeline:
@@ -37,9 +50,8 @@ def timeline(trace: Trace, device: int, of: str = "allocated") -> Timeline:
     change = deltas(trace.events, of)[mine]
     before = mine < trace.first_row
     start = int(change[before].sum())
-    row, change = mine[~before], change[~before]
-    moves = change != 0
-    row, change = row[moves], change[moves]
+    moves = ~before & (change != 0)
+    row, change = mine[moves], change[moves]
     return Timeline(
         time_ns=np.concatenate(([0], trace.events.time_ns[row])),
         bytes=np.concatenate(([start], start + np.cumsum(change))),
@@ -48,20 +60,55 @@ def timeline(trace: Trace, device: int, of: str = "allocated") -> Timeline:
     )
 
 
-def thinned(line: Timeline, bins: int) -> tuple[Array, Array]:
-    """(time_ns, bytes) of at most 4 points a bin of equal time, among them each bin's lowest and highest.
+def lives(trace: Trace, device: int) -> tuple[Array, Array]:
+    """Of each block the row in which it comes (-1: never), and in which it goes (past the last one: it stays)."""
+    events = trace.events
+    begin, end = np.full(len(trace.blocks), -1), np.full(len(trace.blocks), len(events))
+    held = (events.device == device) & (events.allocated_bytes > 0)
+    for (one, other), column in (((Kind.PREEXISTING, Kind.ALLOC), begin), ((Kind.FREE, Kind.FREE_PENDING), end)):
+        rows = np.flatnonzero(
+            held & ((events.kind == one) | (events.kind == other))
+        )  # np.isin takes three times as long
+        column[events.block[rows]] = rows
+    return begin, end
 
-    No peak is lost: the largest value is one of the points, at its own time. Draw it as a stair.
+
+def highest(level: Array, first: Array, end: Array) -> Array:
+    """The highest of `level[first:end]` for each pair of them; none of these stretches is empty."""
+    edges = np.stack((first, end), axis=1).ravel()
+    return np.maximum.reduceat(np.append(level, 0), edges)[::2] if len(edges) else first
+
+
+class Pyramid:
+    """Min-max levels over a timeline of ten million events, ever coarser: any window as about a thousand (low, high) pairs.
+
+    Every cell of a level covers `_FACTOR` cells of the one below.
     """
-    time_ns, level = line.time_ns, line.bytes
-    if len(level) > 4 * bins:
-        edges = np.linspace(time_ns[0], max(line.end_ns, time_ns[-1]) + 1, bins + 1).astype(time_ns.dtype)
-        cuts = np.unique(np.searchsorted(time_ns, edges))
-        keep = np.unique(np.concatenate([_corners(level, a, b) for a, b in itertools.pairwise(cuts)]))
-        time_ns, level = time_ns[keep], level[keep]
-    return np.append(time_ns, line.end_ns), np.append(level, level[-1])
 
+    def __init__(self, line: Timeline) -> None:
+        self.line = line
+        self._levels: list[tuple[Array, Array]] = [(line.bytes, line.bytes)]
+        while len(self._levels[-1][0]) > _TOP:
+            low, high = self._levels[-1]
+            starts = np.arange(0, len(low), _FACTOR)
+            self._levels.append((np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)))
 
-def _corners(level: Array, begin: int, end: int) -> Array:
-    inside = level[begin:end]
-    return begin + np.array([0, int(inside.argmin()), int(inside.argmax()), len(inside) - 1])
+    def window(self, begin_ns: float, end_ns: float, bins: int = 1000) -> tuple[Array, Array, Array]:
+        """(time_ns, low, high) for begin <= time < end, at most `bins` of them; no extreme inside is lost.
+
+        The first bin begins with the step that holds at `begin_ns`; at either end a bin may reach beyond the window.
+        """
+        times = self.line.time_ns
+        # The keys need the dtype of the array: a float key would convert all of it, 100 ms at ten million.
+        first = max(int(np.searchsorted(times, np.int64(begin_ns), side="right")) - 1, 0)
+        last = max(int(np.searchsorted(times, np.int64(end_ns))), first + 1)
+        level = 0
+        while level + 1 < len(self._levels) and (last - first) // _FACTOR ** (level + 1) >= 2 * bins:
+            level += 1
+        cell = _FACTOR**level
+        low, high = self._levels[level]
+        starts = np.unique(np.linspace(first // cell, -(-last // cell), bins + 1).astype(np.int64)[:-1])
+        stop = min(-(-last // cell), len(low))
+        starts = starts[starts < stop]
+        at = np.minimum(starts * cell, len(times) - 1)
+        return times[at], np.minimum.reduceat(low[:stop], starts), np.maximum.reduceat(high[:stop], starts)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.oom.actions import OUTPUTS, TRACEBACK, Action, actions, root_of
 from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
-from memlab.analysis.oom.text import IMPOSSIBLE, Amount, exactly
-from memlab.units import format_bytes
+from memlab.analysis.oom.text import IMPOSSIBLE
+from memlab.units import ByteRange, format_bytes
 
 NAMED = 8
 """So many names of what was alive are listed, the largest first."""
@@ -24,7 +24,7 @@ class Term:
     """One number, and what it means."""
 
     name: str
-    amount: Amount
+    amount: ByteRange
     meaning: str
 
 
@@ -73,12 +73,12 @@ def explain(failure: Failure) -> Explanation:
     )
 
 
-def amount_text(amount: Amount) -> str:
+def amount_text(amount: ByteRange) -> str:
     """An amount in words: one figure where its bounds are near each other, else a range."""
-    low, high = format_bytes(amount.low_bytes), format_bytes(amount.high_bytes)
-    if amount.high_bytes - amount.low_bytes <= max(0.011 * amount.middle_bytes, 0):
-        return low if low == high else format_bytes(amount.middle_bytes)
-    return f"at most {high}" if amount.low_bytes <= 0 else f"{low} to {high}"
+    low, high = format_bytes(amount.low), format_bytes(amount.high)
+    if amount.high - amount.low <= max(0.011 * amount.middle, 0):
+        return low if low == high else format_bytes(amount.middle)
+    return f"at most {high}" if amount.low <= 0 else f"{low} to {high}"
 
 
 # --- title and sentences --------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def amount_text(amount: Amount) -> str:
 _VERDICTS = {
     TOO_MUCH: "This one request is more than all there is: only a smaller one can be met.",
     LIMIT: "The limit set for this process was reached, not the device's.",
-    FRAGMENTATION: "What PyTorch's allocator held without use would have done, were it in one piece: fragmentation.",
+    FRAGMENTATION: "The cache of PyTorch's allocator is large enough but in pieces: fragmentation.",
     OTHERS: "Without the other processes on the device it would have fitted.",
     FULL: "The device was full.",
 }
@@ -99,7 +99,7 @@ def _title(failure: Failure) -> str:
         return f"{where}; the message gives no size{' that can be' if is_odd else 's'}."
     short = failure.shortfall
     free = f", {amount_text(message.free)} free" if message.free is not None else ""
-    missing = f": {amount_text(short)} short" if short is not None and short.high_bytes > 0 else ""
+    missing = f": {amount_text(short)} short" if short is not None and short.high > 0 else ""
     return f"{where}: {amount_text(message.asked)} asked{free}{missing}. {_VERDICTS.get(failure.verdict, '')}".rstrip()
 
 
@@ -111,47 +111,49 @@ def _sentences(failure: Failure) -> Iterator[str]:
         yield f"The text holds {message.count} such messages; this is the last that gives sizes."
     for note in message.notes:
         yield f"{note[0].upper()}{note[1:]}."
-    if moment is not None and message.asked is not None and moment.asked_bytes < message.asked.low_bytes:
+    if moment is not None and message.asked is not None and moment.asked_bytes < message.asked.low:
         yield f"The tensor itself needs {format_bytes(moment.asked_bytes)}; PyTorch asked for a whole segment."
     yield from _sum(failure)
     if failure.own_pid is not None:
-        yield f"Process {failure.own_pid} must be this one: beside PyTorch's part there is no room for another so large."
+        yield f"Process {failure.own_pid} must be this one: next to PyTorch's part there is no room for another so large."
     free, asked = message.free, message.asked
-    if free is not None and asked is not None and free.low_bytes >= asked.high_bytes and failure.verdict != LIMIT:
+    if free is not None and asked is not None and free.low >= asked.high and failure.verdict != LIMIT:
         yield "The driver had more free than was asked: in pieces, or it was freed only afterwards."
+    cached, reserved = message.cached, message.reserved
+    if failure.is_full_of_tensors and message.allocated is not None and cached is not None and reserved is not None:
+        share = f"{100 * cached.middle / max(reserved.middle, 1):.0f} %"
+        held = f"Live tensors held {amount_text(message.allocated)}, {share} of what PyTorch reserved was cached"
+        yield f"{held}: too many live tensors, not fragmentation."
     largest = failure.largest_free_bytes
-    if failure.verdict == FRAGMENTATION and largest is not None and asked is not None and largest < asked.low_bytes:
+    if failure.verdict == FRAGMENTATION and largest is not None and asked is not None and largest < asked.low:
         yield f"The largest piece of the cache was {format_bytes(largest)} when the cell had ended."
     if failure.verdict == FRAGMENTATION and failure.expandable:
         yield "Expandable segments are on already: what is cached belongs to other streams, pools or half-used pages."
 
 
 def _sum(failure: Failure) -> Iterator[str]:
-    """What the numbers add up to: to the capacity, as what is not told is what remains; with a limit alone, beyond it."""
+    """What the numbers add up to: to the capacity, as what is unknown is what remains; with a limit alone, beyond it."""
     message = failure.message
-    digits = 0.01 * message.capacity.high_bytes if message.capacity is not None else 0
-    parts = [(size, name) for size, name in _parts(failure) if size is not None and size.high_bytes > 0]
-    parts = [(size, name) for size, name in parts if size.low_bytes > 0 or size.high_bytes > digits]
-    if failure.held is None or not parts:
+    rest = (
+        "of other processes and the driver" if failure.process is not None else "of context, other processes and driver"
+    )
+    parts = {
+        "allocated": message.allocated,
+        "cached": message.cached,
+        "of this process outside PyTorch's allocator": failure.beside,
+        rest: failure.rest,
+        "free": message.free,
+    }
+    digits = max(0.01 * message.capacity.high, 0) if message.capacity is not None else 0
+    known = {name: size for name, size in parts.items() if size and (size.low > 0 or size.high > digits)}
+    if failure.held is None or not known:
         return
-    listed = " + ".join(f"{amount_text(size)} {name}" for size, name in parts)
     if message.capacity is not None and message.free is not None:
+        listed = " + ".join(f"{amount_text(size)} {name}" for name, size in known.items())
         yield f"{listed} = {amount_text(message.capacity)}, all that the device has."
-    if failure.verdict == LIMIT and message.allowed is not None and message.asked is not None and failure.over_limit:
+    if failure.verdict == LIMIT and message.allowed is not None and failure.over_limit:
         needed = failure.over_limit + message.allowed
         yield f"With what is asked the process would have {amount_text(needed)} of {amount_text(message.allowed)} allowed."
-
-
-def _parts(failure: Failure) -> Iterator[tuple[Amount | None, str]]:
-    message, knows_process = failure.message, failure.process is not None
-    yield message.allocated, "allocated"
-    yield message.cached, "cached"
-    yield failure.beside, "held by this process beside PyTorch's allocator"
-    yield (
-        failure.rest,
-        "of other processes and the driver" if knows_process else "of context, other processes and driver",
-    )
-    yield message.free, "free"
 
 
 # --- terms and names ------------------------------------------------------------------------------------------------------
@@ -168,45 +170,48 @@ _MEANINGS = {
     "process": "all that this process held: reserved, the CUDA context, libraries",
     "elsewhere": "what this process held on the device outside of PyTorch's allocator",
 }
-_OTHER_MEANINGS = {
-    ("MPS", "asked"): "the buffer that PyTorch wanted of Metal",
-    ("MPS", "allocated"): "what PyTorch's allocator held of Metal, with what it cached",
-    ("MPS", "allowed"): "PYTORCH_MPS_HIGH_WATERMARK_RATIO (by default 1.7) times what Metal recommends",
-    ("CPU", "asked"): "the bytes of one tensor, which the system refused",
-    ("CPU", "free"): "what the machine had available when the cell had ended",
-    ("CPU", "capacity"): "all memory of the machine, or of the container",
-    ("numpy", "asked"): "the bytes of one array, which the system refused",
-    ("numpy", "free"): "what the machine had available when the cell had ended",
-    ("numpy", "capacity"): "all memory of the machine, or of the container",
+_OF_THE_MACHINE = {
+    "free": "what the machine had available when the cell had ended",
+    "capacity": "all memory of the machine, or of the container",
+}
+_MEANINGS_OF_BACKEND = {
+    "MPS": {
+        "asked": "the buffer that PyTorch wanted of Metal",
+        "allocated": "what PyTorch's allocator held of Metal, with what it cached",
+        "allowed": "PYTORCH_MPS_HIGH_WATERMARK_RATIO (by default 1.7) times what Metal recommends",
+    },
+    "CPU": _OF_THE_MACHINE | {"asked": "the bytes of one tensor, which the system refused"},
+    "numpy": _OF_THE_MACHINE | {"asked": "the bytes of one array, which the system refused"},
 }
 
 
 def _terms(failure: Failure) -> Iterator[Term]:
     """The numbers in the order in which they are best read."""
     message = failure.message
-    for name, meaning in _MEANINGS.items():
+    for name, meaning in (_MEANINGS | _MEANINGS_OF_BACKEND.get(message.backend, {})).items():
         size = getattr(message, name)
         if size is not None:
-            yield Term(name.replace("_", " "), size, _OTHER_MEANINGS.get((message.backend, name), meaning))
+            yield Term(name.replace("_", " "), size, meaning)
     for pid, size in message.others:
         yield Term(f"process {pid}", size, "this process" if pid == failure.own_pid else "another process")
     if failure.others_bytes:
-        yield Term("others", exactly(failure.others_bytes), "other processes, as the driver listed them afterwards")
+        meaning = "other processes, as the driver listed them afterwards"
+        yield Term("others", ByteRange.exact(failure.others_bytes), meaning)
 
 
 def grouped(holders: tuple[Holder, ...]) -> list[Named]:
-    """What each name keeps, the largest first; storages without a path are one entry of each category."""
+    """What each name keeps, the largest first; storages without a path are one entry of each category.
+
+    A group goes by its variable; frames, outputs and what has no name by the path of the largest.
+    """
     groups: dict[tuple[str, str], list[Holder]] = {}
     for holder in holders:
         root = root_of(holder.path)
         groups.setdefault((root, "" if root else holder.category), []).append(holder)
-    named = (_as_one(root, group) for (root, _), group in groups.items())
+    named = []
+    for (root, _), group in groups.items():
+        largest = max(group, key=lambda holder: holder.nbytes)
+        path = largest.path if len(group) == 1 or root in ("", TRACEBACK, OUTPUTS) else root
+        categories = " ".join(sorted({holder.category for holder in group}))
+        named.append(Named(path, categories, len(group), sum(holder.nbytes for holder in group)))
     return sorted(named, key=lambda one: -one.nbytes)
-
-
-def _as_one(root: str, group: list[Holder]) -> Named:
-    """A group by its variable; frames, outputs and what has no name by the path of the largest."""
-    largest = max(group, key=lambda holder: holder.nbytes)
-    path = largest.path if len(group) == 1 or root in ("", TRACEBACK, OUTPUTS) else root
-    categories = " ".join(sorted({holder.category for holder in group}))
-    return Named(path, categories, len(group), sum(holder.nbytes for holder in group))

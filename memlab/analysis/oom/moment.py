@@ -1,21 +1,54 @@
-"""What a trace shows of the moment at which memory ran out: what was asked, free, allocated and cached, and who held it."""
+"""What a trace shows of the moment at which memory ran out: what was asked, free, allocated and cached, and what held it.
+
+What grows with the batch is told by when blocks were made, by their categories and sizes; no trace says which side of a
+tensor is the batch. So it is an interval: what is doubtful (may be a copy of a weight, or of an earlier call) is in its
+upper end alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from memlab.analysis.breakdown import BEFORE, ROUNDING, Breakdown, breakdown
-from memlab.analysis.oom.batch import NOTHING, Share, share
+from memlab.allocator.rules import MIN_BLOCK, SMALL_SIZE
+from memlab.analysis.breakdown import BEFORE, ROUNDING, Breakdown, breakdown, categories_at, workspaces
 from memlab.analysis.peak import Peak, alive_at
 from memlab.analysis.timeline import timeline
-from memlab.trace.columns import Category, Kind, MarkKind, Phase
-from memlab.trace.spans import BACKWARD, resolve
+from memlab.trace.columns import MODULE_BEGINS, Array, Category, Kind, MarkKind, Phase
+from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, resolve
 from memlab.trace.trace import Trace
+from memlab.units import ByteRange
 
+MANY = 3
+"""From so many entries on a list gathers over iterations; two may be the two views of one step."""
 _LASTING = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER)
+_FOR_THE_BATCH = (Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
+_UNKNOWN = ("other", "elsewhere", BEFORE, ROUNDING)
+_STEP_ENDS = (BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE)
+_ENTRY = re.compile(r"\[\d+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class PeakShare:
+    """What would fall away with half of the batch, at a moment: surely, and at most.
+
+    `earlier` are blocks of earlier passes since the last step ended, by address, with what falls away if they belong to this
+    one. `is_in_step`: a forward has run since the last step ended.
+    """
+
+    surely_bytes: int = 0
+    at_most_bytes: int = 0
+    earlier: tuple[tuple[int, int], ...] = ()
+    is_in_step: bool = False
+
+    def saving(self, kept: Collection[int]) -> ByteRange:
+        """The saving, where blocks at the `kept` addresses are held over iterations."""
+        doubtful = sum(size for address, size in self.earlier if address not in kept)
+        return ByteRange(self.surely_bytes, self.at_most_bytes + doubtful)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +56,7 @@ class Moment:
     """One row OOM of a trace. `asked_bytes` is the tensor's size as the allocator rounds it, `free_bytes` the driver's.
 
     `step_bytes` is what the optimizer's step held beside lasting things; `has_backward` whether any was met up to then;
-    `batch` is what half of the batch would have saved.
+    `batch` is what half of the batch would have saved, `preexisting` the addresses of blocks that were there before the cell.
     """
 
     device: int
@@ -37,7 +70,8 @@ class Moment:
     step_bytes: int
     has_backward: bool
     shares: tuple[Breakdown, ...]
-    batch: Share = NOTHING
+    batch: PeakShare = PeakShare()
+    preexisting: frozenset[int] = frozenset()
 
     @property
     def cached_bytes(self) -> int:
@@ -51,18 +85,22 @@ class Moment:
 
 def last_moment(trace: Trace) -> Moment | None:
     """The last time that a tracked cell ran out of memory, None if it did not."""
-    rows = np.flatnonzero(trace.events.kind == Kind.OOM)
-    rows = rows[rows >= trace.first_row]
-    return _moment(trace, int(rows[-1])) if len(rows) else None
-
-
-def _moment(trace: Trace, row: int) -> Moment:
     events = trace.events
+    rows = np.flatnonzero(events.kind == Kind.OOM)
+    if not (rows >= trace.first_row).any():
+        return None
+    row = int(rows[-1])
     device, time_ns = int(events.device[row]), int(events.time_ns[row])
-    allocated, reserved = (_level(trace, device, of, row) for of in ("allocated", "reserved"))
+    allocated, reserved = (timeline(trace, device, of).at_row(row) for of in ("allocated", "reserved"))
     until = trace.marks.rows(trace.marks.time_ns <= time_ns)
     phases, _ = resolve(until.time_ns, until.kind.tolist(), until.name.tolist(), trace.texts["mark"])
-    starts = until.name[until.kind == MarkKind.PHASE_BEGIN].tolist()
+    begun = until.name[until.kind == MarkKind.PHASE_BEGIN].tolist()
+    alive = alive_at(trace, device, row)
+    block = events.block[alive]
+    in_step = trace.blocks.phase[block] == Phase.OPTIMIZER
+    lasting = np.isin(trace.blocks.category[block], _LASTING)
+    at = Peak(ByteRange.exact(allocated), time_ns, row, "the moment memory ran out")
+    shares = (breakdown(trace, device, by, "allocated", at) for by in ("category", "line", "module"))
     return Moment(
         device,
         row,
@@ -72,33 +110,83 @@ def _moment(trace: Trace, row: int) -> Moment:
         allocated_bytes=allocated,
         reserved_bytes=reserved,
         phase=Phase(int(phases.at(np.array([time_ns]))[0])),
-        step_bytes=_step_bytes(trace, device, row),
-        has_backward=any(trace.texts["mark"][name] == BACKWARD for name in starts),
-        shares=tuple(_shares(trace, device, Peak(allocated, allocated, time_ns, row, "the moment memory ran out"))),
+        step_bytes=int(events.allocated_bytes[alive][in_step & ~lasting].sum()),
+        has_backward=any(trace.texts["mark"][name] == BACKWARD for name in begun),
+        shares=tuple(share for share in shares if any(name not in _UNKNOWN for name in share)),
         batch=share(trace, device, row),
+        preexisting=frozenset(events.address[alive[events.kind[alive] == Kind.PREEXISTING]].tolist()),
     )
 
 
-def _level(trace: Trace, device: int, of: str, row: int) -> int:
-    line = timeline(trace, device, of)
-    return int(line.bytes[int(np.searchsorted(line.row, row, side="right")) - 1])
+# --- the batch ------------------------------------------------------------------------------------------------------------
 
 
-def _step_bytes(trace: Trace, device: int, row: int) -> int:
-    """What was allocated inside the optimizer's step and is neither a state nor any other lasting thing."""
+def share(trace: Trace, device: int, row: int) -> PeakShare:
+    """What half the batch saves at the event `row`, an OOM."""
+    step, last_pass, is_in_step = _begins(trace, row)
     alive = alive_at(trace, device, row)
     block = trace.events.block[alive]
-    in_step = trace.blocks.phase[block] == Phase.OPTIMIZER
-    lasting = np.isin(trace.blocks.category[block], _LASTING)
-    return int(trace.events.allocated_bytes[alive][in_step & ~lasting].sum())
+    category = categories_at(trace, row)[block]
+    requested, allocated = trace.events.requested_bytes[alive], trace.events.allocated_bytes[alive]
+    born = np.where(trace.events.kind[alive] == Kind.PREEXISTING, -1, alive)
+    half = -(-requested // 2)
+    low, high = np.maximum(allocated - half - MIN_BLOCK - _left_whole(half), 0), allocated - half
+    for_batch = np.isin(category, _FOR_THE_BATCH)
+    mine, before = for_batch & (born >= last_pass), for_batch & (born >= step) & (born < last_pass)
+    others = (category == Category.OTHER) & (born >= step) & ~workspaces(trace)[block]  # of the loss, or the user's own
+    older = (category == Category.INPUT) & (born < step)  # the batch itself, or a data set of which it is a slice
+    weights = requested[category == Category.PARAMETER]
+    # Copies of weights (autocast makes them, once each) are made in the step and do not grow with the batch.
+    copies, found = Counter([*weights.tolist(), *(weights // 2).tolist()]), Counter(requested[mine].tolist())
+    surely = int(low[mine].sum()) - sum(min(count, found[size]) * (size // 2) for size, count in copies.items())
+    asked = trace.events.requested_bytes[row]
+    if not np.isin(asked, -(-weights // MIN_BLOCK) * MIN_BLOCK):  # else it may be the gradient of a weight
+        surely += int(asked // 2 - _left_whole(asked // 2))
+    at_most = int(high[mine | others | older].sum()) + int(asked - asked // 2)
+    earlier = zip(trace.events.address[alive[before]].tolist(), high[before].tolist(), strict=True)
+    return PeakShare(max(surely, 0), at_most, tuple(earlier), is_in_step)
 
 
-def _shares(trace: Trace, device: int, at: Peak) -> Iterator[Breakdown]:
-    """The breakdowns that say something: of which more than one name is known."""
-    for by in ("category", "line", "module"):
-        share = breakdown(trace, device, by, "allocated", at)
-        if any(name not in _UNTOLD for name in share):
-            yield share
+def _left_whole(half: Array) -> Array:
+    """What the allocator may add to halves: up to `SMALL_SIZE` of a segment is left, unsplit, to the last of its blocks."""
+    return np.where(half > SMALL_SIZE, np.minimum(half // 10, SMALL_SIZE), 0)
 
 
-_UNTOLD = ("other", "elsewhere", BEFORE, ROUNDING)
+def _begins(trace: Trace, row: int) -> tuple[int, int, bool]:
+    """The event rows from which on the step goes, and its last pass through outermost modules; whether there was one.
+
+    A step begins where the one before ended: with its optimizer's step, or its backward. As long as neither comes, a module
+    that is called again may begin a step of its own, which goes from where the call before it ended.
+    """
+    marks = trace.marks.rows(trace.marks.row <= row)
+    step = last_pass = ended = trace.first_row
+    running: list[int] = []
+    called: set[int] = set()
+    for kind, name, at in zip(marks.kind.tolist(), marks.name.tolist(), marks.row.tolist(), strict=True):
+        if kind in MODULE_BEGINS:
+            if not running and name in called:
+                last_pass, called = ended, set()
+            called |= set() if running else {name}
+            running.append(name)
+        elif kind == MarkKind.MODULE_END and name in running:
+            del running[len(running) - 1 - running[::-1].index(name) :]
+            ended = ended if running else at
+        elif kind == MarkKind.PHASE_END and trace.texts["mark"][name] in _STEP_ENDS:
+            step = last_pass = ended = at
+            called.clear()
+    return step, last_pass, bool(called)
+
+
+def gathered(paths: Iterable[str]) -> set[str]:
+    """The paths that lead through one of many entries of the same list.
+
+    >>> sorted(gathered(["losses[0].grad_fn -> saved x", "losses[1]", "losses[7]", "pair[0]", "pair[1]", "x"]))
+    ['losses[0].grad_fn -> saved x', 'losses[1]', 'losses[7]']
+    """
+    lists: dict[str, dict[str, list[str]]] = {}
+    for path in paths:
+        found = _ENTRY.search(path.partition(".grad_fn")[0])
+        if found is not None:
+            lists.setdefault(path[: found.start()], {}).setdefault(found[0], []).append(path)
+    many = (entries.values() for entries in lists.values() if len(entries) >= MANY)
+    return {path for entries in many for paths in entries for path in paths}
