@@ -1,76 +1,64 @@
-"""Memory counters that PyTorch keeps by itself: the CUDA caching allocator's, and those of other accelerators.
+"""Memory counters: those of PyTorch's allocators, and those of the driver, through NVML.
 
-Reading never creates anything: no backend is initialised and no CUDA context is made. It does not reset, sum up or
-interpret a counter, and it knows neither processes nor the driver (`memlab.probes.nvml` does).
+Reading creates nothing: it initialises no backend, makes no CUDA context, and asks NVML only once the user's code has
+initialised CUDA. No counter is reset. What cannot be read becomes a Gap, never an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from memlab import seams
+from memlab import torch_internals
 from memlab.trace import Gap
 
-CUDA_COUNTERS = (
-    "allocated",
-    "reserved",
-    "peak_allocated",
-    "peak_reserved",
-    "alloc_count",
-    "free_count",
-    "num_ooms",
-    "num_alloc_retries",
-)
+_CUDA = {
+    "allocated": ("allocated_bytes", "current"),
+    "reserved": ("reserved_bytes", "current"),
+    "peak_allocated": ("allocated_bytes", "peak"),
+    "peak_reserved": ("reserved_bytes", "peak"),
+    "alloc_count": ("allocation", "allocated"),
+    "free_count": ("allocation", "freed"),
+}
+CUDA_COUNTERS = (*_CUDA, "num_ooms", "num_alloc_retries")
 NOT_READ = -1
 
 
 def cuda_counters(device: int) -> dict[str, int]:
-    """The caching allocator's counters of one device: bytes for the first four, counts for the others.
-
-    All zero while CUDA is not initialised (nothing can be allocated then), all -1 where the allocator in use keeps no
-    counters (a pluggable allocator).
-    """
+    """The allocator's counters of one device: 0 while CUDA is not initialised, -1 where the allocator has none (pluggable)."""
     if not torch.cuda.is_initialized():
         return dict.fromkeys(CUDA_COUNTERS, 0)
     try:
-        stats = seams.cuda_stats(device)
+        stats = torch_internals.cuda_stats(device)
     except RuntimeError:
         return dict.fromkeys(CUDA_COUNTERS, NOT_READ)
-    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-    blocks = stats["allocation"]["all"]
-    return {
-        "allocated": allocated["current"],
-        "reserved": reserved["current"],
-        "peak_allocated": allocated["peak"],
-        "peak_reserved": reserved["peak"],
-        "alloc_count": blocks["allocated"],
-        "free_count": blocks["freed"],
-        "num_ooms": stats["num_ooms"],
-        "num_alloc_retries": stats["num_alloc_retries"],
-    }
+    counters = {name: stats[of]["all"][what] for name, (of, what) in _CUDA.items()}
+    return counters | {name: stats[name] for name in ("num_ooms", "num_alloc_retries")}
 
 
 def cuda_devices() -> tuple[int, ...]:
-    """The visible devices on which this process already has a CUDA context; empty while CUDA is not initialised."""
+    """The visible devices on which this process has a CUDA context."""
     if not torch.cuda.is_initialized():
         return ()
     return tuple(device for device in range(torch.cuda.device_count()) if has_context(device))
 
 
 def has_context(device: int) -> bool:
-    """Whether asking the CUDA runtime about the device would find a context rather than make one (some 500 MiB)."""
+    """Whether this process has a CUDA context on the device; asking the runtime without one makes one (500 MiB)."""
     if not torch.cuda.is_initialized():
         return False
-    # HIP may work without what CUDA calls a context: memory that PyTorch holds on the device says as much.
-    return seams.has_primary_context(device) or cuda_counters(device)["reserved"] > 0
+    # HIP may work without what CUDA calls a context; memory that PyTorch holds on the device counts as well.
+    return torch_internals.has_primary_context(device) or cuda_counters(device)["reserved"] > 0
 
 
 def runtime_memory(device: int) -> tuple[int, int] | None:
-    """Free and total bytes of the device as the CUDA (or HIP) runtime says; None where asking would make a context."""
+    """Free and total bytes of the device by the CUDA (or HIP) runtime; None where asking would make a context."""
     if not has_context(device):
         return None
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -79,7 +67,7 @@ def runtime_memory(device: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class CounterReading:
-    """One reading of an accelerator's counters; None is a counter that this backend does not offer."""
+    """One reading of an accelerator's counters; None where this backend has no such counter."""
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -87,17 +75,12 @@ class CounterReading:
     peak_reserved_bytes: int | None = None
 
 
+# Name -> key in a backend's statistics.
 _STATISTICS = {
     "allocated_bytes": "allocated_bytes.all.current",
     "reserved_bytes": "reserved_bytes.all.current",
     "peak_allocated_bytes": "allocated_bytes.all.peak",
     "peak_reserved_bytes": "reserved_bytes.all.peak",
-}
-_WORDS = {
-    "allocated_bytes": "memory allocated now",
-    "reserved_bytes": "memory reserved now",
-    "peak_allocated_bytes": "the exact peak allocated (the sampled one is a lower bound)",
-    "peak_reserved_bytes": "the exact peak reserved (the sampled one is a lower bound)",
 }
 # MPS has no peaks of its own, and its second function also counts what Metal's frameworks hold beside the allocator.
 _MPS_FUNCTIONS = {"allocated_bytes": "current_allocated_memory", "reserved_bytes": "driver_allocated_memory"}
@@ -111,11 +94,8 @@ _MPS_RESERVED = Gap(
 class AcceleratorCounters:
     """The counters of an accelerator other than CUDA (mps, xpu or any that `torch.accelerator` knows).
 
-    They come from `torch.accelerator` where it serves the backend, else from the backend's own module. What neither
-    offers reads None and is named in `gaps`.
+    They come from `torch.accelerator` or the backend's own module. A counter that neither has is None, and named in `gaps`.
     """
-
-    __slots__ = ("_gaps", "device_type")
 
     def __init__(self, device_type: str) -> None:
         self.device_type = device_type
@@ -128,62 +108,270 @@ class AcceleratorCounters:
 
     def read(self, index: int = 0) -> CounterReading:
         """Read all counters once; all None, without a gap, while the backend is not initialised."""
-        if not self._is_initialized():
+        backend: Any = getattr(torch, self.device_type, None)
+        is_mps = self.device_type == "mps"
+        current = _attempt(torch.accelerator.current_accelerator)
+        is_current = current is not None and current.type == self.device_type
+        # mps has nothing to ask; reading its counters makes the Metal device object at most, no memory pool.
+        if not (backend.is_initialized() if hasattr(backend, "is_initialized") else is_current):
             return CounterReading()
-        found = self._statistics(index)
-        if self.device_type == "mps":
-            found = self._mps_functions(missing=set(_STATISTICS) - set(found)) | found
-        for name in _STATISTICS.keys() - found.keys():
-            self._note(name)
-        return CounterReading(**found)
-
-    def _statistics(self, index: int) -> dict[str, int]:
-        stats = _attempt(lambda: self._memory_stats(index)) or {}
-        return {name: int(stats[key]) for name, key in _STATISTICS.items() if key in stats}
-
-    def _memory_stats(self, index: int) -> Mapping[str, int]:
-        backend = _backend(self.device_type)
-        if self.device_type != "mps" and hasattr(backend, "memory_stats"):
-            return backend.memory_stats(index)
-        return torch.accelerator.memory_stats(index) if _current_accelerator() == self.device_type else {}
-
-    def _mps_functions(self, missing: set[str]) -> dict[str, int]:
-        found = {}
-        for name in missing & _MPS_FUNCTIONS.keys():
+        statistics = torch.accelerator.memory_stats if is_current else None
+        if not is_mps:
+            statistics = getattr(backend, "memory_stats", statistics)
+        stats = _attempt(statistics, index) or {}
+        found = {name: int(stats[key]) for name, key in _STATISTICS.items() if key in stats}
+        for name in _MPS_FUNCTIONS.keys() - found.keys() if is_mps else ():
             value = _attempt(getattr(torch.mps, _MPS_FUNCTIONS[name], None))
             if value is not None:
                 found[name] = int(value)
-        if "reserved_bytes" in found:
-            self._gaps["mps reserved"] = _MPS_RESERVED
-        return found
-
-    def _is_initialized(self) -> bool:
-        backend = _backend(self.device_type)
-        if hasattr(backend, "is_initialized"):
-            return bool(backend.is_initialized())
-        # mps has nothing to ask; reading its counters makes the Metal device object at most, no memory pool.
-        return self.device_type == _current_accelerator()
-
-    def _note(self, name: str) -> None:
-        gap = f"{self.device_type} {name.removesuffix('_bytes').replace('_', ' ')}"
-        text = f"PyTorch {torch.__version__} has no counter on {self.device_type} for {_WORDS[name]}"
-        self._gaps.setdefault(name, Gap(gap, text))
+                if name == "reserved_bytes":
+                    self._gaps["mps reserved"] = _MPS_RESERVED
+        for name in _STATISTICS.keys() - found.keys():
+            what = name.removesuffix("_bytes").replace("_", " ")
+            hides = " (the sampled one is a lower bound)" if what.startswith("peak") else ""
+            text = f"PyTorch {torch.__version__} has no counter of {what} memory on {self.device_type}{hides}"
+            self._gaps.setdefault(name, Gap(f"{self.device_type} {what}", text))
+        return CounterReading(**found)
 
 
-def _backend(device_type: str) -> Any:
-    return getattr(torch, device_type, None)
-
-
-def _current_accelerator() -> str | None:
-    accelerator = _attempt(torch.accelerator.current_accelerator)
-    return accelerator.type if accelerator is not None else None
-
-
-def _attempt(read: Callable[[], Any] | None) -> Any:
-    # A backend that does not serve a counter says so by whatever error its author chose.
-    if read is None:
-        return None
+def _attempt(read: Callable[..., Any] | None, *arguments: int) -> Any:
+    # A backend without a counter may raise any error.
     try:
-        return read()
+        return read(*arguments) if read is not None else None
     except Exception:
         return None
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+_HIDES = (
+    "device-used memory is asked of the GPU runtime instead, and what this process and others hold cannot be told apart"
+)
+_REASONS = {
+    "ModuleNotFoundError": "the Python package nvidia-ml-py (module pynvml) is not installed",
+    "NVMLError_LibraryNotFound": "NVIDIA's management library (libnvidia-ml) is not on this machine",
+    "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded",
+    "NVMLError_LibRmVersionMismatch": "NVIDIA's library and kernel driver differ in version (restart the machine)",
+    "NVMLError_NoPermission": "the driver denied access to NVML",
+    "NVMLError_Uninitialized": "other code in this process shut NVML down",
+    "NVMLError_GpuIsLost": "the driver has lost the device",
+}
+# Answers that mean "there is nothing of that sort here", not "you may not know".
+_NOT_THERE = {
+    "AttributeError",
+    "NVMLError_FunctionNotFound",
+    "NVMLError_InvalidArgument",
+    "NVMLError_NotFound",
+    "NVMLError_NotSupported",
+    "NVMLLibraryMismatchError",
+}
+_NOT_LISTED = "this process is not in the driver's list (in a container it may carry the host's pids)"
+_NO_SIZE = "the driver lists this process without a size (WDDM, MIG or missing permission)"
+_IMPLAUSIBLE = "the size the driver lists for this process's pid cannot be its own"
+_MAX_FAILURES = 3
+_LOOKS = 2  # sizes that do not fit together may have changed between two calls: once more before saying so
+_MIG_ENABLED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One reading of a device; None where it could not be read.
+
+    `used_bytes` includes what driver and firmware reserve (`driver_bytes`). `own_bytes` is this process with its context,
+    `others_bytes` the other processes that the driver lists; the three need not add up to `used_bytes`.
+    """
+
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    own_bytes: int | None = None
+    others_bytes: int | None = None
+    driver_bytes: int | None = None
+
+
+class Nvml:
+    """NVML, opened for this process; `open` and `read` never raise.
+
+    After a fork the child's readings are empty and its `close` does nothing: the handles belong to the parent.
+    """
+
+    def __init__(self, library: Any | None, gap: Gap | None = None) -> None:
+        self._library: Any = library
+        self._pid = os.getpid()
+        self._closing = threading.Lock()
+        self._handles: dict[int, Any] = {}
+        self._driver_bytes: dict[int, int | None] = {}
+        self._failures: Counter[int] = Counter()
+        self._gaps: dict[Gap, None] = {gap: None} if gap else {}
+
+    @classmethod
+    def open(cls) -> Nvml:
+        """Load and initialise NVML; where that fails, the result reads the GPU runtime and has a gap."""
+        if getattr(torch.version, "hip", None):
+            return cls(None, Gap("nvml", f"NVML is NVIDIA's and this PyTorch is built for ROCm: {_HIDES}"))
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception as error:  # ImportError, NVMLError, OSError from a broken library: all the same to the user
+            return cls(None, Gap("nvml", f"NVML is absent: {_reason(error)}; {_HIDES}"))
+        return cls(pynvml)
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What the readings so far could not see."""
+        return tuple(self._gaps)
+
+    def close(self) -> None:
+        """Give back our reference to NVML; other users of pynvml in this process keep theirs."""
+        if os.getpid() != self._pid:
+            return
+        with self._closing:
+            library, self._library = self._library, None
+        if library is not None:
+            try:
+                library.nvmlShutdown()
+            except Exception as error:
+                self._note("nvml", f"NVML was gone before it was closed: {_reason(error)}")
+
+    def __enter__(self) -> Nvml:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, device_index: int) -> DeviceReading:
+        """Read the device that torch calls `cuda:device_index`; empty while CUDA is not initialised."""
+        if os.getpid() != self._pid or not torch.cuda.is_initialized():
+            return DeviceReading()
+        reading = self._look(device_index)
+        if reading is not None:
+            return reading
+        try:
+            memory = runtime_memory(device_index)
+        except Exception as error:
+            text = f"the GPU runtime does not say what cuda:{device_index} has free: {_reason(error)}"
+            self._note("device used", text)
+            memory = None
+        return DeviceReading(memory[1] - memory[0], memory[1]) if memory is not None else DeviceReading()
+
+    def _look(self, device_index: int) -> DeviceReading | None:
+        doing, own, others, why = "finding the device", None, None, None
+        memory: Any = None
+        if self._library is None or self._failures[device_index] >= _MAX_FAILURES:
+            return None
+        try:
+            handle = self._handle(device_index)
+            if handle is None:
+                return None
+            doing = "reading memory"
+            for _ in range(_LOOKS):
+                reserved_bytes = cuda_counters(device_index)["reserved"]
+                listed, why = self._processes(handle)
+                # The total is read after its parts, so that a process that grows meanwhile does not seem larger than it.
+                memory = self._library.nvmlDeviceGetMemoryInfo(handle)
+                self._failures[device_index] = 0
+                if listed is not None:
+                    at_least = 1 if has_context(device_index) else listed.setdefault(os.getpid(), 0) or 0
+                    at_least = max(at_least, min(reserved_bytes, cuda_counters(device_index)["reserved"]))
+                    own, others, why = self._split(listed, at_least, int(memory.used))
+                if why != _IMPLAUSIBLE:
+                    break
+        except Exception as error:
+            if type(error).__name__ == "NVMLError_Uninitialized":
+                # Our reference is gone with everybody's; giving it back later could take one from whoever opens it again.
+                self._library = None
+            self._failures[device_index] += 1
+            self._note("nvml", f"NVML failed while {doing} of cuda:{device_index}: {_reason(error)}; {_HIDES}")
+            return None
+        if why is not None:
+            hides = "this process's part of the device's memory is unknown, and so are the other processes'"
+            self._note("own process", f"{why}: {hides}")
+        return DeviceReading(int(memory.used), int(memory.total), own, others, self._driver_bytes.get(device_index))
+
+    def _handle(self, device_index: int) -> Any | None:
+        if device_index in self._handles:
+            return self._handles[device_index]
+        self._handles[device_index] = None
+        # Indices mean other devices to NVML than to CUDA, which renumbers by CUDA_VISIBLE_DEVICES; ids do not.
+        properties = torch.cuda.get_device_properties(device_index)
+        uuid = str(getattr(properties, "uuid", "")).lower().removeprefix("gpu-").removeprefix("mig-")
+        asked = [("nvmlDeviceGetHandleByUUID", f"{kind}-{uuid}") for kind in ("MIG", "GPU") if uuid]
+        if hasattr(properties, "pci_bus_id"):
+            domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
+            asked.append(("nvmlDeviceGetHandleByPciBusId", f"{domain:08X}:{bus:02X}:{slot:02X}.0"))
+        found = (self._try(function, name) for function, name in asked)
+        handle = next((one for one in found if one is not None), None)
+        # A process runs on one MIG slice, but the card's id may be all it knows; the card's numbers would be wrong.
+        if handle is not None and not self._try("nvmlDeviceIsMigDeviceHandle", handle):
+            mode = self._try("nvmlDeviceGetMigMode", handle)
+            if mode and mode[0] == _MIG_ENABLED:
+                slots = range(self._try("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+                slices = [self._try("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in slots]
+                slices = [one for one in slices if one is not None]
+                handle = slices[0] if len(slices) == 1 else None
+        if handle is None:
+            self._note("nvml", f"NVML has no device with the identity of cuda:{device_index}: {_HIDES}")
+            return None
+        version = getattr(self._library, "nvmlMemory_v2", None)
+        memory = self._try("nvmlDeviceGetMemoryInfo", handle, version) if version else None
+        self._driver_bytes[device_index] = int(memory.reserved) if memory is not None else None
+        self._handles[device_index] = handle
+        return handle
+
+    def _processes(self, handle: Any) -> tuple[dict[int, int | None] | None, str | None]:
+        """Process id -> bytes (None where the driver does not say), or why there is no list."""
+        try:
+            lists = [self._library.nvmlDeviceGetComputeRunningProcesses(handle)]
+        except Exception as error:
+            return None, f"the driver does not list processes ({_reason(error)})"
+        for function in ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
+            lists.append(self._try(function, handle) or ())
+        together: dict[int, int | None] = {}
+        for processes in lists:
+            # One process can have several entries in a list (one for each MIG slice); one without a size hides its sum.
+            sums: dict[int, int | None] = {}
+            for process in processes:
+                size, before = process.usedGpuMemory, sums.get(process.pid, 0)
+                sums[process.pid] = None if size is None or before is None else before + int(size)
+            # A process that both computes and draws is in two lists with the same bytes: the larger counts, not the sum.
+            for pid, count in sums.items():
+                known = together.get(pid)
+                together[pid] = count if known is None else max(known, count or 0)
+        return together, None
+
+    def _split(
+        self, listed: dict[int, int | None], at_least: int, used_bytes: int
+    ) -> tuple[int | None, int | None, str | None]:
+        """Own and others' bytes, and why they are unknown, if they are."""
+        own = listed.get(os.getpid())
+        if own is None:
+            return None, None, _NO_SIZE if os.getpid() in listed else _NOT_LISTED
+        # Our pid with less than PyTorch holds: a stranger's number or a driver that lost count, as in containers.
+        if not at_least <= own <= used_bytes:
+            return None, None, _IMPLAUSIBLE
+        others = [size for pid, size in listed.items() if pid != os.getpid()]
+        if None in others:
+            self._note("other processes", "the driver does not say how much memory some other processes hold")
+            return own, None, None
+        return own, sum(size or 0 for size in others), None
+
+    def _try(self, function: str, *arguments: Any) -> Any | None:
+        try:
+            return getattr(self._library, function)(*arguments)
+        except Exception as error:
+            if type(error).__name__ not in _NOT_THERE:
+                self._note("nvml", f"NVML's {function} failed: {_reason(error)}")
+            return None
+
+    def _note(self, name: str, text: str) -> None:
+        self._gaps.setdefault(Gap(name, text))
+
+
+def _reason(error: Exception) -> str:
+    name = type(error).__name__
+    if name in _REASONS:
+        return _REASONS[name]
+    try:
+        return f"{name}: {error}"[:200]
+    except Exception:  # nvmlErrorString is itself a call into a library that may be gone
+        return name

@@ -1,45 +1,46 @@
-"""The CUDA probe: one track's view of the shared recorder and marker, made into a Trace.
+"""The CUDA probe: the trace of one track, from the shared recorder and marker; and shapes, on request.
 
-The peak is exact to the byte: allocator history gives every event, the books what each really took, and the counters of
-the allocator confirm it at the end (and at the peak, whenever the cell set a new maximum). No counter is reset.
-ROCm builds of PyTorch use the same calls.
+The peak is exact to the byte: allocator history has every event, the allocator's rules say what each block really took,
+and the allocator's counters confirm it at the end (and at a new maximum). No counter is reset. ROCm works the same way.
 
-Limits: see `history.Recorder`; what the driver and other processes take is read by NVML and not part of these events.
+Limits: see `history.Recorder`. What the driver and other processes take is no event; NVML reads it.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import platform
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import torch
 
-from memlab import seams
-from memlab.probes.categories import categorised, with_workspaces
-from memlab.probes.claims import claims
-from memlab.probes.history import RING_ENTRIES, DeviceHistory, Lost, Position, Recorder
-from memlab.probes.marks import MarkColumns, marker
-from memlab.probes.rows import Part, held_rows, part_without_stacks, reserved_row
-from memlab.trace.columns import Array, Blocks, Events, Kind
+from memlab import torch_internals
+from memlab.probes.bounded_log import BoundedLog
+from memlab.probes.categories import assemble, with_shapes
+from memlab.probes.counters import cuda_counters
+from memlab.probes.history import RING_ENTRIES, DeviceHistory, Position, Recorder
+from memlab.probes.marks import marker
+from memlab.probes.rows import DeviceRows, part_without_stacks, reserved_row
+from memlab.probes.tensor_labels import LabelColumns, LiveTensors, TensorLabel, tensor_labels
+from memlab.torch_internals import dispatch
+from memlab.trace.columns import Category, Events, Kind
 from memlab.trace.trace import Bounded, Device, Gap, MadeBy, Trace
 
 recorder = Recorder()
 """The recorder of this process."""
 
 ENGINE = "CUDA allocator history"
+MAX_NOTES = 4_000_000
+_SLOWER = Gap("shapes", "--shapes: a dispatch mode was on in the cell's thread; operators took a few times longer")
+Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 
 
 def is_possible() -> bool:
     """Whether this PyTorch has CUDA (or ROCm) and a device to use; initialises nothing."""
     return torch.backends.cuda.is_built() and torch.cuda.is_available()
-
-
-def versions() -> dict[str, str]:
-    """Who measured, with what."""
-    return {"torch": torch.__version__, "python": platform.python_version(), "cuda": str(torch.version.cuda or "")}
 
 
 class CudaProbe:
@@ -48,59 +49,61 @@ class CudaProbe:
     def __init__(self, entries: int = RING_ENTRIES) -> None:
         self.entries = entries
         self.owner = threading.get_ident()
-        self.start_ns = self.end_ns = self._claims_from_ns = 0
+        self.start_ns = self.end_ns = self._labels_from_ns = 0
         self._begin: dict[int, Position] = {}
         self._openings: dict[int, Events] = {}
         self._first_mark = 0
         self._counters: dict[int, dict[str, int]] = {}
 
-    def start(self) -> None:
-        """Begin; CUDA is not initialised for it."""
-        marker.acquire()
-        claims.acquire()
+    def start(self, live: LiveTensors | None = None) -> None:
+        """Start, without initialising CUDA; `live`: the caller has just labelled everything."""
+        tensor_labels.acquire()
         try:
             recorder.acquire(self.entries)
         except BaseException:
-            claims.release()
-            marker.release()
+            tensor_labels.release()
             raise
         try:
-            self._note_beginning()
+            marker.quiet = recorder.quiet_moment
+            if live is None and self.used_cuda:
+                live = tensor_labels.label_everything()
+            self._labels_from_ns = time.time_ns() if live is None else live.time_ns
+            del live  # it keeps tensors alive
+            for history in recorder.devices:
+                self._begin[history.device] = history.position
+                self._openings[history.device] = history.opening_now()
+                self._counters[history.device] = cuda_counters(history.device)
+            self._first_mark = marker.log.count()
+            self.start_ns = time.time_ns()
         except BaseException:
-            self._release()
+            self.discard()
             raise
-
-    def _note_beginning(self) -> None:
-        marker.quiet = recorder.quiet_moment
-        self._claims_from_ns = time.time_ns()
-        if self.used_cuda:
-            claims.look_around()
-        self._begin = {history.device: history.position for history in recorder.devices}
-        self._openings = {history.device: _opening(history) for history in recorder.devices}
-        self._counters = {history.device: counters(history.device) for history in recorder.devices}
-        marker.collect()
-        self._first_mark = marker.count
-        self.start_ns = time.time_ns()
 
     def stop(self) -> Trace:
         """End, leave everything as it was, and return what happened."""
         self.end_ns = self.end_ns or time.time_ns()
         try:
-            if self.used_cuda:
-                claims.look_around()
             recorder.read()
+            if self.used_cuda:
+                made: set[int] = set()  # the addresses of blocks made since the start and alive now
+                for history in recorder.devices:
+                    opening = self._openings.get(history.device)
+                    before = set() if opening is None else set(opening.block.tolist())
+                    held = history.blocks.held.items()
+                    made.update(address for address, live in held if live.block not in before)
+                tensor_labels.label_keys(made)
             return self._trace()
         finally:
-            self._release()
+            self.discard()
 
-    def _release(self) -> None:
+    def discard(self) -> None:
+        """End without a trace."""
         try:
             recorder.release()
         finally:
             if not recorder.users:
                 marker.quiet = None
-            claims.release()
-            marker.release()
+            tensor_labels.release()
 
     @property
     def used_cuda(self) -> bool:
@@ -108,174 +111,94 @@ class CudaProbe:
         return recorder.is_open
 
     def new_maximum(self, device: int) -> int | None:
-        """The counter's peak, if this run has set a new one; then it is exactly the peak so far."""
-        peak = counters(device)["peak_allocated_bytes"]
+        """PyTorch's peak counter, if this run has set a new maximum: that is exactly the peak so far."""
+        peak = cuda_counters(device)["peak_allocated"]
         before = self._counters.get(device)
-        return peak if before is None or peak > before["peak_allocated_bytes"] else None
-
-    # --- the trace --------------------------------------------------------------------------------------------------
+        return peak if before is None or peak > before["peak_allocated"] else None
 
     def _trace(self) -> Trace:
         tracks = [self._device_rows(history) for history in recorder.devices]
-        start = Part.joined([opening for opening, _ in tracks])
-        run = _in_order(Part.joined([rows for _, rows in tracks]))
-        run = dataclasses.replace(
-            run, events=run.events.replace(time_ns=np.maximum(run.events.time_ns - self.start_ns, 0))
-        )
-        joined = Part.joined([start, run])
-        events, stack = _dense_blocks(joined)
-        marks = marker.columns(self.start_ns, self.end_ns, self.owner, self._first_mark)
-        blocks, texts = self._blocks(events, stack, marks)
-        trace = Trace(
+        start = DeviceRows.joined([opening for opening, _ in tracks])
+        run = DeviceRows.joined([rows for _, rows in tracks])
+        run = run.rows(np.argsort(run.events.time_ns, kind="stable"))  # rows of one device keep their order
+        since_start = np.maximum(run.events.time_ns - self.start_ns, 0)
+        joined = DeviceRows.joined([start, DeviceRows(run.events.replace(time_ns=since_start), run.stack)])
+        events = _dense_blocks(joined.events)
+        made = np.flatnonzero(events.kind == Kind.ALLOC)
+        stack = np.full(int(events.block.max(initial=-1)) + 1, -1)
+        stack[events.block[made]] = joined.stack[made]
+        births = {"stack": stack, "line": np.array([*recorder.stacks.line_of, -1])[stack]}
+        return assemble(
             events,
-            blocks,
+            births,
+            {"stack": tuple(recorder.stacks.texts), "line": tuple(recorder.stacks.lines)},
             self._made_by(),
-            first_row=len(start.events),
-            marks=marks.table(events, len(start.events), self.start_ns),
-            texts={**texts, "mark": marks.texts},
+            len(start.events),
+            marker.columns(self.start_ns, self.end_ns, self.owner, self._first_mark),
+            self.start_ns,
+            self._labels_from_ns,
+            torch_internals.blas_workspace_sizes(),
         )
-        trace = categorised(trace, claims.log.columns(self._claims_from_ns, time.time_ns()), marks, self.start_ns)
-        return with_workspaces(trace, seams.blas_workspace_sizes()).with_gaps(*claims.gaps(), *marks.gaps())
 
-    def _device_rows(self, history: DeviceHistory) -> tuple[Part, Part]:
-        """What was there when the track began, and the rows since; as far as the recorder still has them."""
+    def _device_rows(self, history: DeviceHistory) -> tuple[DeviceRows, DeviceRows]:
+        """What was there when the track began, and the rows since, as far as the recorder still has them."""
         first = self._begin.get(history.device, Position()).rows
-        parts = _after(history.parts, first - history.dropped)
         opening = self._openings.get(history.device)
         if opening is None or first < history.dropped:
             opening = Events.joined([reserved_row(history.opening_reserved, history.device), history.opening])
-        return part_without_stacks(opening), _rising(Part.joined(parts))
-
-    def _blocks(self, events: Events, stack: Array, marks: MarkColumns) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
-        count = int(events.block.max(initial=-1)) + 1
-        blocks = Blocks.unknown(count)
-        made = np.flatnonzero(events.kind == Kind.ALLOC)
-        block, moment = events.block[made], events.time_ns[made] + self.start_ns
-        columns = {name: getattr(blocks, name).copy() for name in ("phase", "module", "stack", "line")}
-        phase, module = marks.steps()
-        columns["phase"][block] = phase.at(moment)
-        columns["module"][block] = module.at(moment)
-        columns["stack"][block] = stack[made]
-        lines = np.array([*recorder.stacks.line_of, -1], "<i4")
-        columns["line"][block] = lines[stack[made]]
-        texts = {"module": marks.texts, "stack": tuple(recorder.stacks.texts), "line": tuple(recorder.stacks.lines)}
-        return blocks.replace(**columns), texts
-
-    # --- who made it, and what it could not see ----------------------------------------------------------------------
+        rows = DeviceRows.joined(history.parts_after(first))
+        # PyTorch's clock may go back from one snapshot to the next.
+        rows = DeviceRows(rows.events.replace(time_ns=np.maximum.accumulate(rows.events.time_ns)), rows.stack)
+        return part_without_stacks(opening), rows
 
     def _made_by(self) -> MadeBy:
-        devices = tuple(self._device(history) for history in recorder.devices)
-        bounded = tuple(self._bounded(lost) for history in recorder.devices for lost in self._own_losses(history))
+        """The devices and their counters, the stretches that were lost, and where history and counters differ."""
+        devices, bounded, differences = [], [], []
+        for history in recorder.devices:
+            index, end = history.device, cuda_counters(history.device)
+            start = self._counters.get(index, dict.fromkeys(end, 0))
+            levels: dict[str, int] = {}
+            for name in ("allocated", "reserved", "peak_allocated", "peak_reserved"):
+                levels |= {f"start_{name}_bytes": start[name], f"end_{name}_bytes": end[name]}
+            for name in ("num_ooms", "num_alloc_retries"):
+                # Where the user reset a count on the way, what came after that.
+                levels[name] = end[name] - start[name] if end[name] >= start[name] else end[name]
+            properties = torch.cuda.get_device_properties(index)
+            devices.append(Device(index, properties.name, properties.total_memory, **levels))
+            for lost in history.losses_since(self._begin.get(index, Position())):
+                begin_ns, end_ns = max(lost.begin_ns - self.start_ns, 0), lost.end_ns - self.start_ns
+                peaks = (lost.peak_allocated_bytes, lost.peak_reserved_bytes)
+                bounded.append(Bounded(index, begin_ns, end_ns, lost.lost_events, *peaks))
+            followed = history.blocks.allocated_bytes
+            if followed != end["allocated"]:
+                said = f"the history comes to {followed} bytes allocated, PyTorch's counter to {end['allocated']}"
+                differences.append(Gap("counters differ", f"cuda:{index}: {said}"))
+        gaps = [*recorder.gaps.values()]
+        unread = sum(one.lost_events for one in bounded if not one.is_exact)
+        gone = sum(one.lost_events for one in bounded if one.is_exact)
+        if unread:
+            why = "were not read (history is a bounded ring): there the peak is a range"
+            gaps.append(Gap("bounded", f"about {unread:,} allocations and frees {why}"))
+        if gone:
+            why = "were dropped to bound host memory; their peaks are known"
+            gaps.append(Gap("dropped", f"the first {gone:,} rows {why}"))
         return MadeBy(
             engine=ENGINE,
-            devices=devices,
-            versions=versions(),
+            devices=tuple(devices),
+            versions={
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "cuda": str(torch.version.cuda or ""),
+            },
             started_at_s=self.start_ns / 1e9,
             duration_ns=self.end_ns - self.start_ns,
-            gaps=(*recorder.gaps.values(), *_lost_gaps(bounded), *self._book_gaps()),
-            bounded=bounded,
+            gaps=(*gaps, *differences),
+            bounded=tuple(bounded),
         )
 
-    def _device(self, history: DeviceHistory) -> Device:
-        end = counters(history.device)
-        start = self._counters.get(history.device, dict.fromkeys(end, 0))
-        properties = torch.cuda.get_device_properties(history.device)
-        return Device(
-            history.device,
-            properties.name,
-            properties.total_memory,
-            **{f"start_{name}": start[name] for name in _LEVELS},
-            **{f"end_{name}": end[name] for name in _LEVELS},
-            num_ooms=_grown(start["num_ooms"], end["num_ooms"]),
-            num_alloc_retries=_grown(start["num_alloc_retries"], end["num_alloc_retries"]),
-        )
 
-    def _own_losses(self, history: DeviceHistory) -> list[Lost]:
-        return history.losses_since(self._begin.get(history.device, Position()))
-
-    def _bounded(self, lost: Lost) -> Bounded:
-        times = {"begin_ns": max(lost.begin_ns - self.start_ns, 0), "end_ns": lost.end_ns - self.start_ns}
-        return Bounded(lost.device, lost_events=lost.lost_events, **times, **_peaks(lost))
-
-    def _book_gaps(self) -> list[Gap]:
-        """The books against the allocator's counters, now: any difference is said."""
-        gaps = []
-        for history in recorder.devices:
-            now = counters(history.device)["allocated_bytes"]
-            if history.books.allocated_bytes != now:
-                books = f"the books say {history.books.allocated_bytes} bytes are allocated, PyTorch {now}"
-                gaps.append(Gap("books differ", f"cuda:{history.device}: {books}"))
-        return gaps
-
-
-_LEVELS = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
-
-
-def counters(device: int) -> dict[str, int]:
-    """The allocator's counters of one device that a trace keeps, in bytes and counts."""
-    stats = seams.cuda_stats(device)
-    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-    return {
-        "allocated_bytes": allocated["current"],
-        "reserved_bytes": reserved["current"],
-        "peak_allocated_bytes": allocated["peak"],
-        "peak_reserved_bytes": reserved["peak"],
-        "num_ooms": stats["num_ooms"],
-        "num_alloc_retries": stats["num_alloc_retries"],
-    }
-
-
-def _grown(start: int, end: int) -> int:
-    """By how much a count grew; where the user reset it on the way, what came after that."""
-    return end - start if end >= start else end
-
-
-def _peaks(lost: Lost) -> dict[str, int]:
-    return {name: getattr(lost, name) for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
-
-
-def _lost_gaps(bounded: tuple[Bounded, ...]) -> list[Gap]:
-    unread = sum(b.lost_events for b in bounded if not b.is_exact)
-    gone = sum(b.lost_events for b in bounded if b.is_exact)
-    gaps = []
-    if unread:
-        text = f"about {unread:,} allocations and frees passed unread (history is a bounded ring): there the peak is a range"
-        gaps.append(Gap("bounded", text))
-    if gone:
-        gaps.append(Gap("let go", f"the first {gone:,} rows were let go to bound host memory; their peaks are kept"))
-    return gaps
-
-
-def _opening(history: DeviceHistory) -> Events:
-    """The rows for what is there now, as far as it was read."""
-    reserved = reserved_row(history.books.reserved_bytes, history.device)
-    return Events.joined([reserved, held_rows(history.books.held, history.device)])
-
-
-def _after(parts: list[Part], rows: int) -> list[Part]:
-    """The parts after so many rows; tracks begin between reads, so their beginning falls between parts."""
-    for index, part in enumerate(parts):
-        if rows <= 0:
-            return parts[index:]
-        rows -= len(part.events)
-    return []
-
-
-def _rising(part: Part) -> Part:
-    """The same rows, with times that never go back: PyTorch's clock may, from one snapshot to the next."""
-    times = np.maximum.accumulate(part.events.time_ns)
-    return Part(part.events.replace(time_ns=times), part.stack)
-
-
-def _in_order(part: Part) -> Part:
-    """Rows of several devices, by time; rows of one device keep their order."""
-    order = np.argsort(part.events.time_ns, kind="stable")
-    return Part(part.events.rows(order), part.stack[order])
-
-
-def _dense_blocks(part: Part) -> tuple[Events, Array]:
+def _dense_blocks(events: Events) -> Events:
     """Number the blocks of the devices 0, 1, 2, ... in order of appearance."""
-    events = part.events
     of_block = events.block >= 0
     key = events.block[of_block].astype(np.int64) * 256 + events.device[of_block]
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
@@ -283,4 +206,65 @@ def _dense_blocks(part: Part) -> tuple[Events, Array]:
     rank[np.argsort(first)] = np.arange(len(first))
     block = np.full(len(events), -1, "<i4")
     block[of_block] = rank[inverse]
-    return events.replace(block=block), part.stack
+    return events.replace(block=block)
+
+
+class ShapeLog(dispatch.TorchDispatchMode):
+    """Logs time, address, shape and dtype of the storages that operators return on an accelerator; keeps no tensor alive.
+
+    Only on request, as it makes operators a few times slower on the host. What operators allocate and do not return, and what
+    is allocated outside of operators, has no shape.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run compiled."""
+        return True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = BoundedLog(MAX_NOTES, 3)  # time, address, number of shape and dtype
+        self._numbers: dict[tuple[Any, Any], int] = {}
+        self._thread = 0
+
+    def start(self) -> None:
+        """Watch the operators of this thread, and of the backward that it starts."""
+        self._thread = threading.get_ident()
+        dispatch.push_mode(self)
+
+    def stop(self) -> None:
+        """Stop watching; only the thread that started can."""
+        if self._thread == threading.get_ident():
+            dispatch.remove_mode(self)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator and note what it returns."""
+        op = getattr(func, "_op", func)  # saves a Python frame
+        out = op(*args, **kwargs) if kwargs else op(*args)
+        with contextlib.suppress(Exception):  # what cannot be looked at stays without a shape
+            self._look(out)
+        return out
+
+    def _look(self, out: Any) -> None:
+        kind = type(out)
+        if kind is tuple or kind is list:
+            for item in out:
+                self._look(item)
+        elif (kind is Tensor or kind is Parameter) and out.device.type != "cpu":
+            storage = out.untyped_storage()
+            number = self._numbers.setdefault((out.shape, out.dtype), len(self._numbers))
+            self.log.append((time.time_ns(), storage.data_ptr(), number))
+
+    def into(self, trace: Trace, start_ns: int) -> Trace:
+        """The trace with shape and dtype of the blocks that were seen, where it had none."""
+        rows = self.log.columns()
+        time_ns, address, number = rows[:, np.argsort(rows[0], kind="stable")]
+        labels = tuple(
+            TensorLabel(Category.OTHER, dtype=str(dtype).removeprefix("torch."), shape=str(tuple(shape)))
+            for shape, dtype in self._numbers
+        )
+        return with_shapes(trace, LabelColumns(time_ns, address, number, labels), start_ns).with_gaps(_SLOWER)

@@ -1,11 +1,11 @@
-"""The recorder of CUDA allocator history: one per process, shared by every track that is open.
+"""The recorder of CUDA allocator history: one per process, shared by all open tracks.
 
-It starts history if nobody else did, reads it at the edges of tracks (and at quiet moments of long ones, where that is
-cheap enough), keeps the books of every device along it, and leaves history as it was when the last track ends. History
-that the user recorded is only read: never started, cleared or stopped.
+It starts history unless it is on, reads it when a track starts or ends (and after optimizer steps of long ones, where that is
+cheap enough), follows the blocks of every device, and stops history with the last track. History that the user recorded is
+only read: never started, cleared or stopped.
 
-Limits: entries that the bounded ring dropped before they were read are lost; the stretch is then named, with what the
-counters know of it. What other threads allocate is in the history like everything else, but cannot be told apart.
+Limits: history is a ring; entries that it dropped before they were read are lost, and the trace names that stretch with what
+the counters know of it. Allocations of other threads are in the history and cannot be told apart.
 """
 
 from __future__ import annotations
@@ -19,44 +19,27 @@ from typing import Any
 
 import numpy as np
 
-from memlab import seams
-from memlab.allocator import Books, Held, Settings
-from memlab.probes.look import (
-    Counts,
-    Look,
-    alloc_and_free_count,
-    counters_as_snapshot,
-    difference,
-    segments_of,
-    take_look,
-)
-from memlab.probes.ring import Tail, unread
-from memlab.probes.rows import Part, columns_of, held_rows, part_of, part_without_stacks, resync_rows, state_after
-from memlab.probes.stacks import Stacks
-from memlab.probes.stillness import collector_paused, uninterrupted
+from memlab import torch_internals
+from memlab.allocator import BlockTracker, LiveBlock, Settings
+from memlab.probes import rows
+from memlab.probes.rows import ConsistentSnapshot, Counts, DeviceRows, Tail
 from memlab.trace.columns import Events, Kind, deltas
 from memlab.trace.trace import Gap
 
 RING_ENTRIES = 200_000
 """How many entries the allocator keeps by default: about 690 bytes of host memory each."""
-
-
 MAX_ROWS = 2_000_000
-"""How many rows are kept for one recording (about 150 MB); of older ones the peaks stay, the rows go."""
+"""How many rows are kept for one recording (about 150 MB); of older ones only the peaks are kept."""
 
-_QUIET_ENTRIES = 20_000  # fewer unread entries than this are not worth a look at a quiet moment
+_QUIET_ENTRIES = 20_000  # fewer unread entries than this are not read at a quiet moment
 _READ_SHARE = 0.03  # at most this share of the time is spent on reading at quiet moments
 _READ_S_PER_ENTRY = 8e-6  # what reading and following an entry costs, rounded up
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A stretch whose rows are not there: lost unread, or let go to bound memory (then its peaks are known).
+    """A stretch without rows: lost unread, or dropped to bound memory (then its peaks are known, and the row it ended at)."""
 
-    `end_row` is the row, counted from the opening, before which rows that were let go stood.
-    """
-
-    device: int
     begin_ns: int
     end_ns: int
     lost_events: int
@@ -67,7 +50,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far one device had been read at some moment: rows so far, and losses so far."""
+    """How far one device was read at some time: rows and losses so far."""
 
     rows: int = 0
     losses: int = 0
@@ -75,16 +58,16 @@ class Position:
 
 @dataclass(slots=True)
 class DeviceHistory:
-    """What was read of one device: its books, the rows since it was opened, and how far its entries were read.
+    """What was read of one device: its blocks now, the rows so far, and how far its entries were read.
 
-    `dropped` rows at the front were let go; `opening` are the rows that describe the state before the first one kept.
+    The first `dropped` rows were dropped; `opening` and `opening_reserved` are the state before the first row kept.
     """
 
     device: int
-    books: Books
+    blocks: BlockTracker
     opening: Events
     opening_reserved: int
-    parts: list[Part] = field(default_factory=list)
+    parts: list[DeviceRows] = field(default_factory=list)
     losses: list[Lost] = field(default_factory=list)
     dropped: int = 0
     tail: Tail = field(default_factory=Tail)
@@ -92,34 +75,68 @@ class DeviceHistory:
     counts: Counts = (0, 0)
     counts_before: Counts = (0, 0)
 
+    def opening_now(self) -> Events:
+        """The rows for the state now, as far as it was read."""
+        return rows.opening_rows(self.blocks, self.device)
+
+    def parts_after(self, count: int) -> list[DeviceRows]:
+        """The parts after so many rows. A track begins with a read, so that is never within a part."""
+        count -= self.dropped
+        for index, part in enumerate(self.parts):
+            if count <= 0:
+                return self.parts[index:]
+            count -= len(part.events)
+        return []
+
     @property
     def position(self) -> Position:
         """How far this device has been read."""
         return Position(self.dropped + sum(len(part.events) for part in self.parts), len(self.losses))
 
-    def books_by_rows(self) -> Books:
-        """Books of what the rows kept come to: enough to compare with, not to go on from."""
-        alive, change = state_after(self.opening, self.parts)
+    def blocks_by_rows(self) -> BlockTracker:
+        """The blocks as the rows have them: enough to compare with, not to go on from."""
+        alive, change = rows.state_after(self.opening, self.parts)
         columns = (alive.address, alive.block, alive.requested_bytes, alive.allocated_bytes, alive.stream)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
         held = {
-            address: Held(block, requested, allocated, stream, not allocated)
-            for address, block, requested, allocated, stream in rows
+            address: LiveBlock(block, requested, allocated, stream, not allocated)
+            for address, block, requested, allocated, stream in zip(*(one.tolist() for one in columns), strict=True)
         }
         reserved = self.opening_reserved + change
-        return Books(held=held, reserved_bytes=reserved, next_block=self.books.next_block)
+        return BlockTracker(held=held, reserved_bytes=reserved, next_block=self.blocks.next_block)
 
     def losses_since(self, first: Position) -> list[Lost]:
-        """The losses after a position. What was let go later may have stood before it."""
+        """The losses after a position. Rows that were dropped later may have stood before it."""
         return [
             lost
             for index, lost in enumerate(self.losses)
             if (lost.end_row > first.rows if lost.end_row >= 0 else index >= first.losses)
         ]
 
+    def drop_oldest(self) -> None:
+        """Drop the oldest rows when there are too many; their peaks are kept."""
+        while len(self.parts) > 1 and self.position.rows - self.dropped > MAX_ROWS:
+            part = self.parts.pop(0)
+            events = part.events
+            end_row = self.dropped + len(events)
+            if len(events):
+                allocated = int(deltas(self.opening, "allocated").sum())
+                rise = {of: int(np.cumsum(deltas(events, of)).max(initial=0)) for of in ("allocated", "reserved")}
+                lost = Lost(
+                    begin_ns=int(events.time_ns[0]),
+                    end_ns=int(events.time_ns[-1]),
+                    lost_events=len(events),
+                    peak_allocated_bytes=allocated + rise["allocated"],
+                    peak_reserved_bytes=self.opening_reserved + rise["reserved"],
+                    end_row=end_row,
+                )
+                self.losses.append(lost)
+            self.opening, change = rows.state_after(self.opening, [part])
+            self.opening_reserved += change
+            self.dropped = end_row
+
 
 class Recorder:
-    """The one reference-counted recorder of a process. All methods may be called from any thread."""
+    """Records history while it has users. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -131,7 +148,7 @@ class Recorder:
         self.owns_history = False
         self.is_open = False
         self.devices: list[DeviceHistory] = []
-        self.stacks = Stacks()
+        self.stacks = rows.Stacks()
         self.gaps: dict[str, Gap] = {}
         self.is_blind = False
         self.entries_read = 0
@@ -140,16 +157,14 @@ class Recorder:
         self._users_switch: Callable[..., Any] | None = None
         self._our_switch: Callable[..., Any] | None = None
 
-    # --- the life of the recorder ---------------------------------------------------------------------------------
-
     def acquire(self, entries: int = RING_ENTRIES) -> None:
-        """Begin to record, or join those who do; where CUDA is not up yet, recording begins when it comes up."""
+        """Start recording, or join the other users; where CUDA is not initialised, recording starts when it is."""
         with self.lock:
             self.users += 1
             try:
                 if self.users == 1:
                     self.entries = entries
-                    seams.when_cuda_starts(self._open)
+                    torch_internals.when_cuda_starts(self._open)
                 else:
                     self.read()
             except BaseException:
@@ -163,236 +178,173 @@ class Recorder:
             if self.users:
                 return
             try:
-                self._close()
+                torch_internals.forget_when_cuda_starts(self._open)
+                try:
+                    if self._users_switch is not None and torch_internals.history_switch() is self._our_switch:
+                        torch_internals.replace_history_switch(self._users_switch)
+                finally:
+                    if self.owns_history:
+                        torch_internals.stop_history()
             finally:
                 self._reset()
-
-    def _close(self) -> None:
-        seams.forget_when_cuda_starts(self._open)
-        try:
-            if self._users_switch is not None and seams.history_switch() is self._our_switch:
-                seams.replace_history_switch(self._users_switch)
-        finally:
-            if self.owns_history:
-                seams.stop_history()
 
     def _open(self) -> None:
         with self.lock:
             if self.is_open or not self.users:
                 return
             try:
-                self._begin_history()
+                self.owns_history = not torch_internals.history_is_on()
+                if self.owns_history:
+                    torch_internals.record_history(self.entries)
+                else:
+                    how = "read as it is, never cleared; frames and length are the user's choice"
+                    self._note("users history", f"allocator history was on already: {how}")
                 look = self._look()
             except RuntimeError as error:
-                # It is met inside of the user's first use of CUDA and must not stop it.
+                # This runs inside the user's first use of CUDA and must not fail it.
                 if self.owns_history:
-                    seams.stop_history()
+                    torch_internals.stop_history()
                 self.is_blind, self.owns_history = True, False
-                text = f"this allocator has no history ({_first_line(error)}): counters and samples only"
-                self._note("no history", text)
+                why = str(error).strip().split("\n")[0].split(". ")[0][:120]
+                self._note("no history", f"this allocator has no history ({why}): counters and samples only")
                 look = self._look()
             self._opened_s = time.monotonic()
-            self._open_devices(look)
+            settings = Settings.from_snapshot(look.shot["allocator_settings"])
+            for device, entries in enumerate(look.shot["device_traces"]):
+                blocks = BlockTracker.from_snapshot(rows.segments_of(look.shot, device), settings)
+                opening = rows.held_rows(blocks.held.items(), device)
+                self.devices.append(DeviceHistory(device, blocks, opening, blocks.reserved_bytes))
+                self._mark_read(self.devices[-1], Tail.of(entries), look)
             self.is_open = True
             if not self.is_blind:
                 self._watch_switch()
 
-    def _begin_history(self) -> None:
-        self.owns_history = not seams.history_is_on()
-        if self.owns_history:
-            seams.record_history(self.entries)
-        else:
-            text = "allocator history was on already: read as it is, never cleared; frames and length are the user's choice"
-            self._note("users history", text)
-
-    def _open_devices(self, look: Look) -> None:
-        settings = Settings.from_snapshot(look.shot["allocator_settings"])
-        for device, entries in enumerate(look.shot["device_traces"]):
-            books = Books.from_snapshot(segments_of(look.shot, device), settings)
-            opening = held_rows(books.held, device)
-            history = DeviceHistory(device, books, opening, books.reserved_bytes)
-            self._mark_read(history, Tail.of(entries), look)
-            self.devices.append(history)
-
     def _note(self, name: str, text: str) -> None:
         self.gaps.setdefault(name, Gap(name, text))
 
-    # --- history that the user starts or stops while we record --------------------------------------------------------
-
     def _watch_switch(self) -> None:
-        users = self._users_switch = seams.history_switch()
+        """Wrap the function by which the user may start or stop history while we record."""
+        users = self._users_switch = torch_internals.history_switch()
 
         @functools.wraps(users)
         def switch(*args: Any, **kwargs: Any) -> None:
             with self.lock:
-                if self._our_switch is not switch:  # somebody wrapped it and kept it for longer than the track
+                if self._our_switch is not switch:  # somebody kept it for longer than the track
                     users(*args, **kwargs)
                     return
                 self.read()
                 if self.owns_history:
-                    seams.stop_history()  # so that the user's recording does not begin with ours
+                    torch_internals.stop_history()  # so that the user's recording does not begin with ours
                 try:
                     users(*args, **kwargs)
                 finally:
-                    self._after_switch()
+                    # The user's history is the user's from now on; when it ends, ours goes on.
+                    self.owns_history = not torch_internals.history_is_on()
+                    if self.owns_history:
+                        torch_internals.record_history(self.entries)
+                    else:
+                        text = "the cell recorded allocator history itself: from there on it was read as it was"
+                        self._note("users history", text)
+                    self._go_on(is_lost=False)
 
         self._our_switch = switch
-        seams.replace_history_switch(switch)
-
-    def _after_switch(self) -> None:
-        """The user's history is the user's from now on; when it ends, ours goes on."""
-        self.owns_history = not seams.history_is_on()
-        if self.owns_history:
-            seams.record_history(self.entries)
-        else:
-            self._note(
-                "users history", "the cell recorded allocator history itself: from there on it was read as it was"
-            )
-        self._resume()
-
-    # --- reading ----------------------------------------------------------------------------------------------------
+        torch_internals.replace_history_switch(switch)
 
     def read(self) -> None:
-        """Read the entries nobody has read, and keep the books along them."""
-        with self.lock, collector_paused():
+        """Read the new entries, and follow the blocks."""
+        with self.lock, rows.pause_gc():
             if not self.is_open:
                 return
             begin = time.monotonic()
-            with uninterrupted():
+            with rows.pause_threads():
                 look = self._look()
-                # What is read leaves the ring, so that no entry is read twice. An event that falls between the look and
-                # this line is missing the next time, and missed then: the counters have it.
+                # The ring is cleared, so that no entry is read twice. An event between the look and this line is lost; the
+                # counters show that the next time.
                 is_cleared = self.owns_history and look.is_settled
                 if is_cleared:
-                    seams.record_history(self.entries)
+                    torch_internals.record_history(self.entries)
             for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
                 self.entries_read += len(entries)
                 self._read_device(history, entries, look)
                 self._mark_read(history, Tail() if is_cleared else Tail.of(entries), look)
-                self._bound(history)
+                history.drop_oldest()
             self.stacks.forget_objects()
             self._spent_s += time.monotonic() - begin
 
-    def _look(self) -> Look:
-        return take_look(counters_as_snapshot if self.is_blind else seams.snapshot)
+    def _look(self) -> ConsistentSnapshot:
+        take = rows.counters_as_snapshot if self.is_blind else torch_internals.snapshot
+        return rows.take_consistent_snapshot(take)
 
-    def _happened_since(self, history: DeviceHistory) -> Counts:
-        return difference(alloc_and_free_count(history.device), history.counts)
-
-    def _read_device(self, history: DeviceHistory, entries: list[dict[str, Any]], look: Look) -> None:
-        if self.is_blind:
-            self._reopen(history, look)
-            return
-        happened = difference(look.before[history.device], history.counts)
-        at_most = difference(look.after[history.device], history.counts_before)
-        first = unread(entries, history.tail, happened, at_most)
-        new = columns_of(entries[first:], self.stacks) if first is not None else None
+    def _read_device(self, history: DeviceHistory, entries: list[dict[str, Any]], look: ConsistentSnapshot) -> None:
+        device, shot = history.device, look.shot
+        happened = rows.difference(look.before[device], history.counts)
+        at_most = rows.difference(look.after[device], history.counts_before)
+        first = None if self.is_blind else rows.unread(entries, history.tail, happened, at_most)
+        new = rows.columns_of(entries[first:], self.stacks) if first is not None else None
         if new is None or new.kinds.count(Kind.ALLOC) < happened[0] or new.kinds.count(Kind.FREE_PENDING) < happened[1]:
             self._reopen(history, look)
             return
         if not new.kinds:
             return
-        followed = history.books.follow(new.kinds, new.addresses, new.sizes, new.streams)
-        if history.books.surprises or (look.is_settled and not _agree(history.books, history.device, look.shot)):
+        followed = history.blocks.follow(new.kinds, new.addresses, new.sizes, new.streams)
+        is_wrong = bool(history.blocks.inconsistencies)
+        if look.is_settled and not is_wrong:  # do the blocks come to what the snapshot shows?
+            segments = rows.segments_of(shot, device)
+            sizes = (sum(one[name] for one in segments) for name in ("allocated_size", "total_size"))
+            shown = (*sizes, Settings.from_snapshot(shot["allocator_settings"]))
+            blocks = history.blocks
+            is_wrong = shown != (blocks.allocated_bytes, blocks.reserved_bytes, blocks.settings)
+        if is_wrong:
             self._note("rules", "events that do not add up (settings or pools changed on the way?): taken as unread")
-            history.books = history.books_by_rows()
+            history.blocks = history.blocks_by_rows()
             self._reopen(history, look)
         else:
-            history.parts.append(part_of(history.device, new, followed))
+            history.parts.append(rows.part_of(device, new, followed))
 
-    def _mark_read(self, history: DeviceHistory, tail: Tail, look: Look) -> None:
+    def _mark_read(self, history: DeviceHistory, tail: Tail, look: ConsistentSnapshot) -> None:
         history.tail = tail
         history.read_ns = time.time_ns()
         history.counts_before, history.counts = look.before[history.device], look.after[history.device]
 
-    def _reopen(self, history: DeviceHistory, look: Look) -> None:
-        """Entries were lost: close what was known at the state it had, and go on from the allocator's state now."""
-        old, now_ns = history.books, time.time_ns()
+    def _reopen(self, history: DeviceHistory, look: ConsistentSnapshot) -> None:
+        """Entries were lost: add the rows that lead from the known state to the allocator's state now, and go on from there."""
+        old, now_ns = history.blocks, time.time_ns()
         settings = Settings.from_snapshot(look.shot["allocator_settings"])
-        fresh = Books.from_snapshot(segments_of(look.shot, history.device), settings, old.next_block)
+        fresh = BlockTracker.from_snapshot(rows.segments_of(look.shot, history.device), settings, old.next_block)
         lost_events = sum(look.after[history.device]) - sum(history.counts)
-        history.parts.append(part_without_stacks(resync_rows(old, fresh, history.device, now_ns)))
-        history.losses.append(Lost(history.device, history.read_ns, now_ns, max(lost_events, 0)))
-        history.books = fresh
+        between = rows.resync_rows(old, fresh, history.device, now_ns)
+        history.parts.append(rows.part_without_stacks(between))
+        history.losses.append(Lost(history.read_ns, now_ns, max(lost_events, 0)))
+        history.blocks = fresh
 
-    def _resume(self) -> None:
-        """Go on from the state of the allocator now, where nothing was lost but the place in the entries is new."""
+    def _go_on(self, is_lost: bool) -> None:
+        """Go on from the state of the allocator now: entries were lost, or only the place in the ring is another."""
         look = self._look()
         for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
-            if history.counts != look.after[history.device]:
+            if is_lost or history.counts != look.after[history.device]:
                 self._reopen(history, look)
             self._mark_read(history, Tail.of(entries), look)
-
-    # --- long cells -------------------------------------------------------------------------------------------------
+            history.drop_oldest()
 
     def quiet_moment(self) -> None:
-        """Called where the user's thread is between two pieces of work: read if that is cheap, else keep the end exact.
+        """After an optimizer step: read if there is much to read and time for it.
 
-        Reading costs a few microseconds an entry, too much for a loop of tiny steps. There the ring is emptied unread
-        before it overflows and the books are opened again, so that the stretch up to the end of the cell is whole.
+        Reading takes microseconds per entry, too much for a loop of tiny steps. There the ring is emptied unread before it
+        overflows and the blocks are read anew, so that no entry is missing from there to the end of the cell.
         """
         if not self.is_open or not self.owns_history or not self.lock.acquire(blocking=False):
             return
         try:
-            unread = sum(_entries_of(*self._happened_since(history)) for history in self.devices)
+            unread = 0
+            for history in self.devices:
+                allocs, frees = rows.difference(rows.alloc_and_free_count(history.device), history.counts)
+                unread += allocs + 2 * frees  # about as many entries: two for a free, few for segments
             if unread < min(_QUIET_ENTRIES, 0.4 * self.entries):
                 return
             if self._spent_s + unread * _READ_S_PER_ENTRY <= _READ_SHARE * (time.monotonic() - self._opened_s):
                 self.read()
             elif unread > 0.8 * self.entries:
-                self._restart()
+                torch_internals.record_history(self.entries)
+                self._go_on(is_lost=True)
         finally:
             self.lock.release()
-
-    def _restart(self) -> None:
-        seams.record_history(self.entries)
-        look = self._look()
-        for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
-            self._reopen(history, look)
-            self._mark_read(history, Tail.of(entries), look)
-            self._bound(history)
-
-    def _bound(self, history: DeviceHistory) -> None:
-        """Let the oldest rows go when there are too many; what they peaked at stays known."""
-        while len(history.parts) > 1 and history.position.rows - history.dropped > MAX_ROWS:
-            part = history.parts.pop(0)
-            if len(part.events):
-                history.losses.append(_summary(history, part))
-            history.opening, change = state_after(history.opening, [part])
-            history.opening_reserved += change
-            history.dropped += len(part.events)
-
-
-def _summary(history: DeviceHistory, part: Part) -> Lost:
-    """What stays known of rows that are let go."""
-    return Lost(
-        history.device,
-        begin_ns=int(part.events.time_ns[0]),
-        end_ns=int(part.events.time_ns[-1]),
-        lost_events=len(part.events),
-        peak_allocated_bytes=_highest(part, "allocated", int(deltas(history.opening, "allocated").sum())),
-        peak_reserved_bytes=_highest(part, "reserved", history.opening_reserved),
-        end_row=history.dropped + len(part.events),
-    )
-
-
-def _highest(part: Part, of: str, start: int) -> int:
-    return start + int(np.cumsum(deltas(part.events, of)).max(initial=0))
-
-
-def _entries_of(allocs: int, frees: int) -> int:
-    """About how many entries these make: one for an allocation, two for a free, few for segments."""
-    return allocs + 2 * frees
-
-
-def _agree(books: Books, device: int, shot: dict[str, Any]) -> bool:
-    """Whether the books, kept along the entries, came to what the snapshot shows."""
-    segments = segments_of(shot, device)
-    allocated = sum(segment["allocated_size"] for segment in segments)
-    reserved = sum(segment["total_size"] for segment in segments)
-    settings = Settings.from_snapshot(shot["allocator_settings"])
-    return (books.allocated_bytes, books.reserved_bytes, books.settings) == (allocated, reserved, settings)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].split(". ")[0][:120]

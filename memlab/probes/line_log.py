@@ -1,10 +1,9 @@
-"""What a tracer tells, kept as rows: at each time the lines that were being executed, one inside of the other.
+"""Which lines were being executed at each time, one inside the other, from what a line tracer reports.
 
-A *position* is a line of a watched file as one number. A *chain* is the tuple of positions that are on at a time, the
-innermost first; chains are interned, so that a row is a time, the number of a chain, and whether a line begins there.
-Memory is bounded: rows between which nothing happened are let go first, then the oldest half.
+A *position* is a line of a watched file as one number. A *chain* is the tuple of positions that are on the stack, the
+innermost first. Memory is bounded: rows between which nothing happened are dropped first, then the oldest half.
 
-Limits: a line that calls itself again stands in a chain once, so recursion is one execution that lasts.
+Limits: a line stands in a chain once, so recursion counts as one execution.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memlab.seams.tracing import ENTER, LEAVE, LINE, Tell
-from memlab.trace.columns import Array
+from memlab.torch_internals.tracing import ENTER, LEAVE, LINE, Tell
+from memlab.trace.columns import I4, I8, U1, Array, Columns
 
 OUTSIDE = 0
 """The chain of no line."""
@@ -30,28 +29,23 @@ _STEP = np.zeros(4, np.int64)
 _STEP[[ENTER, LEAVE]] = 1, -1
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """From `time_ns[i]` on `chain[i]` is being executed; `begins[i]`: its innermost line begins there."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LineRows(Columns):
+    """From `time_ns[i]` on `chain[i]` is being executed; `begins[i]` (0 or 1): its innermost line begins there."""
 
-    time_ns: Array
-    chain: Array
-    begins: Array
+    time_ns: I8
+    chain: I4
+    begins: U1
 
-    @classmethod
-    def joined(cls, parts: list[Rows]) -> Rows:
-        """The rows of all parts, in order."""
-        if not parts:
-            return cls(np.empty(0, "i8"), np.empty(0, "i4"), np.empty(0, bool))
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
-    def at(self, selection: Array | slice) -> Rows:
-        """The selected rows."""
-        return Rows(self.time_ns[selection], self.chain[selection], self.begins[selection])
+def _pairs(chain: Array, position: Array) -> tuple[list[tuple[int, int]], Array]:
+    # As one number, which sorts fast.
+    pairs, inverse = np.unique(chain.astype(np.int64) << _BITS | position, return_inverse=True)
+    return [(pair >> _BITS, pair & _LOW) for pair in pairs.tolist()], inverse
 
 
 class Chains:
-    """The chains met so far; number 0 is the empty one."""
+    """Numbers the chains; 0 is the empty one."""
 
     def __init__(self) -> None:
         self.positions: list[tuple[int, ...]] = [()]
@@ -66,20 +60,24 @@ class Chains:
             self.positions.append(positions)
         return known
 
-    def inside(self, outer: int, position: int) -> int:
-        """The chain in which a line runs inside of another chain; a line within itself adds nothing."""
-        known = self._inside.get((outer, position))
-        if known is None:
-            around = self.positions[outer] if len(self.positions) < MAX_CHAINS else ()
-            chain = around if around[:1] == (position,) else (position, *(one for one in around if one != position))
-            known = self._inside[outer, position] = self.number(chain)
-        return known
+    def inside(self, outer: Array, position: Array) -> Array:
+        """The chains of these lines inside of outer chains; a line within itself adds nothing."""
+        pairs, inverse = _pairs(outer, position)
+        found = []
+        for pair in pairs:
+            known = self._inside.get(pair)
+            if known is None:
+                around = self.positions[pair[0]] if len(self.positions) < MAX_CHAINS else ()
+                if around[:1] != pair[1:]:
+                    around = (pair[1], *(one for one in around if one != pair[1]))
+                known = self._inside[pair] = self.number(around)
+            found.append(known)
+        return np.array(found, "i4")[inverse]
 
     def has(self, chain: Array, position: Array) -> Array:
-        """Whether each of these chains contains the position beside it."""
-        pairs, inverse = np.unique(_paired(chain, position), return_inverse=True)
-        found = [one in self.positions[number] for number, one in _unpaired(pairs)]
-        return np.array(found, bool)[inverse]
+        """Whether each of these chains contains the position given with it."""
+        pairs, inverse = _pairs(chain, position)
+        return np.array([one in self.positions[number] for number, one in pairs], bool)[inverse]
 
     def innermost(self, chain: Array) -> Array:
         """The innermost position of each of these chains, -1 for the empty one."""
@@ -87,17 +85,8 @@ class Chains:
         return table[chain]
 
 
-def _paired(chain: Array, position: Array) -> Array:
-    """A chain and a position as one number, which sorts fast."""
-    return chain.astype(np.int64) << _BITS | position
-
-
-def _unpaired(pairs: Array) -> list[tuple[int, int]]:
-    return [(pair >> _BITS, pair & _LOW) for pair in pairs.tolist()]
-
-
 class LineLog:
-    """Takes what a tracer tells. `executions` counts how often each line began."""
+    """Takes what a tracer reports. `executions` counts how often each line began."""
 
     def __init__(
         self,
@@ -110,7 +99,7 @@ class LineLog:
         self.dropped_until_ns = 0
         self.failure = ""
         self._event_times, self._max_rows = event_times, MAX_ROWS
-        self._parts: list[Rows] = []
+        self._parts: list[LineRows] = []
         self._count = 0
         self._stack = [OUTSIDE]
         self.tell, self._take, self.last_told = self._new_writer(clock, moment or clock)
@@ -118,9 +107,9 @@ class LineLog:
     def _new_writer(
         self, clock: Callable[[], int], moment: Callable[[], int]
     ) -> tuple[Tell, Callable[[], None], Callable[[], int | None]]:
-        """The function that is called for every line of the user's, and writes two numbers; and two that read them.
+        """The function that is called for every line of the user's and writes two numbers; and two that read them.
 
-        Nothing happens between the beginning of a frame and its first line: there the cheaper clock will do.
+        `moment` is the cheaper clock, for the start of a frame: nothing happens between that and its first line.
         """
         told, times = (array("q", bytes(8 * _CHUNK)) for _ in range(2))
         count = 0
@@ -136,7 +125,8 @@ class LineLog:
         def take() -> None:
             nonlocal count
             try:
-                self._add(np.array(told[:count], np.int64), np.array(times[:count], np.int64))
+                if count:
+                    self._add(np.array(told[:count], np.int64), np.array(times[:count], np.int64))
             except Exception as error:  # it must not fail the user's line
                 self.failure = f"{type(error).__name__}: {error}"
             count = 0
@@ -146,35 +136,36 @@ class LineLog:
 
         return tell, take, last
 
-    def rows(self) -> Rows:
+    def rows(self) -> LineRows:
         """Everything so far."""
         self._take()
-        self._parts = [Rows.joined(self._parts)]
+        self._parts = [LineRows.joined(self._parts)]
         return self._parts[0]
 
     def _add(self, told: Array, time_ns: Array) -> None:
-        if not len(told):
-            return
         position, what = told >> 2, told & 3
-        chain, pairs, pair = self._followed(position, what)
-        table = np.array([self._kind_of(outer, one) for outer, one in _unpaired(pairs)], bool).reshape(-1, 2)
+        chain, outer = self._followed(position, what)
+        pairs, pair = _pairs(outer, position)
+        around = [self.chains.positions[number] for number, _ in pairs]
+        # Whether a line that begins there is new inside of that chain, and whether it counts as an execution.
+        is_new = np.array([one not in outside for outside, (_, one) in zip(around, pairs, strict=True)], bool)
+        counts = np.array([outside[:1] != (one,) for outside, (_, one) in zip(around, pairs, strict=True)], bool)
         is_line = what == LINE
-        begins, counts = table[pair, 0] & is_line, table[pair, 1] & is_line
-        for one, times in enumerate(np.bincount(pair[counts], minlength=len(pairs)).tolist()):
+        for one, times in enumerate(np.bincount(pair[counts[pair] & is_line], minlength=len(pairs)).tolist()):
             if times:
-                self.executions[int(pairs[one]) & _LOW] += times
-        self._parts.append(Rows(time_ns, chain, begins))
+                self.executions[pairs[one][1]] += times
+        self._parts.append(LineRows(time_ns, chain, is_new[pair] & is_line))
         self._count += len(told)
         if self._count > self._max_rows:
-            self._bound()
+            # Rows go between which nothing happened; if that is not enough, the oldest half.
+            rows = with_events(LineRows.joined(self._parts), np.sort(self._event_times()), self.chains)
+            if len(rows) > self._max_rows // 2:
+                rows = rows.rows(slice(len(rows) // 2, None))
+                self.dropped_until_ns = int(rows.time_ns[0])
+            self._parts, self._count = [rows], len(rows)
 
-    def _kind_of(self, outer: int, position: int) -> tuple[bool, bool]:
-        """Whether a line that begins inside of this chain is new there, and whether it counts as an execution."""
-        around = self.chains.positions[outer]
-        return position not in around, around[:1] != (position,)
-
-    def _followed(self, position: Array, what: Array) -> tuple[Array, Array, Array]:
-        """The chain after each thing told; the (chain around, line) pairs, and the pair of each."""
+    def _followed(self, position: Array, what: Array) -> tuple[Array, Array]:
+        """The chain after each report, and the chain around the line that it is about."""
         depth = len(self._stack) - 1 + np.cumsum(_STEP[what])
         depth -= np.minimum(np.minimum.accumulate(depth), 0)
         chain, outer = np.zeros(len(depth), "i4"), np.zeros(len(depth), "i4")
@@ -187,47 +178,34 @@ class LineLog:
             leaves = what[at] == LEAVE
             sets, back = at[~leaves], at[leaves]
             outer[sets] = self._latest(above, above_chain, sets, level - 1)
-            above, above_chain = sets, self._inside(outer[sets], position[sets])
+            above, above_chain = sets, self.chains.inside(outer[sets], position[sets])
             chain[sets] = above_chain
             chain[back] = self._latest(above, above_chain, back, level)
             if level <= depth[-1] and len(sets):
                 stack[level:] = [int(above_chain[-1])]
         self._stack = stack
-        return chain, *np.unique(_paired(outer, position), return_inverse=True)
+        return chain, outer
 
     def _latest(self, at: Array, chain: Array, when: Array, level: int) -> Array:
-        """The last of these chains before each of these rows; before the first, what was there at that depth."""
+        """The last of these chains before each of these rows, or what was on the stack at that depth before all of them."""
         before = self._stack[level] if level < len(self._stack) else OUTSIDE
         index = np.searchsorted(at, when) - 1
         return np.where(index >= 0, chain[np.maximum(index, 0)], before) if len(at) else np.full(len(when), before)
 
-    def _inside(self, outer: Array, position: Array) -> Array:
-        pairs, inverse = np.unique(_paired(outer, position), return_inverse=True)
-        return np.array([self.chains.inside(*pair) for pair in _unpaired(pairs)], "i4")[inverse]
 
-    def _bound(self) -> None:
-        """Let rows go between which nothing happened; if that is not enough, the oldest half."""
-        rows = with_events(Rows.joined(self._parts), np.sort(self._event_times()), self.chains)
-        if len(rows.time_ns) > self._max_rows // 2:
-            half = len(rows.time_ns) // 2
-            rows = rows.at(slice(half, None))
-            self.dropped_until_ns = int(rows.time_ns[0])
-        self._parts, self._count = [rows], len(rows.time_ns)
+def with_events(rows: LineRows, event_times: Array, chains: Chains) -> LineRows:
+    """The rows after which something happened before the next one.
 
-
-def with_events(rows: Rows, event_times: Array, chains: Chains) -> Rows:
-    """The rows after which something happened before the next, and those that others need to be understood.
-
-    The beginning of a line is needed while the rows after it still belong to that line.
+    The beginning of a line also stays while rows after it belong to that line.
     """
-    while len(rows.time_ns):
+    while len(rows):
+        begins = rows.begins.astype(bool)
         happened = np.diff(np.searchsorted(event_times, rows.time_ns, side="right"), append=len(event_times)) > 0
         following = np.append(rows.chain[1:], OUTSIDE)
         innermost = chains.innermost(rows.chain)
-        restarts = np.append(rows.begins[1:], False) & (chains.innermost(following) == innermost)
-        needed = rows.begins & chains.has(following, innermost) & ~restarts
-        keep = happened | needed
+        restarts = np.append(begins[1:], False) & (chains.innermost(following) == innermost)
+        keep = happened | (begins & chains.has(following, innermost) & ~restarts)
         if keep.all():
             break
-        rows = rows.at(keep)
+        rows = rows.rows(keep)
     return rows

@@ -1,16 +1,26 @@
-"""Rows of a trace from the allocator's history: entries to columns, books to rows, states between them."""
+"""Allocator history as rows: a snapshot with the counters around it, the ring of entries, and rows of a trace from both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import itemgetter
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from memlab.allocator import Books, Followed, Held
-from memlab.probes.stacks import Stacks
+from memlab import torch_internals
+from memlab.allocator import BlockTracker, LiveBlock, TrackedEvents
+from memlab.probes.counters import cuda_counters
 from memlab.trace.columns import Array, Events, Kind, deltas
+from memlab.trace.snapshot_read import python_frames
 
 KIND_OF_ACTION = {
     "alloc": int(Kind.ALLOC),
@@ -24,54 +34,258 @@ KIND_OF_ACTION = {
 }
 """Entries of history that change memory; "snapshot" and annotations do not."""
 
+_MACHINERY = ("/IPython/core/interactiveshell.py", "/ipykernel/", "/ipykernel_launcher.py", "/asyncio/", "/tornado/")
+_LIBRARIES = ("/torch/", "/memlab/", "/site-packages/", "/dist-packages/", "<frozen ", "<string>", "/lib/python3")
+
 # History keeps whole microseconds, cut off; the middle is as far from marks before as from those after.
 _HALF_A_MICROSECOND = 500
+_LENGTH = 8  # so many entries in a row are compared to find the place up to which was read
+
+Counts = tuple[int, int]
+"""Allocations and frees that a device has ever seen, by its counters."""
+Stack = Sequence[Mapping[str, Any]]
+
+
+# --- a snapshot and its counters --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentSnapshot:
+    """A snapshot, and the counts of each device before and after it."""
+
+    shot: dict[str, Any]
+    before: list[Counts]
+    after: list[Counts]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing was allocated meanwhile: segments and entries are read one after the other."""
+        return self.before == self.after
+
+
+def take_consistent_snapshot(snapshot: Callable[[], dict[str, Any]]) -> ConsistentSnapshot:
+    """A snapshot during which no other thread allocated, if a few tries give one."""
+    with pause_threads():
+        for _ in range(4):
+            before = all_counts()
+            look = ConsistentSnapshot(snapshot(), before, all_counts())
+            if look.is_settled:
+                break
+    return look
+
+
+def alloc_and_free_count(device: int) -> Counts:
+    """How many allocations and frees a device has ever seen."""
+    counts = cuda_counters(device)
+    return counts["alloc_count"], counts["free_count"]
+
+
+def all_counts() -> list[Counts]:
+    """The counts of every device."""
+    return [alloc_and_free_count(device) for device in range(torch_internals.device_count())]
+
+
+def difference(now: Counts, before: Counts) -> Counts:
+    """How many allocations and frees lie between two counts."""
+    return now[0] - before[0], now[1] - before[1]
+
+
+def segments_of(shot: dict[str, Any], device: int) -> list[dict[str, Any]]:
+    """The segments of one device in a snapshot."""
+    return [segment for segment in shot["segments"] if segment["device"] == device]
+
+
+def counters_as_snapshot() -> dict[str, Any]:
+    """Where an allocator has no snapshots: all that is allocated as one block, all that is reserved as one segment."""
+    segments = []
+    for device in range(torch_internals.device_count()):
+        counters = cuda_counters(device)
+        allocated, reserved = (max(counters[name], 0) for name in ("allocated", "reserved"))
+        blocks = [{"address": 0, "size": allocated, "state": "active_allocated"}] if allocated else []
+        facts = {"device": device, "address": 0, "total_size": reserved, "allocated_size": allocated}
+        segments.append({**facts, "blocks": blocks})
+    return {"segments": segments, "device_traces": [[] for _ in segments], "allocator_settings": {}}
+
+
+@contextlib.contextmanager
+def pause_threads() -> Iterator[None]:
+    """Keep the other Python threads waiting, for a few milliseconds at most."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+@contextlib.contextmanager
+def pause_gc() -> Iterator[None]:
+    """Keep the garbage collector from walking hundreds of thousands of new entries again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+# --- the ring ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last entries that were read, if they stay in the ring; without them everything in it is new."""
+
+    entries: tuple[tuple[Any, ...], ...] = ()
+    time_us: int = 0
+
+    @classmethod
+    def of(cls, entries: Stack) -> Tail:
+        """The tail of the entries that were just read."""
+        if not entries:
+            return cls()
+        return cls(tuple(map(_identity, entries[-_LENGTH:])), entries[-1]["time_us"])
+
+
+def _identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    # Without its time: PyTorch converts it from a cycle counter anew for each snapshot, and not always to the same.
+    return entry["action"], entry.get("addr"), entry["size"], entry["stream"]
+
+
+def unread(entries: Stack, tail: Tail, at_least: Counts, at_most: Counts) -> int | None:
+    """The index of the first entry that was not read before; None where the tail is no longer in the ring.
+
+    In a loop several places may look like the tail. After it there must be as many allocations and frees as the counters
+    say; of the places where that is so, the nearest in time is taken.
+    """
+    if not tail.entries:
+        return 0
+    size, after, found = len(tail.entries), 0, []
+    for at in range(len(entries), size - 1, -1):
+        if sum(at_least) <= after <= sum(at_most):
+            looks = map(_identity, entries[at - size : at])
+            if all(one == known for one, known in zip(looks, tail.entries, strict=True)):
+                found.append((abs(entries[at - 1]["time_us"] - tail.time_us), at))
+        after += entries[at - 1]["action"] in ("alloc", "free_requested")
+        if after > sum(at_most):
+            break
+    return min(found)[1] if found else None
+
+
+@functools.lru_cache(4096)
+def _is_part(file: str, parts: tuple[str, ...]) -> bool:
+    return any(part in file for part in parts)
+
+
+def users_line(frame: FrameType | None) -> str:
+    """The innermost line that is the user's own, of a frame and those that called it, as `Stacks` writes it; "" for none."""
+    while frame is not None and not _is_part(frame.f_code.co_filename, _MACHINERY):
+        if not _is_part(frame.f_code.co_filename, _LIBRARIES):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+# --- entries to columns -----------------------------------------------------------------------------------------------
+
+
+class Stacks:
+    """Numbers Python stacks: `texts` has the text of each, `line_of` the index of the user's own line in `lines`.
+
+    Within one snapshot equal frames are the same object, so a stack is known by the ids of its frames. When the snapshot goes,
+    `forget_objects` must be called, as ids are then used again.
+    """
+
+    def __init__(self) -> None:
+        self.texts: dict[str, int] = {}
+        self.lines: dict[str, int] = {}
+        self.line_of: list[int] = []
+        self.forget_objects()
+
+    def forget_objects(self) -> None:
+        """Forget the ids of frames, keep the texts."""
+        self._seen: dict[tuple[int, ...], int] = {(): -1}
+
+    def indices(self, stacks: Sequence[Stack]) -> list[int]:
+        """The number of each of these stacks (innermost frame first), -1 for an empty one."""
+        seen = self._seen
+        keys = list(map(tuple, map(map, repeat(id), stacks)))  # in C: a long history has 100,000 stacks
+        for key, stack in dict(zip(keys, stacks, strict=True)).items():
+            if key not in seen:
+                seen[key] = self._add(stack)
+        return list(map(seen.__getitem__, keys))
+
+    def _add(self, frames: Stack) -> int:
+        frames = list(python_frames(frames))
+        depths = (depth for depth, frame in enumerate(frames) if any(part in frame["filename"] for part in _MACHINERY))
+        own = frames[: next(depths, len(frames))]  # inside of the notebook's own call of the cell
+        text = "\n".join(f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in own)
+        index = self.texts.setdefault(text, len(self.texts))
+        if index == len(self.line_of):
+            # The innermost line that is the user's own: not PyTorch's, not a library's.
+            users = (frame for frame in own if not any(part in frame["filename"] for part in _LIBRARIES))
+            line = next((f"{frame['filename']}:{frame['line']}" for frame in users), None)
+            self.line_of.append(-1 if line is None else self.lines.setdefault(line, len(self.lines)))
+        return index
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
     """Entries of history as columns; an OOM entry has what the driver had free as its address."""
 
-    kinds: list[int]
-    addresses: list[int]
-    sizes: list[int]
-    streams: list[int]
-    times_us: list[int]
-    stacks: list[int]
+    kinds: Sequence[int]
+    addresses: Sequence[int]
+    sizes: Sequence[int]
+    streams: Sequence[int]
+    times_us: Sequence[int]
+    stacks: Array
+
+
+def columns_of(entries: Iterable[Mapping[str, Any]], stacks: Stacks) -> Entries:
+    """The entries that change memory, in order."""
+    # Column by column and in C as far as it goes: this runs once per entry of a history that may have 200,000.
+    entries = list(entries)
+    actions = list(map(itemgetter("action"), entries))
+    if not set(actions) <= KIND_OF_ACTION.keys():
+        entries = [entry for entry in entries if entry["action"] in KIND_OF_ACTION]
+        actions = list(map(itemgetter("action"), entries))
+    if "oom" in actions:
+        addresses = [entry["addr"] if "addr" in entry else entry.get("device_free", 0) for entry in entries]
+    else:
+        addresses = list(map(itemgetter("addr"), entries))
+    sizes, streams, times_us = (list(map(itemgetter(name), entries)) for name in ("size", "stream", "time_us"))
+    kinds = list(map(KIND_OF_ACTION.__getitem__, actions))
+    # A free has the stack of its allocation once more, which nobody asks for; a third of the entries are allocations.
+    made = np.flatnonzero(np.array(kinds, np.int64) == Kind.ALLOC)
+    stack = np.full(len(kinds), -1, "<i4")
+    stack[made] = stacks.indices([entries[row].get("frames", ()) for row in made.tolist()])
+    return Entries(kinds, addresses, sizes, streams, times_us, stack)
+
+
+# --- columns and states to rows ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Rows of one device that follow one another without a loss; `time_ns` is of the Unix clock."""
+class DeviceRows:
+    """Events of one device without a loss between them, and the stack of each; `time_ns` is of the Unix clock."""
 
     events: Events
     stack: Array
 
     @classmethod
-    def joined(cls, parts: Sequence[Part]) -> Part:
+    def joined(cls, parts: Sequence[DeviceRows]) -> DeviceRows:
         """All rows of `parts`, in order."""
-        stacks = [part.stack for part in parts]
-        return cls(
-            Events.joined([part.events for part in parts]), np.concatenate(stacks) if stacks else np.empty(0, "<i4")
-        )
+        stacks = [np.empty(0, "<i4"), *(part.stack for part in parts)]
+        return cls(Events.joined([part.events for part in parts]), np.concatenate(stacks))
+
+    def rows(self, selection: Array | slice) -> DeviceRows:
+        """The selected rows."""
+        return DeviceRows(self.events.rows(selection), self.stack[selection])
 
 
-def columns_of(entries: Iterable[Mapping[str, Any]], stacks: Stacks) -> Entries:
-    """The entries that change memory, in order."""
-    # Column by column, without a tuple for each row: this runs once per entry of a history that may have 200,000.
-    kept = [entry for entry in entries if entry["action"] in KIND_OF_ACTION]
-    return Entries(
-        kinds=[KIND_OF_ACTION[entry["action"]] for entry in kept],
-        addresses=[entry["addr"] if "addr" in entry else entry.get("device_free", 0) for entry in kept],
-        sizes=[entry["size"] for entry in kept],
-        streams=[entry["stream"] for entry in kept],
-        times_us=[entry["time_us"] for entry in kept],
-        stacks=[stacks.index(entry["frames"]) if "frames" in entry else -1 for entry in kept],
-    )
-
-
-def part_of(device: int, entries: Entries, followed: Followed) -> Part:
-    """The rows of one device, from what history said and what the books made of it."""
+def part_of(device: int, entries: Entries, followed: TrackedEvents) -> DeviceRows:
+    """The rows of one device, from entries and the blocks that followed them."""
     rows = followed.row
     events = Events(
         time_ns=np.array(entries.times_us, np.int64)[rows] * 1000 + _HALF_A_MICROSECOND,
@@ -83,20 +297,18 @@ def part_of(device: int, entries: Entries, followed: Followed) -> Part:
         stream=np.array(entries.streams, np.int64)[rows],
         address=np.array(entries.addresses, np.int64)[rows],
     )
-    return Part(events, np.array(entries.stacks, "<i4")[rows])
+    return DeviceRows(events, entries.stacks[rows])
 
 
-def part_without_stacks(events: Events) -> Part:
-    """Rows that no code of the user's made."""
-    return Part(events, np.full(len(events), -1, "<i4"))
+def part_without_stacks(events: Events) -> DeviceRows:
+    """Rows without a stack."""
+    return DeviceRows(events, np.full(len(events), -1, "<i4"))
 
 
-def held_rows(held: Mapping[int, Held], device: int, time_ns: int = 0) -> Events:
-    """An ADOPT row for every block in use. One whose owner let go already is not allocated any more."""
-    return _rows_of(held.items(), Kind.ADOPT, device, time_ns)
-
-
-def _rows_of(held: Iterable[tuple[int, Held]], kind: Kind, device: int, time_ns: int) -> Events:
+def held_rows(
+    held: Iterable[tuple[int, LiveBlock]], device: int, time_ns: int = 0, kind: Kind = Kind.PREEXISTING
+) -> Events:
+    """A row for every (address, block) in use. A block whose free is pending is no longer allocated."""
     rows = [
         (b.block, b.requested_bytes, 0 if b.pending else b.allocated_bytes, b.stream, address) for address, b in held
     ]
@@ -114,39 +326,34 @@ def reserved_row(change_bytes: int, device: int, time_ns: int = 0) -> Events:
     return Events(*np.array([row], np.int64).T)
 
 
-def resync_rows(old: Books, fresh: Books, device: int, time_ns: int) -> Events:
-    """The rows that lead from one state of the books to a later one; blocks that are in both keep their id."""
-    gone, come = [], []
+def opening_rows(blocks: BlockTracker, device: int) -> Events:
+    """The rows for a state."""
+    return Events.joined([reserved_row(blocks.reserved_bytes, device), held_rows(blocks.held.items(), device)])
+
+
+def resync_rows(old: BlockTracker, fresh: BlockTracker, device: int, time_ns: int) -> Events:
+    """The rows that lead from one state to a later one. Blocks that are in both keep their id."""
+    gone = []
     for address, block in old.held.items():
         now = fresh.held.get(address)
-        if now and _same(now, block):
+        if now and dataclasses.replace(now, block=block.block) == block:
             now.block = block.block
         else:
             gone.append((address, block))
     known = {block.block for block in old.held.values()}
     come = [(address, block) for address, block in fresh.held.items() if block.block not in known]
-    return Events.joined(
-        [
-            reserved_row(fresh.reserved_bytes - old.reserved_bytes, device, time_ns),
-            _rows_of(gone, Kind.FREE, device, time_ns),
-            _rows_of(come, Kind.ADOPT, device, time_ns),
-        ]
-    )
+    reserved = reserved_row(fresh.reserved_bytes - old.reserved_bytes, device, time_ns)
+    return Events.joined([reserved, held_rows(gone, device, time_ns, Kind.FREE), held_rows(come, device, time_ns)])
 
 
-def _same(now: Held, then: Held) -> bool:
-    facts = (now.requested_bytes, now.allocated_bytes, now.stream, now.pending)
-    return facts == (then.requested_bytes, then.allocated_bytes, then.stream, then.pending)
-
-
-def state_after(opening: Events, parts: Sequence[Part]) -> tuple[Events, int]:
-    """The ADOPT rows for what is in use after `parts`, and by how many bytes *reserved* changed in them."""
+def state_after(opening: Events, parts: Sequence[DeviceRows]) -> tuple[Events, int]:
+    """The PREEXISTING rows for what is in use after `parts`, and by how many bytes *reserved* changed in them."""
     events = Events.joined([opening, *(part.events for part in parts)])
-    reserved_change = int(deltas(events, "reserved").sum())
-    freed = events.block[(events.kind == Kind.FREE)]
-    comes = (events.kind == Kind.ADOPT) | (events.kind == Kind.ALLOC)
+    freed = events.block[events.kind == Kind.FREE]
+    comes = (events.kind == Kind.PREEXISTING) | (events.kind == Kind.ALLOC)
     alive = events.rows(comes & ~np.isin(events.block, freed))
     pending = np.isin(alive.block, events.block[events.kind == Kind.FREE_PENDING])
     allocated = np.where(pending, 0, alive.allocated_bytes)
     nothing = np.zeros(len(alive), np.int64)
-    return alive.replace(kind=nothing + Kind.ADOPT, time_ns=nothing, allocated_bytes=allocated), reserved_change
+    alive = alive.replace(kind=nothing + Kind.PREEXISTING, time_ns=nothing, allocated_bytes=allocated)
+    return alive, int(deltas(events, "reserved").sum())

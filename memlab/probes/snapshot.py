@@ -1,17 +1,17 @@
-"""A PyTorch memory snapshot made into a Trace: history as somebody else recorded it, on any machine.
+"""A PyTorch memory snapshot, recorded on any machine, as a Trace.
 
-A snapshot holds the state at its end and the entries that led there. They are undone one by one to find the state at
-the start; from there the books are followed forward as for a measured cell, so that *allocated* and *reserved* are exact.
+A snapshot has the state at its end and the entries that led there. They are undone one by one to find the state at the
+start; from there the blocks are followed as for a measured cell, so that *allocated* and *reserved* are exact.
 
-Limits: of blocks that were there before the first entry and went during the history only the request is known; they
-are taken as rounded up (a gap says how many). A snapshot has no marks, and operators, shapes and names only if
-memlab wrote it.
+Limits: of blocks older than the first entry that were freed later only the requested size is known; it is rounded up (a gap
+says how many). A snapshot has no marks; operators, shapes and names are there only if memlab wrote it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from memlab.allocator import Books, Settings
+from memlab.allocator import BlockTracker, Settings
+from memlab.allocator.rules import MIN_BLOCK
 from memlab.errors import TraceError
-from memlab.probes.rewind import Start, rewind
-from memlab.probes.rows import KIND_OF_ACTION, Part, columns_of, held_rows, part_of, reserved_row
-from memlab.probes.stacks import Stacks
-from memlab.probes.stillness import collector_paused
+from memlab.probes.rows import KIND_OF_ACTION, DeviceRows, Stacks, columns_of, opening_rows, part_of, pause_gc
+from memlab.trace.address_ranges import AddressRanges
 from memlab.trace.columns import Array, Blocks, Category, Events, Kind, Phase, Recategorised, deltas
-from memlab.trace.snapshot import CATEGORIES, Snapshot, read
+from memlab.trace.snapshot_read import Snapshot, read
+from memlab.trace.snapshot_write import CATEGORIES
 from memlab.trace.trace import Bounded, Device, Gap, MadeBy, Trace
 
 ENGINE = "PyTorch snapshot"
@@ -37,243 +37,199 @@ _PHASE_OF = {phase.name.lower(): phase for phase in Phase}
 
 def load(path: str | os.PathLike[str]) -> Trace:
     """Read a snapshot file; TraceError with one line where it is none."""
-    with collector_paused():
+    with pause_gc():
         return trace_of(read(path), Path(path).name)
 
 
 def trace_of(found: Snapshot, name: str = "snapshot") -> Trace:
-    """The trace that a snapshot tells of; TraceError where it tells of what cannot be."""
+    """The trace of a snapshot; TraceError where its entries contradict each other."""
     try:
-        return _trace_of(found, name)
+        stacks, devices, next_block = Stacks(), [], 0
+        for index, entries in enumerate(found.traces):
+            segments = [segment for segment in found.segments if segment["device"] == index]
+            if not entries and not segments:
+                continue
+            device = _DeviceSnapshot(index, [one for one in entries if one["action"] in KIND_OF_ACTION], next_block)
+            allocs = (one for one in device.entries if one["action"] == "alloc")
+            if found.extra.get("version") == 1 and all("allocated_size" in one for one in allocs):
+                _as_written(device, found, stacks)
+            else:
+                _followed(device, segments, Settings.from_snapshot(found.settings), stacks)
+            next_block = device.next_block
+            devices.append(device)
+        return _joined(found, name, stacks, devices)
     except (KeyError, IndexError, ValueError, OverflowError) as error:
-        # The books bear surprises that PyTorch can cause; what is left are entries that somebody made up.
+        # What PyTorch can cause is counted as inconsistent; what is left are entries that somebody made up.
         kind = type(error).__name__
         raise TraceError(f"{name!r:.200} is no memory snapshot: its entries contradict each other ({kind}).") from None
 
 
-def _trace_of(found: Snapshot, name: str) -> Trace:
-    stacks, devices = Stacks(), []
-    next_block = 0
-    for index, entries in enumerate(found.traces):
-        segments = [segment for segment in found.segments if segment["device"] == index]
-        if not entries and not segments:
-            continue
-        device = _Device(index, [e for e in entries if e["action"] in KIND_OF_ACTION])
-        if _has_sizes(found, device.entries):
-            _as_written(device, _opening_rows(found, index), stacks, next_block)
-        else:
-            _followed(device, segments, Settings.from_snapshot(found.settings), stacks, next_block)
-        next_block += device.blocks
-        devices.append(device)
-    return _Assembly(found, name, stacks, devices).trace()
-
-
 @dataclass(slots=True)
-class _Device:
+class _DeviceSnapshot:
     """One device of a snapshot: its entries, and the rows made of them (times of the Unix clock)."""
 
     index: int
     entries: list[dict[str, Any]]
+    next_block: int
     opening: Events = field(default_factory=Events.empty)
-    rows: Part = field(default_factory=lambda: Part(Events.empty(), np.empty(0, "<i4")))
+    rows: DeviceRows = field(default_factory=lambda: DeviceRows.joined([]))
     made_by: dict[int, dict[str, Any]] = field(default_factory=dict)  # block -> the entry of its allocation
-    first_block: int = 0
-    blocks: int = 0
     guessed: int = 0
-    surprises: int = 0
-
-
-# --- any snapshot: undo, then follow -------------------------------------------------------------------------------------
+    inconsistencies: int = 0
 
 
 def _followed(
-    device: _Device, segments: Sequence[Mapping[str, Any]], settings: Settings, stacks: Stacks, block: int
+    device: _DeviceSnapshot, segments: Sequence[Mapping[str, Any]], settings: Settings, stacks: Stacks
 ) -> None:
-    start: Start = rewind(segments, device.entries, settings)
-    books = Books.from_snapshot(start.segments, settings, block)
-    device.opening = Events.joined(
-        [reserved_row(books.reserved_bytes, device.index), held_rows(books.held, device.index)]
-    )
+    """The rows of any snapshot: undo its entries, then follow them."""
+    start, device.guessed = _rewound(segments, device.entries, settings)
+    books = BlockTracker.from_snapshot(start, settings, device.next_block)
+    device.opening = opening_rows(books, device.index)
     columns = columns_of(device.entries, stacks)
     followed = books.follow(columns.kinds, columns.addresses, columns.sizes, columns.streams)
     part = part_of(device.index, columns, followed)
-    device.rows = Part(part.events.replace(time_ns=np.maximum.accumulate(part.events.time_ns)), part.stack)
+    device.rows = DeviceRows(part.events.replace(time_ns=np.maximum.accumulate(part.events.time_ns)), part.stack)
     made = np.flatnonzero(part.events.kind == Kind.ALLOC)
     rows, blocks = followed.row[made].tolist(), part.events.block[made].tolist()
     device.made_by = {block: device.entries[row] for row, block in zip(rows, blocks, strict=True)}
-    device.first_block, device.blocks = block, books.next_block - block
-    device.guessed, device.surprises = start.guessed, books.surprises
+    device.next_block, device.inconsistencies = books.next_block, books.inconsistencies
 
 
-# --- a snapshot that memlab wrote: every size is in it ---------------------------------------------------------------------
-
-
-def _has_sizes(found: Snapshot, entries: Sequence[Mapping[str, Any]]) -> bool:
-    allocs = (entry for entry in entries if entry["action"] == "alloc")
-    return found.extra.get("version") == 1 and all("allocated_size" in entry for entry in allocs)
-
-
-def _opening_rows(found: Snapshot, index: int) -> int:
-    for facts in _tables(found.extra, "devices"):
-        if facts.get("index") == index:
-            return _whole(facts, "opening_rows", 0)
-    return 0
-
-
-def _as_written(device: _Device, opening_rows: int, stacks: Stacks, block: int) -> None:
+def _as_written(device: _DeviceSnapshot, found: Snapshot, stacks: Stacks) -> None:
+    """The rows of a snapshot that memlab wrote, which has every size."""
+    opening = _whole(_facts(found, device.index), "opening_rows", 0)
     rows: list[tuple[int, ...]] = []
     stack: list[int] = []
     held: dict[int, tuple[int, int, int, bool]] = {}  # address -> block, requested, allocated, pending
-    device.first_block = block
-    entries = device.entries
-    for at, entry in enumerate(entries):
+    following = [*device.entries[1:], {"action": "", "addr": 0}]
+    for entry, after in zip(device.entries, following, strict=False):
         kind, address, size = KIND_OF_ACTION[entry["action"]], entry["addr"], entry["size"]
         facts = (-1, 0, size)
         if kind == Kind.OOM:
             facts, address = (-1, size, address), 0
         elif kind == Kind.ALLOC:
+            block, device.next_block = device.next_block, device.next_block + 1
             facts = (block, size, entry["allocated_size"])
             held[address] = (*facts, not entry["allocated_size"])
             device.made_by[block] = entry
-            block += 1
+            kind = Kind.PREEXISTING if len(rows) < opening else kind
         elif kind in (Kind.FREE, Kind.FREE_PENDING):
-            if kind == Kind.FREE_PENDING and _completes(entries, at, address):
+            if kind == Kind.FREE_PENDING and (after["action"], after["addr"]) == ("free_completed", address):
                 continue  # requested and completed at once is one row
             known, asked, allocated, pending = held.pop(address, (-1, size, 0, False))
             if known < 0:
-                device.surprises += 1
+                device.inconsistencies += 1
                 continue
             if kind == Kind.FREE_PENDING:
                 held[address] = (known, asked, 0, True)
                 asked = 0
             facts = (known, asked, 0 if pending else allocated)
-        opens = kind == Kind.ALLOC and len(rows) < opening_rows
-        rows.append(
-            (entry["time_us"] * 1000, Kind.ADOPT if opens else kind, *facts, device.index, entry["stream"], address)
-        )
-        stack.append(stacks.index(entry["frames"]))
+        rows.append((entry["time_us"] * 1000, kind, *facts, device.index, entry["stream"], address))
+        stack += stacks.indices([entry["frames"]])
     events = Events(*np.array(rows, np.int64).reshape(-1, 8).T)
-    device.blocks = block - device.first_block
-    device.opening = events.rows(slice(0, opening_rows))
-    device.rows = Part(events.rows(slice(opening_rows, None)), np.array(stack[opening_rows:], "<i4"))
+    device.opening = events.rows(slice(0, opening))
+    device.rows = DeviceRows(events.rows(slice(opening, None)), np.array(stack[opening:], "<i4"))
 
 
-def _completes(entries: Sequence[Mapping[str, Any]], at: int, address: int) -> bool:
-    after = entries[at + 1] if at + 1 < len(entries) else {"action": ""}
-    return after["action"] == "free_completed" and after["addr"] == address
+def _joined(found: Snapshot, name: str, stacks: Stacks, devices: list[_DeviceSnapshot]) -> Trace:
+    opening = Events.joined([device.opening for device in devices])
+    run = DeviceRows.joined([device.rows for device in devices])
+    order = np.argsort(run.events.time_ns, kind="stable")
+    run = run.rows(order)
+    start_ns = int(run.events.time_ns[0]) if len(order) else 0
+    events = run.events.replace(time_ns=np.maximum(run.events.time_ns - start_ns, 0))
+    blocks, texts = _blocks(devices, events, run.stack, stacks)
+    return Trace(
+        Events.joined([opening.replace(time_ns=np.zeros(len(opening))), events]),
+        blocks,
+        _made_by(found, name, devices, start_ns, int(events.time_ns.max(initial=0))),
+        first_row=len(opening),
+        recategorised=_recategorised(devices, order, len(opening)),
+        texts={column: tuple(table) for column, table in texts.items()},
+    )
 
 
-# --- all devices together --------------------------------------------------------------------------------------------------
+def _blocks(
+    devices: list[_DeviceSnapshot], events: Events, stack: Array, stacks: Stacks
+) -> tuple[Blocks, dict[str, dict[str, int]]]:
+    texts: dict[str, dict[str, int]] = {column: {} for column in Blocks.TEXTS}
+    texts["stack"], texts["line"] = stacks.texts, stacks.lines
+    count = devices[-1].next_block if devices else 0
+    columns = {name: getattr(Blocks.unknown(count), name).copy() for name in Blocks.DTYPES}
+    made = np.flatnonzero(events.kind == Kind.ALLOC)
+    columns["stack"][events.block[made]] = stack[made]
+    columns["line"][events.block[made]] = np.array([*stacks.line_of, -1], "<i4")[stack[made]]
+    for block, entry in (pair for device in devices for pair in device.made_by.items()):
+        categories = entry.get("categories") or [(0, entry.get("category", ""))]
+        columns["category"][block] = _CATEGORY_OF.get(categories[0][1], Category.OTHER)
+        columns["phase"][block] = _PHASE_OF.get(entry.get("phase", ""), Phase.OTHER)
+        for name in ("module", "name", "op", "dtype", "shape"):
+            words, table = entry.get(name, ""), texts[name]
+            columns[name][block] = table.setdefault(words, len(table)) if words else -1
+    return Blocks(**columns), texts
 
 
-class _Assembly:
-    """The rows of all devices and what is known of their blocks, as one trace."""
+def _recategorised(devices: list[_DeviceSnapshot], order: Array, opening: int) -> Recategorised:
+    """Categories that change in time; rows of one device become rows among those of all devices."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order)) + opening
+    changes: list[tuple[int, int, int]] = []
+    before = 0
+    for device in devices:
+        first, count = len(device.opening), len(device.rows.events)
+        for block, entry in device.made_by.items():
+            for row, category in (entry.get("categories") or [])[1:]:
+                at = before + min(max(row - first, 0), count)
+                where = int(place[at]) if at < before + count else opening + len(order)
+                changes.append((block, where, _CATEGORY_OF.get(category, Category.OTHER)))
+        before += count
+    return Recategorised(*np.array(changes, np.int64).reshape(-1, 3).T)
 
-    def __init__(self, found: Snapshot, name: str, stacks: Stacks, devices: list[_Device]) -> None:
-        self.found, self.name, self.stacks, self.devices = found, name, stacks, devices
-        self.texts: dict[str, dict[str, int]] = {column: {} for column in Blocks.TEXTS}
 
-    def trace(self) -> Trace:
-        opening = Events.joined([device.opening for device in self.devices])
-        run = Part.joined([device.rows for device in self.devices])
-        order = np.argsort(run.events.time_ns, kind="stable")
-        events, stack = run.events.rows(order), run.stack[order]
-        start_ns = int(events.time_ns[0]) if len(events) else 0
-        events = events.replace(time_ns=np.maximum(events.time_ns - start_ns, 0))
-        blocks = self._blocks(events, stack)
-        recategorised = self._recategorised(order, len(opening))
-        return Trace(
-            Events.joined([opening.replace(time_ns=np.zeros(len(opening))), events]),
-            blocks,
-            self._made_by(start_ns, int(events.time_ns.max(initial=0))),
-            first_row=len(opening),
-            recategorised=recategorised,
-            texts={column: tuple(table) for column, table in self.texts.items()},
-        )
+def _made_by(found: Snapshot, name: str, devices: list[_DeviceSnapshot], start_ns: int, duration_ns: int) -> MadeBy:
+    engine, versions = found.extra.get("engine"), found.extra.get("versions")
+    versions = versions if type(versions) is dict else {}
+    known = []
+    for device in devices:
+        facts = _facts(found, device.index)
+        said = facts.get("name")
+        label = said[:200] if type(said) is str else f"cuda:{device.index} of {name}"
+        levels = {"num_ooms": int((device.rows.events.kind == Kind.OOM).sum())}
+        for of in ("allocated", "reserved"):
+            levels[f"start_{of}_bytes"] = start = int(deltas(device.opening, of).sum())
+            levels[f"end_{of}_bytes"] = start + int(deltas(device.rows.events, of).sum())
+        known.append(Device(device.index, label, **(levels | _whole_numbers(Device, facts))))
+    # Stretches that a trace of memlab's had lost before it was saved.
+    lost = [_whole_numbers(Bounded, facts, "device") for facts in _tables(found.extra, "bounded")]
+    needed = {"device", "begin_ns", "end_ns", "lost_events"}
+    return MadeBy(
+        engine=f"{engine:.200}, from a snapshot" if type(engine) is str else ENGINE,
+        devices=tuple(known),
+        versions={key[:80]: value[:80] for key, value in versions.items() if type(value) is str},
+        started_at_s=start_ns / 1e9,
+        duration_ns=max(_whole(found.extra, "duration_ns", 0), duration_ns),
+        gaps=tuple(_gaps(found, devices)),
+        bounded=tuple(Bounded(**facts) for facts in lost if needed <= facts.keys()),
+    )
 
-    def _text(self, column: str, words: str) -> int:
-        table = self.texts[column]
-        return table.setdefault(words, len(table)) if words else -1
 
-    def _blocks(self, events: Events, stack: Array) -> Blocks:
-        self.texts["stack"], self.texts["line"] = self.stacks.texts, self.stacks.lines
-        count = sum(device.blocks for device in self.devices)
-        columns = {name: getattr(Blocks.unknown(count), name).copy() for name in Blocks.DTYPES}
-        made = np.flatnonzero(events.kind == Kind.ALLOC)
-        columns["stack"][events.block[made]] = stack[made]
-        columns["line"][events.block[made]] = np.array([*self.stacks.line_of, -1], "<i4")[stack[made]]
-        for device in self.devices:
-            for block, entry in device.made_by.items():
-                categories = entry.get("categories") or [(0, entry.get("category", ""))]
-                columns["category"][block] = _CATEGORY_OF.get(categories[0][1], Category.OTHER)
-                columns["phase"][block] = _PHASE_OF.get(entry.get("phase", ""), Phase.OTHER)
-                for name in ("module", "name", "op", "dtype", "shape"):
-                    columns[name][block] = self._text(name, entry.get(name, ""))
-        return Blocks(**columns)
+def _gaps(found: Snapshot, devices: list[_DeviceSnapshot]) -> list[Gap]:
+    gaps = [Gap("snapshot", "read from a PyTorch snapshot: it has no phases, no lines of time and no counters")]
+    for facts in _tables(found.extra, "gaps"):
+        if type(facts.get("name")) is str and type(facts.get("text")) is str:
+            gaps.append(Gap(facts["name"][:200], facts["text"][:1000]))
+    guessed = sum(device.guessed for device in devices)
+    inconsistencies = sum(device.inconsistencies for device in devices)
+    if guessed:
+        text = "blocks are older than the history and ended in it: taken as their requests rounded up"
+        gaps.append(Gap("older blocks", f"{guessed:,} {text}"))
+    if inconsistencies:
+        text = "entries do not add up (settings changed, private pools, entries lost): figures may be off"
+        gaps.append(Gap("rules", f"{inconsistencies:,} {text}"))
+    return gaps
 
-    def _recategorised(self, order: Array, opening: int) -> Recategorised:
-        """Categories that change in time, at the rows that the rows of one device have among those of all."""
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order)) + opening
-        changes: list[tuple[int, int, int]] = []
-        before = 0
-        for device in self.devices:
-            first, count = len(device.opening), len(device.rows.events)
-            for block, entry in device.made_by.items():
-                for row, category in (entry.get("categories") or [])[1:]:
-                    at = before + min(max(row - first, 0), count)
-                    where = int(place[at]) if at < before + count else opening + len(order)
-                    changes.append((block, where, _CATEGORY_OF.get(category, Category.OTHER)))
-            before += count
-        return Recategorised(*np.array(changes, np.int64).reshape(-1, 3).T)
 
-    def _made_by(self, start_ns: int, duration_ns: int) -> MadeBy:
-        extra = self.found.extra
-        engine = extra.get("engine")
-        versions = extra.get("versions")
-        versions = versions if type(versions) is dict else {}
-        return MadeBy(
-            engine=f"{engine:.200}, from a snapshot" if type(engine) is str else ENGINE,
-            devices=tuple(self._device(device) for device in self.devices),
-            versions={key[:80]: value[:80] for key, value in versions.items() if type(value) is str},
-            started_at_s=start_ns / 1e9,
-            duration_ns=max(_whole(extra, "duration_ns", 0), duration_ns),
-            gaps=tuple(self._gaps()),
-            bounded=self._bounded(),
-        )
-
-    def _device(self, device: _Device) -> Device:
-        facts = next((f for f in _tables(self.found.extra, "devices") if f.get("index") == device.index), {})
-        name = facts.get("name")
-        name = name[:200] if type(name) is str else f"cuda:{device.index} of {self.name}"
-        start = {of: int(deltas(device.opening, of).sum()) for of in ("allocated", "reserved")}
-        change = {of: int(deltas(device.rows.events, of).sum()) for of in ("allocated", "reserved")}
-        known = {f"start_{of}_bytes": start[of] for of in start}
-        known |= {f"end_{of}_bytes": start[of] + change[of] for of in start}
-        known["num_ooms"] = int((device.rows.events.kind == Kind.OOM).sum())
-        return Device(device.index, name, **(known | _whole_numbers(Device, facts)))
-
-    def _bounded(self) -> tuple[Bounded, ...]:
-        """Stretches that a trace of memlab's had lost before it was saved."""
-        found = [_whole_numbers(Bounded, facts, "device") for facts in _tables(self.found.extra, "bounded")]
-        return tuple(
-            Bounded(**facts) for facts in found if {"device", "begin_ns", "end_ns", "lost_events"} <= facts.keys()
-        )
-
-    def _gaps(self) -> list[Gap]:
-        gaps = [Gap("snapshot", "read from a PyTorch snapshot: it has no phases, no lines of time and no counters")]
-        for facts in _tables(self.found.extra, "gaps"):
-            if type(facts.get("name")) is str and type(facts.get("text")) is str:
-                gaps.append(Gap(facts["name"][:200], facts["text"][:1000]))
-        guessed = sum(device.guessed for device in self.devices)
-        surprises = sum(device.surprises for device in self.devices)
-        if guessed:
-            text = f"{guessed:,} blocks are older than the history and ended in it: taken as their requests rounded up"
-            gaps.append(Gap("older blocks", text))
-        if surprises:
-            text = f"{surprises:,} entries do not add up (settings changed, private pools, entries lost): figures may be off"
-            gaps.append(Gap("rules", text))
-        return gaps
+# --- what a file may say: anything --------------------------------------------------------------------------------------
 
 
 def _tables(extra: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -281,13 +237,83 @@ def _tables(extra: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return [item for item in value if type(item) is dict] if type(value) is list else []
 
 
+def _facts(found: Snapshot, index: int) -> dict[str, Any]:
+    return next((facts for facts in _tables(found.extra, "devices") if facts.get("index") == index), {})
+
+
 def _whole_numbers(kind: type, facts: Mapping[str, Any], *more: str) -> dict[str, int]:
-    """Those fields of a value that are numbers, as far as a file has them and they are possible ones."""
+    """The fields of a class that are whole numbers, as far as the file has possible values for them."""
     names = [field.name for field in dataclasses.fields(kind) if str(field.type) == "int" and field.name != "index"]
-    given = {name: facts[name] for name in (*names, *more) if name in facts}
-    return {name: value for name, value in given.items() if type(value) is int and -1 <= value < 1 << 62}
+    return {name: _whole(facts, name, 0) for name in (*names, *more) if _whole(facts, name, -2) > -2}
 
 
 def _whole(facts: Mapping[str, Any], name: str, default: int) -> int:
-    value = facts.get(name, default)
+    value = facts.get(name)
     return value if type(value) is int and -1 <= value < 1 << 62 else default
+
+
+# --- entries undone, one by one from the end: the state before the first of them ------------------------------------------
+
+
+@dataclass(slots=True)
+class _SnapshotBlock:
+    """A block in use; `size` is None where the snapshot does not say what it really took."""
+
+    requested: int
+    size: int | None = None
+    pending: bool = False
+    is_guess: bool = False
+
+    def measure(self, room: int, settings: Settings) -> int:
+        """What the block took of the `room` up to the next block or the segment's end, with what is too small to split off."""
+        if self.size is None:
+            size = settings.round(self.requested)
+            splits = size < room and settings.splits(room, size)
+            self.size = size if splits else room
+            # Where everything from 512 bytes on is split off, the size is certain; else up to 1 MiB more may be its own.
+            self.is_guess = splits and not settings.splits(size + MIN_BLOCK, size)
+        return min(self.size, room)
+
+
+def _rewound(
+    segments: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]], settings: Settings
+) -> tuple[list[dict[str, Any]], int]:
+    """The segments of one device before `entries`, from those after them; and how many block sizes are a guess."""
+    ranges, live = AddressRanges(), dict[int, _SnapshotBlock]()
+    for segment in segments:
+        ranges.add(segment["address"], segment["total_size"], segment["stream"], mapped=segment["is_expandable"])
+        for block in segment["blocks"]:
+            if block["state"] != "inactive":
+                is_pending = block["state"] != "active_allocated"
+                live[block["address"]] = _SnapshotBlock(block["requested_size"], block["size"], is_pending)
+    # torch.profiler's snapshots have no requests for a free (torch/cuda/_memory_viz.py, _profile_to_snapshot).
+    says_when_asked = any(entry["action"] == "free_requested" for entry in entries)
+    for entry in reversed(entries):
+        action, address = entry["action"], entry["addr"]
+        if action == "alloc":
+            live.pop(address, None)
+        elif action == "free_completed":
+            live[address] = _SnapshotBlock(entry["size"], pending=says_when_asked)
+        elif action == "free_requested":
+            live.setdefault(address, _SnapshotBlock(entry["size"])).pending = False
+        elif action in ("segment_alloc", "segment_map"):
+            ranges.remove(address, entry["size"])
+        elif action in ("segment_free", "segment_unmap"):
+            ranges.add(address, entry["size"], entry["stream"], mapped=action == "segment_unmap")
+    addresses, before = sorted(live), []
+    for start, end, stream, mapped in ranges.segments():
+        here = addresses[bisect_left(addresses, start) : bisect_left(addresses, end)]
+        blocks, at = [], start
+        for address, limit in zip(here, [*here[1:], end], strict=False):
+            one = live[address]
+            size = one.measure(limit - address, settings)
+            if address > at:
+                blocks.append({"address": at, "size": address - at, "state": "inactive"})
+            state = "active_pending_free" if one.pending else "active_allocated"
+            blocks.append({"address": address, "size": size, "requested_size": one.requested, "state": state})
+            at = address + size
+        if at < end:
+            blocks.append({"address": at, "size": end - at, "state": "inactive"})
+        facts = {"address": start, "total_size": end - start, "stream": stream, "is_expandable": mapped}
+        before.append({**facts, "blocks": blocks})
+    return before, sum(block.is_guess for block in live.values())

@@ -1,4 +1,4 @@
-"""Births and deaths of storages: from a log of weak references to columns, bounded however long it gets."""
+"""Allocations and frees of storages: from a log of weak references to columns of bounded length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from memlab.trace import Kind
 from memlab.trace.columns import Array
 
-ADOPT, ALLOC, FREE = int(Kind.ADOPT), int(Kind.ALLOC), int(Kind.FREE)
+PREEXISTING, ALLOC, FREE = int(Kind.PREEXISTING), int(Kind.ALLOC), int(Kind.FREE)
 ROOM = 2048
 """So many entries of the log are written into the books at once."""
 
@@ -23,10 +23,7 @@ _UNDATED = np.iinfo(np.int64).max
 
 
 class StorageRef(weakref.ref[Any]):
-    """A weak reference to a storage, with what the books need to know; `block` is -1 for a storage of no bytes.
-
-    `time_ns` is -1 for what is older than the log.
-    """
+    """A weak reference to a storage. `block` is -1 for a storage of no bytes, `time_ns` for what is older than the log."""
 
     __slots__ = ("birth", "block", "key", "nbytes", "time_ns")
     birth: int
@@ -38,22 +35,41 @@ class StorageRef(weakref.ref[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A block gave way to another of the same storage; the death of the storage is then not this block's."""
+    """A block was replaced by another of the same storage; when the storage dies, that is not the end of this block."""
 
     block: int
     nbytes: int
 
 
+class Births:
+    """Gives a number to each (operator, dtype, shape) that storages are made with."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[int, ...], int] = {}
+        self.tables: tuple[dict[str, int], ...] = ({}, {}, {})
+
+    def number(self, *texts: str) -> int:
+        """The number of (operator, dtype, shape), where "" is unknown."""
+        pairs = zip(self.tables, texts, strict=True)
+        key = tuple(table.setdefault(text, len(table)) if text else -1 for table, text in pairs)
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def columns(self, births: np.ndarray) -> dict[str, np.ndarray]:
+        """The operator, dtype and shape of blocks, as indices into the tables of texts."""
+        known = np.array(list(self.numbers), "i4").reshape(-1, 3)[births]
+        return dict(zip(("op", "dtype", "shape"), known.T.copy(), strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Where the books stand: rows and blocks written, bytes, the row of the peak, and entries taken from the log.
+    """The state of the books, and the entries that were taken from the log but not yet written.
 
-    One value, so that whoever is interrupted leaves the books before an entry or after it.
+    It is one value, so that an interrupt falls before or after a write and never in the middle.
     """
 
     row: int = 0
     blocks: int = 0
-    adopted: int = 0
+    preexisting: int = 0
     current: int = 0
     peak: int = 0
     base: int = 0
@@ -62,129 +78,131 @@ class Totals:
     taken: list[Any] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Entries of the log as columns, a row for each birth and death; `time_ns` is _UNDATED where nothing dates it."""
+class Books:
+    """The events as columns that grow, and are thinned out when there are too many.
 
-    time_ns: Array
-    kind: Array
-    block: Array
-    nbytes: Array
-    birth: Array
-    key: Array
-    replaced: frozenset[int]
+    In the log each StorageRef stands twice: where it was made, and where its weak reference reported the death. A number
+    between them is a time: everything in front of it had happened by then.
+    """
 
-    def __len__(self) -> int:
-        return len(self.kind)
+    def __init__(self, limit: int, clock: Callable[[], int]) -> None:
+        self.limit, self.clock, self.started_ns = limit, clock, 0
+        self.totals, self._is_writing = Totals(), False
+        self.lost, self.lost_until_ns, self.lost_largest_bytes = 0, 0, 0
+        # Time, 4 * block + kind, bytes, birth, key (0 at a death).
+        self._rows = np.empty((5, 0), np.int64)
 
-    def after(self, before: Totals) -> Totals:
-        """The totals with this batch in the books."""
-        adopted = np.where(self.kind == ADOPT, self.nbytes, 0)
-        level = before.current + np.cumsum(np.where(self.kind == FREE, -self.nbytes, self.nbytes))
-        # What is adopted late was there all along, at the peak too: it makes no new one.
-        above = np.where(self.kind == ALLOC, level - np.cumsum(adopted), -1)
-        at = int(np.argmax(above))
+    def write(self, log: deque[Any]) -> Totals:
+        """Write what is in the log. Any thread may call it; while one writes, another gets the totals as they are."""
+        if self._is_writing:
+            return self.totals
+        self._is_writing = True  # no call since the look at it: neither a thread nor Ctrl-C gets in between
+        try:
+            while log or self.totals.taken:
+                if self._rows.shape[1] - self.totals.row < ROOM:
+                    self._make_room()
+                if not self.totals.taken:  # in one piece of C: an entry is in the log or taken, whoever interrupts
+                    self.totals.taken.extend(islice(iter(log.popleft, None), min(len(log), ROOM)))
+                # What dates the last deaths of a batch: a moment that was left for the next one, or the time now.
+                try:
+                    now_ns = log[0] if type(log[0]) is int else self.clock()
+                except IndexError:
+                    now_ns = self.clock()
+                self._write_taken(now_ns)
+        finally:
+            self._is_writing = False
+        return self.totals
+
+    def _write_taken(self, now_ns: int) -> None:
+        """Write what was taken. Nothing counts before the last line."""
+        before = self.totals
+        times, kind, block, nbytes, birth, key, replaced = _read(before.taken, before.blocks, before.replaced)
+        if not len(kind):
+            self.totals = dataclasses.replace(before, replaced=replaced, taken=[])
+            return
+        times = np.where(times == _UNDATED, now_ns, times)
+        times = np.where(kind == PREEXISTING, self.started_ns, times)
+        self._rows[:, before.row : before.row + len(kind)] = times, 4 * block + kind, nbytes, birth, key
+        preexisting = np.where(kind == PREEXISTING, nbytes, 0)
+        level = before.current + np.cumsum(np.where(kind == FREE, -nbytes, nbytes))
+        # What is preexisting late was there all along, at the peak too: it makes no new one.
+        above = np.where(kind == ALLOC, level - np.cumsum(preexisting), -1)
+        at, more = int(np.argmax(above)), int(preexisting.sum())
         is_peak = above[at] > before.peak
-        more = int(adopted.sum())
-        return Totals(
-            row=before.row + len(self),
-            blocks=max(before.blocks, int(self.block.max()) + 1),
-            adopted=before.adopted + int((self.kind == ADOPT).sum()),
+        self.totals = Totals(
+            row=before.row + len(kind),
+            blocks=max(before.blocks, int(block.max()) + 1),
+            preexisting=before.preexisting + int((kind == PREEXISTING).sum()),
             current=int(level[-1]),
             peak=(int(above[at]) if is_peak else before.peak) + more,
             base=before.base + more,
             peak_row=before.row + at if is_peak else before.peak_row,
-            replaced=self.replaced,
+            replaced=replaced,
         )
 
-
-class Books:
-    """The events in columns that grow, and that thin themselves out when there are too many.
-
-    `write` takes from a log in which each StorageRef stands twice: at its birth, and where its weak reference reported
-    the death. Births are numbered in order. Numbers between them are moments, before which everything in front of them
-    happened.
-    """
-
-    COLUMNS = ("time_ns", "code", "nbytes", "birth", "key")  # code: 4 * block + kind; the key of a death is 0
-
-    def __init__(self, limit: int, clock: Callable[[], int]) -> None:
-        self.limit, self.clock, self.started_ns = limit, clock, 0
-        self.totals, self.writing = Totals(), False
-        self.lost, self.lost_until_ns, self.lost_largest_bytes = 0, 0, 0
-        self._columns = np.empty((len(self.COLUMNS), 0), np.int64)
-
-    def write(self, log: deque[Any]) -> None:
-        """Enter what the log holds. Any thread may ask; a second one leaves it to the first."""
-        if self.writing:
-            return
-        self.writing = True  # no call since the look at it: neither a thread nor Ctrl-C gets in between
-        try:
-            while log or self.totals.taken:
-                if self._columns.shape[1] - self.totals.row < ROOM:
-                    self._make_room()
-                if not self.totals.taken:  # in one piece of C: an entry is in the log or taken, whoever interrupts
-                    self.totals.taken.extend(islice(iter(log.popleft, None), min(len(log), ROOM)))
-                self._write_taken(self._next_moment(log))
-        finally:
-            self.writing = False
-
-    def _next_moment(self, log: deque[Any]) -> int:
-        """What dates the last deaths of a batch: a moment that was left for the next one, or the time now."""
-        try:
-            following = log[0]
-        except IndexError:
-            return self.clock()
-        return following if type(following) is int else self.clock()
-
-    def _write_taken(self, now_ns: int) -> None:
-        """Enter what was taken. Nothing counts before the last line."""
-        before = self.totals
-        batch = read_log(before.taken, before.blocks, before.replaced)
-        if not len(batch):
-            self.totals = dataclasses.replace(before, taken=[])
-            return
-        times = np.where(batch.time_ns == _UNDATED, now_ns, batch.time_ns)
-        times = np.where(batch.kind == ADOPT, self.started_ns, times)
-        rows = slice(before.row, before.row + len(batch))
-        self._columns[:, rows] = times, 4 * batch.block + batch.kind, batch.nbytes, batch.birth, batch.key
-        self.totals = batch.after(before)
-
     def _make_room(self) -> None:
-        """Thin out at the limit, else grow."""
-        if self.totals.row >= self.limit:
-            self._thin()
-        row = self.totals.row
-        wanted = row + max(2 * ROOM, min(max(row, 8 * ROOM), self.limit - row))
-        more = np.zeros((len(self.COLUMNS), max(0, wanted - self._columns.shape[1])), np.int64)
-        self._columns = np.concatenate([self._columns, more], axis=1)
+        """Grow, or at the limit drop the smallest blocks that came and went in the older half.
 
-    def _thin(self) -> None:
-        """Drop the smallest blocks that were born and died in the older half.
-
-        Blocks alive at the peak stay, so the peak, what held it, and the bytes alive now remain exact; before
-        `lost_until_ns` the curve in between lacks the blocks dropped.
+        Blocks alive at the peak stay, so the peak, what held it and the bytes alive now remain exact. Before `lost_until_ns`
+        the curve may be too low.
         """
-        columns, totals = self.columns(), self.totals
-        drop = _expendable(columns, totals.row // 2, totals.peak_row)
-        keep, kept = ~drop, int((~drop).sum())
-        self.lost += totals.row - kept
-        self.lost_until_ns = int(columns["time_ns"][totals.row // 2])
-        self.lost_largest_bytes = max(self.lost_largest_bytes, int(columns["nbytes"][drop].max(initial=0)))
-        peak_row = int(keep[: totals.peak_row + 1].sum()) - 1
-        self._columns = self._columns[:, : totals.row][:, keep]
-        self.totals = dataclasses.replace(totals, row=kept, peak_row=peak_row)
-        self.limit = max(self.limit, kept * 5 // 4)
+        totals = self.totals
+        if totals.row >= self.limit:
+            rows, half = self._rows[:, : totals.row].copy(), totals.row // 2
+            block, kind = np.divmod(rows[1, :half], 4)
+            born, died = np.flatnonzero(kind == ALLOC), np.flatnonzero(kind == FREE)
+            _, of_born, of_died = np.intersect1d(block[born], block[died], assume_unique=True, return_indices=True)
+            born, died = born[of_born], died[of_died]
+            passing = (born > totals.peak_row) | (died <= totals.peak_row)
+            born, died = born[passing], died[passing]
+            smallest = np.argsort(rows[2, born], kind="stable")[: max(half // 4, 1)]
+            keep = np.ones(totals.row, bool)
+            keep[born[smallest]] = keep[died[smallest]] = False
+            kept = int(keep.sum())
+            self.lost += totals.row - kept
+            self.lost_until_ns = int(rows[0, half])
+            self.lost_largest_bytes = max(self.lost_largest_bytes, int(rows[2, ~keep].max(initial=0)))
+            peak_row = int(keep[: totals.peak_row + 1].sum()) - 1
+            self._rows = rows[:, keep]
+            self.totals = totals = dataclasses.replace(totals, row=kept, peak_row=peak_row)
+            self.limit = max(self.limit, kept * 5 // 4)
+        wanted = totals.row + max(2 * ROOM, min(max(totals.row, 8 * ROOM), self.limit - totals.row))
+        more = np.zeros((5, max(0, wanted - self._rows.shape[1])), np.int64)
+        self._rows = np.concatenate([self._rows, more], axis=1)
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """Copies of the rows so far."""
-        return dict(zip(self.COLUMNS, self._columns[:, : self.totals.row].copy(), strict=True))
+    def columns(self, births: Births) -> dict[str, Any]:
+        """Events and blocks as arrays, preexisting blocks first, and the texts.
+
+        Per event: time_ns, kind, block, nbytes, key (id of the storage, 0 at its death). Per block: op, dtype, shape (indices
+        into the texts, -1 for none), and block_id in order of allocation. `first_row` is the first event after the start,
+        `peak_row` the one that reached the peak (`first_row - 1` if nothing rose above the base).
+        """
+        totals = self.totals
+        time_ns, code, nbytes, birth, key = self._rows[:, : totals.row].copy()
+        block, kind = np.divmod(code, 4)
+        order = np.argsort(kind != PREEXISTING, kind="stable")
+        born = order[kind[order] != FREE]
+        block_id, first = np.unique(block[born], return_index=True)
+        first_row, peak_row = int((kind == PREEXISTING).sum()), totals.peak_row
+        return {
+            "time_ns": np.maximum.accumulate(time_ns[order]),  # readers on other threads date by their own look
+            "kind": kind[order].astype("u1"),
+            "block": np.searchsorted(block_id, block[order]).astype("i4"),
+            "nbytes": nbytes[order],
+            "key": key[order],
+            "block_id": block_id,
+            **births.columns(birth[born[first]]),
+            "first_row": first_row,
+            "peak_row": int(np.flatnonzero(order == peak_row)[0]) if peak_row >= 0 else first_row - 1,
+            "texts": dict(zip(("op", "dtype", "shape"), map(tuple, births.tables), strict=True)),
+        }
 
 
-def read_log(entries: list[Any], blocks: int, replaced: frozenset[int]) -> Batch:
-    """The births and deaths among entries of the log, after the first so many `blocks`.
+def _read(entries: list[Any], blocks: int, replaced: frozenset[int]) -> tuple[Any, ...]:
+    """Entries of the log as columns: time (_UNDATED where none is known), kind, block, bytes, birth, key.
 
-    A birth is where a number stands that is higher than all before. Each is dated by itself or by what follows.
+    Also the replaced blocks whose storages are still alive. `blocks` is how many there were before; a block number higher
+    than all before it is an allocation. What has no time of its own gets that of the next entry that has one.
     """
     number = np.array([~one if type(one) is int else one.block for one in entries], np.int64)
     is_moment = number < -1
@@ -194,88 +212,17 @@ def read_log(entries: list[Any], blocks: int, replaced: frozenset[int]) -> Batch
     times, keys, births = (np.zeros(len(entries), np.int64) for _ in range(3))
     times[is_birth] = [one.time_ns for one in born]
     keys[is_birth], births[is_birth] = [one.key for one in born], [one.birth for one in born]
-    dates = np.where(is_moment, ~number, np.where(is_birth & (times >= 0), times, _UNDATED))
+    dates: Array = np.where(is_moment, ~number, np.where(is_birth & (times >= 0), times, _UNDATED))
     dates = np.minimum.accumulate(dates[::-1])[::-1]
-    kind = np.where(is_birth, np.where(times < 0, ADOPT, ALLOC), FREE)
-    rest = frozenset[int]()
-    if replaced or any(type(one) is Replaced for one in entries):
-        block, rest = _without_replaced(entries, block, is_birth, replaced)
+    kind = np.where(is_birth, np.where(times < 0, PREEXISTING, ALLOC), FREE)
+    waiting = set(replaced)
+    if waiting or any(type(one) is Replaced for one in entries):
+        for at, one in enumerate(entries):
+            if type(one) is Replaced:
+                waiting.add(one.block)
+            elif not is_birth[at] and int(block[at]) in waiting:  # the storage died whose block had given way before
+                waiting.remove(int(block[at]))
+                block[at] = -1
     keep = np.flatnonzero(block >= 0)
     nbytes = np.array([entries[at].nbytes for at in keep], np.int64)
-    return Batch(dates[keep], kind[keep], block[keep], nbytes, births[keep], keys[keep], rest)
-
-
-def _without_replaced(
-    entries: list[Any], block: Array, is_birth: Array, replaced: frozenset[int]
-) -> tuple[Array, frozenset[int]]:
-    """The blocks with -1 where a storage died whose block had given way before, and which are still to die."""
-    waiting, block = set(replaced), block.copy()
-    for at, one in enumerate(entries):
-        if type(one) is Replaced:
-            waiting.add(one.block)
-        elif not is_birth[at] and int(block[at]) in waiting:
-            waiting.remove(int(block[at]))
-            block[at] = -1
-    return block, frozenset(waiting)
-
-
-def _expendable(columns: dict[str, np.ndarray], half: int, peak_row: int) -> np.ndarray:
-    """The rows of blocks that lived only within the first `half` rows and not at the peak: of the smaller ones."""
-    block, kind = np.divmod(columns["code"][:half], 4)
-    born, died = np.flatnonzero(kind == ALLOC), np.flatnonzero(kind == FREE)
-    _, of_born, of_died = np.intersect1d(block[born], block[died], assume_unique=True, return_indices=True)
-    born, died = born[of_born], died[of_died]
-    passing = (born > peak_row) | (died <= peak_row)
-    born, died = born[passing], died[passing]
-    smallest = np.argsort(columns["nbytes"][born], kind="stable")[: max(half // 4, 1)]
-    rows = np.zeros(len(columns["code"]), bool)
-    rows[born[smallest]] = rows[died[smallest]] = True
-    return rows
-
-
-class Births:
-    """Numbers for what storages are born as: (operator, dtype, shape), each a number in a table of texts."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[tuple[int, int, int], int] = {}
-        self.tables: tuple[dict[str, int], ...] = ({}, {}, {})
-
-    def number(self, *texts: str) -> int:
-        """The number of (operator, dtype, shape), where "" is unknown."""
-        key = tuple(
-            table.setdefault(text, len(table)) if text else -1 for table, text in zip(self.tables, texts, strict=True)
-        )
-        return self.numbers.setdefault((key[0], key[1], key[2]), len(self.numbers))
-
-    def columns(self, births: np.ndarray) -> dict[str, np.ndarray]:
-        """The op, dtype and shape of blocks, as numbers in the tables."""
-        known = np.array(list(self.numbers), "i4").reshape(-1, 3)[births]
-        return dict(zip(("op", "dtype", "shape"), known.T.copy(), strict=True))
-
-
-def tallied(books: Books, births: Births) -> dict[str, Any]:
-    """Events and blocks as numpy arrays, and the texts as tuples of str; adopted blocks come first.
-
-    Per event: time_ns (the clock's), kind, block, nbytes, key (id of the storage, 0 at its death). Per block: op,
-    dtype, shape (numbers in the texts, -1 for none), and block_id, the raw id that `block_of` gave, ascending.
-    `first_row` is the first event after the start, `peak_row` the event that reached the peak (`first_row - 1` if
-    nothing rose above the base).
-    """
-    rows = books.columns()
-    block, kind = np.divmod(rows["code"], 4)
-    order = np.argsort(kind != ADOPT, kind="stable")
-    born = order[kind[order] != FREE]
-    block_id, first = np.unique(block[born], return_index=True)
-    first_row, peak_row = int((kind == ADOPT).sum()), books.totals.peak_row
-    return {
-        "time_ns": np.maximum.accumulate(rows["time_ns"][order]),  # readers on other threads date by their own look
-        "kind": kind[order].astype("u1"),
-        "block": np.searchsorted(block_id, block[order]).astype("i4"),
-        "nbytes": rows["nbytes"][order],
-        "key": rows["key"][order],
-        "block_id": block_id,
-        **births.columns(rows["birth"][born[first]]),
-        "first_row": first_row,
-        "peak_row": int(np.flatnonzero(order == peak_row)[0]) if peak_row >= 0 else first_row - 1,
-        "texts": dict(zip(("op", "dtype", "shape"), map(tuple, births.tables), strict=True)),
-    }
+    return dates[keep], kind[keep], block[keep], nbytes, births[keep], keys[keep], frozenset(waiting)

@@ -1,0 +1,391 @@
+"""Labels of tensors: which storages are parameters, buffers, gradients, optimizer state or inputs.
+
+Modules are read when they are first called, gradients when a backward ends, optimizer state after a step, inputs when an
+outermost module was called, and all that is alive at the start and the end of a track. No tensor is kept alive: a storage is
+known by its address (on the CPU by its id) at a time.
+
+Limits: gradients of tensors of no module and no optimizer are found only if they are alive at the start or end.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from array import array
+from collections.abc import Iterable, Iterator
+from time import time_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from memlab.probes.marks import marker
+from memlab.references.live_tensors import grad_of, live_tensors
+from memlab.references.named_models import modules_and_optimizers
+from memlab.torch_internals import dispatch
+from memlab.trace.columns import Array, Category
+from memlab.trace.trace import Gap
+
+MAX_KEPT = 4_000_000
+"""How many (storage, time) pairs are kept; the older half of the snapshots goes first."""
+
+LEAVE_ALONE = 8
+"""Optimizer state that looks unchanged is read at every eighth step."""
+
+Parameter = torch.nn.Parameter
+_Pairs = Iterable[tuple[Any, int]]
+TensorBase = dispatch.TensorBase
+
+
+class TensorLabel(NamedTuple):
+    """What a storage is for: a category, the path of the module it belongs to, its name, dtype and shape ("" unknown)."""
+
+    category: Category
+    module: str = ""
+    name: str = ""
+    dtype: str = ""
+    shape: str = ""
+
+
+class LabelColumns(NamedTuple):
+    """Labels in order of time: moment, storage key, number of the label in `labels`."""
+
+    time_ns: Array
+    key: Array
+    label: Array
+    labels: tuple[TensorLabel, ...]
+
+
+class LiveTensors(NamedTuple):
+    """The tensors and storages that were alive at a time of the Unix clock. It keeps them alive."""
+
+    time_ns: int
+    tensors: list[Any]
+
+
+def storage_key(tensor: Any) -> int:
+    """The address that the events of a trace have for a tensor's storage; 0 if it holds no memory of its own."""
+    try:
+        if tensor.is_cpu:
+            return id(TensorBase.untyped_storage(tensor))
+        storage = TensorBase.untyped_storage(tensor)
+        return 0 if tensor.is_meta else int(storage.data_ptr())
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+class _Known:
+    """A known module: a weak reference, its path, and the labels of its parameters and of their gradients."""
+
+    __slots__ = ("labels", "path", "ref")
+
+    def __init__(self, module: Any, path: str) -> None:
+        self.ref, self.path = weakref.ref(module), path
+        self.labels: dict[str, tuple[int, int]] = {}
+
+
+class _Stepper:
+    """A known optimizer: a weak reference, the labels of its state, and whether it has tensors of no module.
+
+    `seen` is what its state looked like last time, `skips` how often it has looked like that since.
+    """
+
+    __slots__ = ("has_foreign", "labels", "ref", "seen", "skips")
+
+    def __init__(self, optimizer: Any, has_foreign: bool) -> None:
+        self.ref, self.has_foreign = weakref.ref(optimizer), has_foreign
+        self.labels: dict[tuple[int, Any], int] = {}
+        self.seen: tuple[Any, ...] = ()
+        self.skips = 0
+
+    def may_have_changed(self, state: Any) -> bool:
+        """Whether the state has to be read: its length or its ends differ, or it was not read for a while."""
+        looks: tuple[Any, ...] = ()
+        if state:
+            ends = (next(iter(state.values())), state[next(reversed(state))])
+            looks = (len(state), *(id(value) for one in ends if type(one) is dict for value in one.values()))
+        self.skips = self.skips + 1 if looks == self.seen else 0
+        self.seen = looks
+        return self.skips % LEAVE_ALONE == 0
+
+
+class TensorLabels:
+    """Listens to the marker while somebody uses it; one per process, as the marker is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.users = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._labels: dict[TensorLabel, int] = {}
+        # Storages, their labels, and the times at which they had them; and the last of these for each source.
+        self._snapshots: list[tuple[list[int], list[int], array[int]]] = []
+        self._latest: dict[Any, tuple[list[int], list[int], array[int]]] = {}
+        self._known: dict[int, _Known] = {}
+        self._steppers: dict[int, _Stepper] = {}
+        self._path_of: dict[int, tuple[str, str]] = {}  # id of a parameter -> path of its module, its own path
+
+    def acquire(self) -> None:
+        """Start marking and listening, or join the other users."""
+        with self._lock:
+            marker.acquire()
+            self.users += 1
+            marker.watch = self
+
+    def release(self) -> None:
+        """Stop with the last user."""
+        with self._lock:
+            self.users -= 1
+            try:
+                if not self.users:
+                    marker.watch = None
+                    self._reset()
+            finally:
+                marker.release()
+
+    def label_everything(self) -> LiveTensors:
+        """Label everything that is alive, by one walk over the heap (50 ms in a large process); failures are counted."""
+        live = LiveTensors(time_ns(), list(live_tensors()))
+        marker.tell("named_alive")
+        marker.tell("strays_alive", live.tensors)
+        return live
+
+    def label_at_end(self) -> None:
+        """Label everything at the end of a run, which must not be lost: here a walk that fails is counted as well."""
+        marker.tell("named_alive")
+        marker.tell("strays_alive", None)
+
+    def label_keys(self, keys: set[int]) -> None:
+        """Label these storages; the heap is walked only if no module and no optimizer holds some of them."""
+        marker.tell("named_alive")
+        named = (key for source in ("gradients", "around") if source in self._latest for key in self._latest[source][0])
+        if keys.difference(named):
+            marker.tell("strays_alive", None)
+
+    def gaps(self) -> Iterator[Gap]:
+        """What could not be read from the user's objects."""
+        for what, times in marker.watch_failures.items():
+            yield Gap("objects not asked", f"what some blocks are for is unknown: {what} failed {times} times")
+
+    # --- the log: any thread may write ---------------------------------------------------------------------------------
+
+    def _label(self, category: Category, module: str, name: str, tensor: Any) -> int:
+        """The number of a label; dtype and shape are those of the tensor."""
+        try:
+            shape = str(tuple(tensor.shape))
+        except RuntimeError:  # a lazy parameter has none yet
+            shape = ""
+        label = TensorLabel(category, module, name, str(tensor.dtype).removeprefix("torch."), shape)
+        return self._labels.setdefault(label, len(self._labels))
+
+    def _note(self, source: Any, pairs: _Pairs) -> None:
+        """Log that these tensors have these labels now."""
+        known = [(key, label) for tensor, label in pairs if (key := storage_key(tensor))]
+        self._note_keys(source, [key for key, _ in known], [label for _, label in known])
+
+    def _note_keys(self, source: Any, keys: list[int], labels: list[int]) -> None:
+        """The same with keys. Where nothing has changed, only the time is kept."""
+        now = time_ns()
+        latest = self._latest.get(source)
+        if latest is None or latest[0] != keys or latest[1] != labels:
+            latest = self._latest[source] = keys, labels, array("q")
+            with self._lock:
+                self._snapshots.append(latest)
+                count = len(self._snapshots)
+                if count % 64 == 0 and sum(len(keys) for keys, _, _ in self._snapshots) > MAX_KEPT:
+                    del self._snapshots[: count // 2]
+                    self._latest.clear()
+        latest[2].append(now)
+
+    def columns(self, begin_ns: int, end_ns: int) -> LabelColumns:
+        """The labels of a stretch of time."""
+        with self._lock:
+            snapshots, labels = list(self._snapshots), tuple(self._labels)
+        moments = [np.array(times, np.int64) for _, _, times in snapshots]
+        moments = [times[(times >= begin_ns) & (times <= end_ns)] for times in moments]
+        pairs = sum(len(keys) * len(times) for (keys, _, _), times in zip(snapshots, moments, strict=True))
+        share = min(1.0, MAX_KEPT / max(pairs, 1))  # of a very long run, the newest times of each snapshot
+        parts = [np.empty((3, 0), np.int64)]
+        for (keys, numbers, _), times in zip(snapshots, moments, strict=True):
+            newest = times[-math.ceil(share * len(times)) :]
+            labelled = np.tile(np.array([keys, numbers], np.int64), len(newest))
+            parts.append(np.stack([np.repeat(newest, len(keys)), *labelled]))
+        time, key, label = np.concatenate(parts, axis=1)
+        order = np.argsort(time, kind="stable")
+        return LabelColumns(time[order], key[order], label[order], labels)
+
+    # --- what the marker tells: these run in the user's steps, and must never fail them ----------------------------------
+
+    def met(self, root: Any) -> None:
+        """A module was called for the first time, and not by a known one."""
+        self._note(("module", id(root)), self._meet(root))
+
+    def called(self, root: Any, args: Any, kwargs: Any) -> None:
+        """An outermost module was called with these."""
+        # What has a graph was computed: between two outermost modules it is an activation.
+        given = [one for one in (*_tensors_in(args), *_tensors_in(kwargs)) if one.grad_fn is None]
+        if given:
+            path = marker.path_of(root)
+            pairs = [(one, self._label(Category.INPUT, path, f"input of {path}", one)) for one in given]
+            self._note(("input", id(root)), pairs)
+
+    def backward_ended(self) -> None:
+        """A backward has ended, and all gradients are there: every one is labelled, so this is written for speed."""
+        keys: list[int] = []
+        labels: list[int] = []
+        for known in list(self._known.values()):
+            module = known.ref()
+            if module is None or not module._parameters:
+                continue
+            of = known.labels
+            for name, parameter in module._parameters.items():
+                grad = parameter.grad if type(parameter) is Parameter else grad_of(parameter)
+                if grad is not None:
+                    is_plain = grad.is_cuda and not grad.storage_offset()
+                    keys.append(grad.data_ptr() if is_plain else storage_key(grad))
+                    labels.append((of.get(name) or self._labels_of(known, name, parameter))[1])
+        for stepper in list(self._steppers.values()):
+            optimizer = stepper.ref()
+            if stepper.has_foreign and optimizer is not None:
+                for grad, label in self._foreign_gradients(optimizer, stepper):
+                    keys.append(storage_key(grad))
+                    labels.append(label)
+        self._note_keys("gradients", keys, labels)
+
+    def stepping(self, optimizer: Any) -> None:
+        """An optimizer is about to step: its parameters are looked at once."""
+        stepper = self._steppers.get(id(optimizer))
+        if stepper is None or stepper.ref() is not optimizer:
+            stepper = self._meet_optimizer(optimizer)
+            pairs = [*self._parameters_of(optimizer), *self._foreign_gradients(optimizer, stepper)]
+            self._note(("optimizer", id(optimizer)), pairs)
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped: its state is there."""
+        stepper = self._steppers.get(id(optimizer))
+        if stepper is not None and stepper.may_have_changed(optimizer.state):
+            self._note(("state", id(optimizer)), self._state_of(optimizer, stepper))
+
+    def named_alive(self) -> None:
+        """Label what modules and optimizers hold, those known and those that a variable leads to."""
+        self._path_of.clear()
+        pairs: list[tuple[Any, int]] = []
+        found = list(modules_and_optimizers())
+        for path, thing in found:
+            if issubclass(type(thing), torch.nn.Module):
+                marker.know(thing, path)
+                self._meet(thing)
+        for known in list(self._known.values()):
+            module = known.ref()
+            pairs += self._own_tensors(module, known) if module is not None else []
+        for _, thing in found:
+            if issubclass(type(thing), torch.optim.Optimizer) and id(thing) not in self._steppers:
+                self._meet_optimizer(thing)
+        for stepper in list(self._steppers.values()):
+            optimizer = stepper.ref()
+            if optimizer is not None:
+                pairs += [*self._parameters_of(optimizer), *self._state_of(optimizer, stepper)]
+        self.backward_ended()
+        self._note("around", pairs)
+
+    def strays_alive(self, tensors: list[Any] | None) -> None:
+        """Label parameters, gradients and results of recorded operators among these (None: all alive), without a name."""
+        pairs: list[tuple[Any, int]] = []
+        for thing in live_tensors() if tensors is None else tensors:
+            kind = type(thing)
+            if issubclass(kind, torch.UntypedStorage):
+                continue
+            if issubclass(kind, Parameter):
+                pairs.append((thing, self._label(Category.PARAMETER, "", "", thing)))
+            elif thing.requires_grad and not thing.is_leaf:
+                pairs.append((thing, self._label(Category.ACTIVATION, "", "", thing)))
+            grad = grad_of(thing)
+            if grad is not None:
+                pairs.append((grad, self._label(Category.GRADIENT, "", "", grad)))
+        self._note("strays", pairs)
+
+    def _meet(self, root: Any) -> list[tuple[Any, int]]:
+        found: list[tuple[Any, int]] = []
+        for module in torch.nn.Module.modules(root):
+            known = self._known.get(id(module))
+            if known is None or known.ref() is not module:
+                known = self._known[id(module)] = _Known(module, marker.path_of(module))
+            found += self._own_tensors(module, known)
+        return found
+
+    def _own_tensors(self, module: Any, known: _Known) -> Iterator[tuple[Any, int]]:
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                self._path_of.setdefault(id(parameter), (known.path, f"{known.path}.{name}"))
+                yield parameter, self._labels_of(known, name, parameter)[0]
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                yield buffer, self._label(Category.BUFFER, known.path, f"{known.path}.{name}", buffer)
+
+    def _labels_of(self, known: _Known, name: str, parameter: Any) -> tuple[int, int]:
+        """The labels of a parameter and of its gradient. A shared one is named after the first module that has it."""
+        labels = known.labels.get(name)
+        if labels is None:
+            module, path = self._path_of.get(id(parameter), (known.path, f"{known.path}.{name}"))
+            own = self._label(Category.PARAMETER, module, path, parameter)
+            labels = known.labels[name] = own, self._label(Category.GRADIENT, module, f"grad of {path}", parameter)
+        return labels
+
+    def _meet_optimizer(self, optimizer: Any) -> _Stepper:
+        is_foreign = any(id(parameter) not in self._path_of for _, parameter in _listed(optimizer))
+        stepper = self._steppers[id(optimizer)] = _Stepper(optimizer, is_foreign)
+        return stepper
+
+    def _path(self, optimizer: Any, place: str, parameter: Any) -> tuple[str, str]:
+        return self._path_of.get(id(parameter)) or ("", f"{type(optimizer).__name__} {place}")
+
+    def _parameters_of(self, optimizer: Any) -> Iterator[tuple[Any, int]]:
+        for place, parameter in _listed(optimizer):
+            yield parameter, self._label(Category.PARAMETER, *self._path(optimizer, place, parameter), parameter)
+
+    def _foreign_gradients(self, optimizer: Any, stepper: _Stepper) -> Iterator[tuple[Any, int]]:
+        for place, parameter in _listed(optimizer) if stepper.has_foreign else ():
+            grad = grad_of(parameter)
+            if grad is not None and id(parameter) not in self._path_of:
+                _, path = self._path(optimizer, place, parameter)
+                yield grad, self._label(Category.GRADIENT, "", f"grad of {path}", grad)
+
+    def _state_of(self, optimizer: Any, stepper: _Stepper) -> Iterator[tuple[Any, int]]:
+        """The tensors of an optimizer's state; runs after each step."""
+        labels, places = stepper.labels, dict[int, str]()
+        if len(labels) > 100_000:  # parameters that come and go: their ids are used again
+            labels.clear()
+        for parameter, values in list(optimizer.state.items()):
+            if type(values) is not dict:
+                values = {"": values}
+            for key, value in values.items():
+                for tensor in (value,) if type(value) is torch.Tensor else _tensors_in(value):
+                    label = labels.get((id(parameter), key))
+                    if label is None:
+                        places = places or {id(one): place for place, one in _listed(optimizer)}
+                        module, path = self._path(optimizer, places.get(id(parameter), "state"), parameter)
+                        label = self._label(Category.OPTIMIZER, module, f"{key or 'state'} of {path}", tensor)
+                        labels[id(parameter), key] = label
+                    yield tensor, label
+
+
+def _listed(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """(place, parameter) of everything in an optimizer's groups."""
+    for group, content in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(content["params"]):
+            yield f"param_groups[{group}]['params'][{index}]", parameter
+
+
+def _tensors_in(thing: Any, depth: int = 2) -> Iterator[Any]:
+    kind = type(thing)
+    if issubclass(kind, torch.Tensor):
+        yield thing
+    elif depth and (issubclass(kind, dict) or kind in (list, tuple)):
+        for value in list(dict.values(thing)) if issubclass(kind, dict) else thing:
+            yield from _tensors_in(value, depth - 1)
+
+
+tensor_labels = TensorLabels()
+"""The labels of this process."""
