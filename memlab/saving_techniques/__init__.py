@@ -1,0 +1,8 @@
+"""The techniques that can be switched on, one file for each mechanism; `techniques` gathers them."""
+
+from __future__ import annotations
+
+from memlab.saving_techniques.registry import Techniques, techniques
+from memlab.saving_techniques.technique import Demo, Equality, Technique
+
+__all__ = ["Demo", "Equality", "Technique", "Techniques", "techniques"]

@@ -1,0 +1,170 @@
+"""Switching a technique on for code that does not know of it, for the advisor; only ever entered in a child process.
+
+Models and optimizers are changed in place just before they are first used: outermost modules when they are called, optimizers
+when they step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from memlab import torch_internals
+from memlab.errors import DoesNotApply
+from memlab.saving_techniques.param_groups import optimizer_of
+from memlab.workloads.job import Job
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def must_happen(otherwise: str) -> Iterator[list[bool]]:
+    """Give a list for whether the technique changed something; raise DoesNotApply at the end where nothing did."""
+    happened: list[bool] = []
+    yield happened
+    if not any(happened):
+        raise DoesNotApply(otherwise)
+
+
+def to_model(
+    change: Callable[[nn.Module], nn.Module | None],
+    condition: Callable[[Job], None] = lambda job: None,
+    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> dict[str, Callable[..., Any]]:
+    """How a change of a model is applied to a job that fulfils the condition, and patched into other code.
+
+    `change` works in place, or gives another model, and raises DoesNotApply where it finds nothing. `around` is for the patch.
+    """
+
+    def apply(job: Job) -> None:
+        condition(job)
+        job.model = _changed(change, job.model)
+
+    @contextlib.contextmanager
+    def patch() -> Iterator[None]:
+        with around(), on_models(change):
+            yield
+
+    return {"apply": apply, "patch": patch}
+
+
+def _changed(change: Callable[[nn.Module], nn.Module | None], model: nn.Module) -> nn.Module:
+    other = change(model)
+    return model if other is None else other
+
+
+def to_optimizer(change: Callable[[Optimizer], None], what: str) -> dict[str, Callable[..., Any]]:
+    """How a change of an optimizer, in place, is applied to a job that has one, and patched into other code."""
+    return {"apply": lambda job: change(optimizer_of(job, what)), "patch": lambda: on_optimizers(change)}
+
+
+@contextlib.contextmanager
+def on_models(change: Callable[[nn.Module], nn.Module | None]) -> Iterator[None]:
+    """Change every outermost module before its first call; raise DoesNotApply at the end where none could be changed."""
+
+    def in_place(model: nn.Module) -> None:
+        if _changed(change, model) is not model:
+            raise DoesNotApply(f"the model is one {type(model).__name__}, which cannot be replaced from outside.")
+
+    with _each_once(in_place, "no module was called") as changed:
+
+        def call(module: nn.Module, forward: Callable[[], Any]) -> Any:
+            changed(module)
+            return forward()
+
+        with outermost_calls(call):
+            yield
+
+
+@contextlib.contextmanager
+def on_optimizers(change: Callable[[Optimizer], None]) -> Iterator[None]:
+    """Change every optimizer before its first step; raise DoesNotApply at the end where none could be changed."""
+    with _each_once(change, "no optimizer took a step") as changed:
+        hook = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: changed(optimizer))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _each_once(change: Callable[[T], None], nothing: str) -> Iterator[Callable[[T], None]]:
+    """Give the change, made once to each object; raise the first reason at the end where it could never be made."""
+    seen: set[int] = set()
+    reasons: list[str] = []
+
+    def changed(target: T) -> None:
+        if id(target) in seen:
+            return
+        seen.add(id(target))
+        try:
+            change(target)
+            reasons.append("")
+        except DoesNotApply as error:
+            reasons.append(str(error))
+
+    yield changed
+    if "" not in reasons:
+        raise DoesNotApply(reasons[0] if reasons else nothing)
+
+
+@contextlib.contextmanager
+def outermost_calls(around: Callable[[nn.Module, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Call `around(module, forward)` for each module that no other module calls; what it gives is the module's output.
+
+    Replaced is the call itself, as a module that runs its hooks has looked up its forward already. What backward runs
+    again, as a checkpoint's forward, is part of the model that was called before.
+    """
+    depth = 0
+    engine, plain = torch_internals.engine_entry(), nn.Module.__call__
+
+    def inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            depth -= 1
+
+    is_on = True
+
+    def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if not is_on:  # somebody has kept it
+            return plain(self, *args, **kwargs)
+        forward = functools.partial(plain, self, *args, **kwargs)
+        return inside(forward) if depth else inside(around, self, forward)
+
+    torch_internals.replace_engine_entry(functools.partial(inside, engine))
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        is_on = False
+        if nn.Module.__call__ is call:  # else somebody else has replaced it meanwhile
+            nn.Module.__call__ = plain  # type: ignore[method-assign]
+        torch_internals.replace_engine_entry(engine)
+
+
+def refusing(why: str) -> Callable[..., None]:
+    """A function that raises DoesNotApply, whatever it is called with."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise DoesNotApply(why)  # anew each time: a Mock would keep the arguments, one instance the frames
+
+    return refuse
+
+
+@contextlib.contextmanager
+def refusing_backward(mode: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> Iterator[None]:
+    """The mode around code that does not know of it; DoesNotApply where that code goes backward."""
+    refuse = refusing("this calls backward, and it is for inference.")
+    with mock.patch.multiple(torch.autograd, backward=refuse, grad=refuse), mode():
+        yield

@@ -1,0 +1,138 @@
+"""All techniques by name, and how several of them go together."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from memlab.errors import DoesNotApply, MemlabError
+from memlab.saving_techniques import (
+    batches,
+    checkpoint,
+    chunked_loss,
+    cuda_memory,
+    fused_attention,
+    in_place,
+    inference,
+    loading,
+    loop,
+    optimizers,
+    parameters,
+    precision,
+    rebinding,
+    recomputed_norm,
+    shufflenet_rules,
+    step_in_backward,
+)
+from memlab.saving_techniques.technique import STAGES, TEXTS, Technique
+from memlab.workloads.job import Job, Parts
+
+_MODULES = (
+    *(fused_attention, checkpoint, chunked_loss, recomputed_norm, in_place, rebinding, precision, loop, batches),
+    *(loading, parameters, optimizers, step_in_backward, inference, cuda_memory, shufflenet_rules),
+)
+
+LESSONS = {
+    "pure_fp16": "07_mixed_precision",
+    "sync_batchnorm": "10_accumulation",
+    **dict.fromkeys(("adam_8bit", "contiguous_parameters"), "11_optimizers"),
+    **dict.fromkeys(("drop_last", "host_reads", "loader_workers", "memory_mapped_data", "non_blocking"), "13_feeding"),
+    **dict.fromkeys(("pack_small_files", "pin_memory", "prefetch", "preprocess_on_card", "resize_once"), "13_feeding"),
+    **dict.fromkeys(("distillation", "dynamic_quantization", "pruning"), "14_small_inference"),
+    **dict.fromkeys(("channels_last", "cudnn_benchmark", "cudnn_deterministic", "reproducible_seeding"), "16_design"),
+    **dict.fromkeys(("cuda_launch_blocking", "cuda_visible_devices"), "18_out_of_memory"),
+}
+"""Practices, about time, safety or knowing, that memlab does not switch on -> the lesson that shows each."""
+
+
+class Techniques(Mapping[str, Technique]):
+    """Name -> Technique."""
+
+    def __init__(self, known: Iterable[Technique]) -> None:
+        self._known: dict[str, Technique] = {}
+        for technique in known:
+            if technique.name in self._known:
+                raise MemlabError(f"two techniques are named {technique.name!r}: rename one.")
+            self._known[technique.name] = technique
+
+    def __getitem__(self, name: str) -> Technique:
+        if name in self:
+            return self._known[name]
+        if isinstance(name, str) and name in LESSONS:
+            raise MemlabError(f"{name} is a practice without a switch: notebooks/{LESSONS[name]}.ipynb shows it.")
+        near = difflib.get_close_matches(str(name)[:80], self._known, 5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"memlab.techniques shows all {len(self)}."
+        raise MemlabError(f"there is no technique {name!r:.80}. {hint}")
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._known
+
+    def get(self, name: str, default: Any = None) -> Any:  # Mapping's own expects a KeyError
+        """The technique of that name, or `default`."""
+        return self._known[name] if name in self else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __repr__(self) -> str:
+        width = max(map(len, self._known), default=0)
+        return "\n".join(f"{one.name:<{width}}  {one.kind:<6}  {one.idea}" for one in self._known.values())
+
+    def to_pandas(self) -> Any:
+        """One row per technique."""
+        import pandas
+
+        columns = ["kind", "idea", "attacks", "equality", "price", "not_when", "tips"]
+        table = pandas.DataFrame(
+            [[getattr(one, column) for column in columns] for one in self._known.values()],
+            pandas.Index(list(self._known), name="name"),
+            columns,
+        )
+        return table.map(lambda value: ", ".join(value) if isinstance(value, tuple) else str(value))
+
+    # --- several at once ---------------------------------------------------------------------------------------------------
+
+    def conflict(self, names: Iterable[str]) -> str:
+        """Why these cannot be on together, in a sentence; "" where they can."""
+        chosen = [self[name] for name in names]
+        for first in chosen:
+            for second in chosen:
+                if second.name in first.excludes:
+                    return f"{first.name} and {second.name} exclude each other: {first.excludes[second.name]}"
+        return ""
+
+    def ordered(self, names: Iterable[str]) -> list[Technique]:
+        """The techniques in the order in which they are applied; raises where two exclude each other."""
+        if isinstance(names, str):
+            raise MemlabError(f"techniques is a list of names, got {names!r:.80}.")
+        names = list(dict.fromkeys(names))
+        if why := self.conflict(names):
+            raise MemlabError(f"{why}. Leave one out.")
+        listed = [one for name, one in self._known.items() if name in names]
+        return sorted(listed, key=lambda one: STAGES.index(one.stage))
+
+    def prepare(
+        self, job: Job, make: Callable[[], Parts], names: Iterable[str] = (), habits: Iterable[str] = ()
+    ) -> None:
+        """Build the parts of `make` into the job, with these techniques, and with the baseline patterns of `habits`."""
+        chosen = self.ordered(names)
+        job.build(make)
+        for name in habits:
+            if pattern := self[name].baseline_pattern:
+                pattern(job)
+        for technique in chosen:
+            try:
+                technique.apply(job)
+            except DoesNotApply as error:  # the error names the technique, as there may be several
+                raise DoesNotApply(f"{technique.name}: {str(error).removeprefix(f'{technique.name}: ')}") from error
+
+
+_PLACES = {name: place for place, name in enumerate(TEXTS)}
+techniques = Techniques(
+    sorted((one for module in _MODULES for one in module.TECHNIQUES), key=lambda one: _PLACES[one.name])
+)
+"""Every technique that memlab knows."""

@@ -1,0 +1,110 @@
+"""What is known of one technique: how to apply it, which memory it reduces, what stays equal, its price, when not to use it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from memlab.workloads.job import Job, Parts
+
+Kind = Literal["saving", "myth"]
+"""A saving lowers a peak; a myth is often said to, and does not."""
+Stage = Literal["build", "model", "optimizer", "step"]
+"""What it changes, in the order in which several are applied."""
+STAGES: tuple[Stage, ...] = ("build", "model", "optimizer", "step")
+TEXTS = tomllib.loads(Path(__file__).with_name("techniques.toml").read_text(encoding="utf-8"))
+"""Name -> the text of each technique, in the order in which they are listed, and applied within a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """How results with the technique compare to those without: bitwise equal, within a relative tolerance, or different."""
+
+    kind: Literal["exact", "close", "changes"]
+    relative: float = 0.0
+    why: str = ""
+
+    def __str__(self) -> str:
+        texts = {"exact": "bitwise equal", "close": f"within {self.relative:g}", "changes": "changes training"}
+        return f"{texts[self.kind]}: {self.why}" if self.why else texts[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """Where the effect can be measured, for tests and benchmarks: a workload, a device, and the least share of the peak saved.
+
+    `workload` is a name, or a function that makes one for this technique. `device` "cuda" is for what the CPU cannot
+    show. `of` says which peak. For a myth `share` is how far the peak may move at most.
+    """
+
+    workload: str | Callable[[], Parts]
+    share: float = 0.25
+    size: str = "tiny"
+    device: Literal["cpu", "cuda"] = "cpu"
+    of: Literal["allocated", "reserved"] = "allocated"
+    steps: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """One way to save memory, or one that is said to.
+
+    `apply` changes a built job in place and raises DoesNotApply where it finds nothing to change. `baseline_pattern` makes
+    the job do what the technique replaces, as it is often written: without it the plain job would have nothing to save.
+    `patch` gives a context manager that switches the technique on for code that does not know of it; it may patch
+    anything, as it is only entered in a child process.
+    """
+
+    name: str
+    idea: str
+    attacks: tuple[str, ...]
+    """Categories, as `memlab.trace.columns.Category` names them in lower case; also "reserved", "host memory", "none"."""
+    kind: Kind
+    stage: Stage
+    equality: Equality
+    price: str
+    not_when: str
+    code: str
+    """What a reader would paste."""
+    references: tuple[str, ...]
+    demo: Demo
+    apply: Callable[[Job], None]
+    slower: bool = False
+    """Whether a step takes longer with it, as far as is known before it is measured."""
+    tips: tuple[str, ...] = ()
+    """The rows of the classic tips that it answers, as A6 or C2."""
+    excludes: Mapping[str, str] = field(default_factory=dict)
+    """Name of another technique -> why both cannot be on."""
+    conf: str = ""
+    """What it adds to PYTORCH_CUDA_ALLOC_CONF."""
+    baseline_pattern: Callable[[Job], None] | None = None
+    patch: Callable[[], AbstractContextManager[Any]] | None = None
+
+    # The names of earlier versions. What was done before a job is built belonged to practices, which are no techniques now.
+    before = None
+    habit = property(lambda self: self.baseline_pattern)
+    outside = property(lambda self: self.patch)
+    shown = property(lambda self: self.demo)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} ({self.kind}): {self.idea}", ""]
+        lines += [*(f"    {line}" for line in self.code.strip().splitlines()), ""]
+        facts = {"attacks": ", ".join(self.attacks), "results": str(self.equality), "price": self.price}
+        facts |= {"not when": self.not_when, "see": "; ".join(self.references)}
+        return "\n".join([*lines, *(f"{key:<9} {value}" for key, value in facts.items() if value)])
+
+    def __repr__(self) -> str:
+        return f"<Technique {self.name!r}: {self.idea}>"
+
+
+def described(name: str, demo: Demo, /, apply: Callable[[Job], None], **code: Any) -> Technique:
+    """The technique of that name: what techniques.toml says of it, and the code that demonstrates, applies and patches it."""
+    text: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in TEXTS[name].items()
+    }
+    equality = Equality(text.pop("results"), text.pop("relative", 0.0), text.pop("why", ""))
+    return Technique(name=name, equality=equality, demo=demo, apply=apply, **text, **code)

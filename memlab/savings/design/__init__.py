@@ -1,1 +1,0 @@
-"""Layers and shapes chosen for their memory."""

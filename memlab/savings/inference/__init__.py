@@ -1,1 +1,0 @@
-"""Models that only predict: without a graph, smaller, folded."""

@@ -1,1 +1,0 @@
-"""What the optimizer remembers, and when it steps."""

@@ -1,1 +1,0 @@
-"""What is stored and trained: frozen, shared, adapted, unused, loaded."""

@@ -1,1 +1,0 @@
-"""Fewer bits for a number, in training."""

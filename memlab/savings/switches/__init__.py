@@ -1,1 +1,0 @@
-"""Switches of PyTorch and its environment: what they do to memory, and what they do not."""
