@@ -17,28 +17,28 @@ _PUBLIC = {
     "BudgetExceeded": "memlab.errors",
     "Lab": "memlab.lab",
     "MemlabError": "memlab.errors",
-    "Run": "memlab.session.run",
+    "Run": "memlab.api.run",
     "Trace": "memlab.trace",
-    "Card": "memlab.predictor.cards",
-    "Prediction": "memlab.session.predict",
-    "advise": "memlab.session.advise.ask",
-    "calibrate": "memlab.predictor.calibration",
-    "cards": "memlab.predictor.cards",
-    "compare": "memlab.session.compare",
-    "doctor": "memlab.session.doctor",
-    "explain_oom": "memlab.session.oom",
-    "fit": "memlab.session.fit",
-    "last_run": "memlab.session.runs",
-    "ledger": "memlab.session.ledger",
-    "load": "memlab.session.run",
-    "max_batch": "memlab.session.batch",
-    "predict": "memlab.session.predict",
-    "release": "memlab.session.oom",
-    "runs": "memlab.session.runs",
-    "size": "memlab.session.size",
-    "techniques": "memlab.savings",
-    "track": "memlab.session.track",
-    "who": "memlab.session.who",
+    "Card": "memlab.prediction.cards",
+    "Prediction": "memlab.api.predict",
+    "advise": "memlab.api.advise",
+    "calibrate": "memlab.prediction.calibration",
+    "cards": "memlab.prediction.cards",
+    "compare": "memlab.api.compare",
+    "doctor": "memlab.api.doctor",
+    "explain_oom": "memlab.api.oom",
+    "fit": "memlab.api.fit",
+    "last_run": "memlab.api.runs",
+    "ledger": "memlab.api.ledger",
+    "load": "memlab.api.load",
+    "max_batch": "memlab.api.fit",
+    "predict": "memlab.api.predict",
+    "release": "memlab.api.oom",
+    "runs": "memlab.api.runs",
+    "size": "memlab.api.size",
+    "techniques": "memlab.saving_techniques",
+    "track": "memlab.api.track",
+    "who": "memlab.api.who",
     "workloads": "memlab.workloads",
 }
 
@@ -46,30 +46,30 @@ __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", 
 
 if TYPE_CHECKING:
     from memlab import workloads as workloads
+    from memlab.api.advise import advise as advise
+    from memlab.api.compare import compare as compare
+    from memlab.api.doctor import doctor as doctor
+    from memlab.api.fit import fit as fit
+    from memlab.api.fit import max_batch as max_batch
+    from memlab.api.ledger import ledger as ledger
+    from memlab.api.load import load as load
+    from memlab.api.oom import explain_oom as explain_oom
+    from memlab.api.oom import release as release
+    from memlab.api.predict import Prediction as Prediction
+    from memlab.api.predict import predict as predict
+    from memlab.api.run import Run as Run
+    from memlab.api.runs import last_run as last_run
+    from memlab.api.runs import runs as runs
+    from memlab.api.size import size as size
+    from memlab.api.track import track as track
+    from memlab.api.who import who as who
     from memlab.errors import BudgetExceeded as BudgetExceeded
     from memlab.errors import MemlabError as MemlabError
     from memlab.lab import Lab as Lab
-    from memlab.predictor.calibration import calibrate as calibrate
-    from memlab.predictor.cards import Card as Card
-    from memlab.predictor.cards import cards as cards
-    from memlab.savings import techniques as techniques
-    from memlab.session.advise.ask import advise as advise
-    from memlab.session.batch import max_batch as max_batch
-    from memlab.session.compare import compare as compare
-    from memlab.session.doctor import doctor as doctor
-    from memlab.session.fit import fit as fit
-    from memlab.session.ledger import ledger as ledger
-    from memlab.session.oom import explain_oom as explain_oom
-    from memlab.session.oom import release as release
-    from memlab.session.predict import Prediction as Prediction
-    from memlab.session.predict import predict as predict
-    from memlab.session.run import Run as Run
-    from memlab.session.run import load as load
-    from memlab.session.runs import last_run as last_run
-    from memlab.session.runs import runs as runs
-    from memlab.session.size import size as size
-    from memlab.session.track import track as track
-    from memlab.session.who import who as who
+    from memlab.prediction.calibration import calibrate as calibrate
+    from memlab.prediction.cards import Card as Card
+    from memlab.prediction.cards import cards as cards
+    from memlab.saving_techniques import techniques as techniques
     from memlab.trace import Trace as Trace
 
 

@@ -13,16 +13,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status."""
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if command == "calibrate":
-        from memlab.predictor.calibration import main as calibrate
+        from memlab.prediction.calibration import main as calibrate
 
         return calibrate(rest)
     if command == "cards" and not rest:
-        from memlab.predictor.cards import cards
+        from memlab.prediction.cards import cards
 
         print(cards)
         return 0
     if command == "doctor" and not rest:
-        from memlab.session.doctor import doctor
+        from memlab.api.doctor import doctor
 
         found = doctor()
         print(found)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import math
 import os
+import signal
 import sys
 import threading
 from collections import Counter
@@ -16,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
+from memlab.api.display import Display
+from memlab.api.run import CELLS, Run
+from memlab.api.runs import runs
+from memlab.api.watched_code import caller, known_by_now, lines_at
 from memlab.errors import BudgetExceeded, MemlabError
 from memlab.probes.counters import cuda_counters, cuda_devices
 from memlab.probes.history import RING_ENTRIES
 from memlab.probes.measurement import Measurement, Target
 from memlab.probes.sampler import Sample
-from memlab.session.lines import caller, lines_at
-from memlab.session.run import Run
-from memlab.session.runs import runs
-from memlab.session.show import Display
-from memlab.session.watched import known_by_now
+from memlab.torch_internals import cell_code
 from memlab.trace.columns import Samples
 from memlab.trace.file import PartialFile, savable
 from memlab.trace.trace import CPU, Bounded, Device, MadeBy, Trace
@@ -36,65 +38,45 @@ _MAX_NAME = 200
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """What can be asked of a track; made by `options`, which refuses what makes no sense."""
+    """What can be asked of a track; whatever makes no sense is refused before anything runs."""
 
-    name: str = ""
-    target: Target = dataclasses.field(default_factory=Target)
-    budget_bytes: int | None = None
-    save: Path | None = None
+    name: str | None = None
+    _: dataclasses.KW_ONLY
+    device: Any = None
+    budget: str | int | None = None
+    save: str | os.PathLike[str] | None = None
     rate_hz: float = 10.0
     entries: int = RING_ENTRIES
     live: bool = True
     show: bool | None = None
     lines: bool = False
-    functions: tuple[Any, ...] = ()
+    functions: Sequence[Any] = ()
     shapes: bool = False
+    target: Target = dataclasses.field(init=False)
+    budget_bytes: int | None = dataclasses.field(init=False)
 
-
-def options(
-    name: str | None = None,
-    *,
-    device: Any = None,
-    budget: str | int | None = None,
-    save: str | os.PathLike[str] | None = None,
-    rate_hz: float = 10.0,
-    entries: int = RING_ENTRIES,
-    live: bool = True,
-    show: bool | None = None,
-    lines: bool = False,
-    functions: Sequence[Any] = (),
-    shapes: bool = False,
-) -> Options:
-    """Check the options of a track before anything runs."""
-    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME):
-        raise MemlabError(f"a name is a text of 1 to {_MAX_NAME} characters, got {name!r:.80}.")
-    if not isinstance(rate_hz, int | float) or not math.isfinite(rate_hz) or not 0 < rate_hz <= 20:
-        raise MemlabError(f"the rate must be above 0 and at most 20 Hz, got {rate_hz!r}.")
-    if not isinstance(entries, int) or not 1000 <= entries <= 10_000_000:
-        raise MemlabError(f"entries (the length of the ring of history) must be 1,000 to 10,000,000, got {entries!r}.")
-    path = None if save is None else _file(save)
-    limit = None if budget is None else parse_bytes(budget)
-    watched = (functions,) if isinstance(functions, str) or callable(functions) else tuple(functions)
-    return Options(
-        name=name or "",
-        target=Target.parse(device),
-        budget_bytes=limit,
-        save=path,
-        rate_hz=float(rate_hz),
-        entries=entries,
-        live=live,
-        show=show,
-        lines=lines or bool(watched),
-        functions=watched,
-        shapes=shapes,
-    )
-
-
-def _file(save: str | os.PathLike[str]) -> Path:
-    """Where to save, whole, because the cell may change the working directory."""
-    if isinstance(save, str) and (not save or save.endswith(("/", os.sep))):
-        raise MemlabError(f"cannot save to {save!r:.200}: name a file in a folder that exists.")
-    return savable(save)
+    def __post_init__(self) -> None:
+        name, rate, entries, save, functions = self.name, self.rate_hz, self.entries, self.save, self.functions
+        if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME):
+            raise MemlabError(f"a name is a text of 1 to {_MAX_NAME} characters, got {name!r:.80}.")
+        if not isinstance(rate, int | float) or not math.isfinite(rate) or not 0 < rate <= 20:
+            raise MemlabError(f"the rate must be above 0 and at most 20 Hz, got {rate!r}.")
+        if not isinstance(entries, int) or not 1000 <= entries <= 10_000_000:
+            what = "entries (the length of the ring of history)"
+            raise MemlabError(f"{what} must be 1,000 to 10,000,000, got {entries!r}.")
+        if isinstance(save, str) and (not save or save.endswith(("/", os.sep))):
+            raise MemlabError(f"cannot save to {save!r:.200}: name a file in a folder that exists.")
+        watched = (functions,) if isinstance(functions, str) or callable(functions) else tuple(functions)
+        for field, value in {
+            "name": name or "",
+            "rate_hz": float(rate),
+            "lines": self.lines or bool(watched),
+            "functions": watched,
+            "target": Target.parse(self.device),
+            "budget_bytes": None if self.budget is None else parse_bytes(self.budget),
+            "save": None if save is None else savable(save),  # whole, because the cell may change the working directory
+        }.items():
+            object.__setattr__(self, field, value)
 
 
 class Track:
@@ -105,10 +87,12 @@ class Track:
         self.run = Run(wanted.name or runs.new_name())
         self.code: ast.Module | None = None
         """What is going to run, where the frame that starts this is not that of the cell."""
+        self.is_kept = True
+        """Whether the run is listed among the runs when it has ended."""
         self._measurement: Measurement | None = None
         self._display: Display | None = None
         self._saver: Saver | None = None
-        self._thread = 0
+        self._thread, self._file = 0, ""
 
     def __enter__(self) -> Run:
         self.start()
@@ -129,20 +113,22 @@ class Track:
         """Begin to measure; if that fails nothing is left on."""
         if self._measurement is not None:
             raise MemlabError(f"run {self.run.name!r} was started before; call track() again for another.")
-        _refuse_in_a_prediction()
+        fake = sys.modules.get("memlab.fake_cuda.tensors")
+        if fake is not None and fake.State.active is not None:  # all of it is in the report of the prediction
+            what = "a run inside of a prediction measures nothing"
+            raise MemlabError(f"{what}: the prediction is of the whole cell or step.")
         wanted = self.options
         self._thread = threading.get_ident()
         frame = caller(sys._getframe(1))
+        self._file = frame.f_code.co_filename
         known = known_by_now(wanted.functions, frame, self.code) if wanted.lines else ()
         lines = lines_at(frame, list(known)) if wanted.lines else None
-        measurement = self._measurement = Measurement(
-            wanted.target, wanted.rate_hz, wanted.entries, lines, wanted.shapes
-        )
+        measurement = Measurement(wanted.target, wanted.rate_hz, wanted.entries, lines, wanted.shapes)
         if Display.is_wanted(wanted.show, _open_tracks[self._thread]):
             self._display = Display(self.run, measurement, wanted.live)
-        measurement.on_tick = self._tick
+        self._measurement, measurement.on_tick = measurement, self._tick
         try:
-            self._saver = Saver(wanted.save, self.run.name) if wanted.save is not None else None
+            self._saver = Saver(Path(wanted.save), self.run.name) if wanted.save is not None else None
             if self._display is not None:
                 self._display.open()
             measurement.start(frame)
@@ -153,10 +139,9 @@ class Track:
         self.run.is_running = True
 
     def _tick(self, sample: Sample) -> None:
-        if self._saver is not None:
-            self._saver.tick(sample)
-        if self._display is not None:
-            self._display.tick(sample)
+        for one in (self._saver, self._display):
+            if one is not None:
+                one.tick(sample)
 
     def _abandon(self, reason: str) -> None:
         self.run.fail(reason)
@@ -171,47 +156,72 @@ class Track:
             return None
         self.run.is_running = False
         _open_tracks[self._thread] -= 1  # that of the start: a generator may be closed from another thread
-        try:
-            self._keep(self._measurement.stop(), error)
-        except BaseException as problem:
-            self._abandon(_described(problem))
-            raise
-        try:
-            if self.options.save is not None:
-                self.run.save(self.options.save)
-        finally:
-            if self._saver is not None:
-                self._saver.close()
-            if self._display is not None:
-                self._display.finish()
-        return self._over_budget()
+        with _interrupts_wait():
+            try:
+                self._keep(self._measurement.stop(), error)
+            except BaseException as problem:
+                self._abandon(_described(problem))
+                raise
+            try:
+                if self.options.save is not None:
+                    self.run.save(self.options.save)
+            finally:
+                if self._saver is not None:
+                    self._saver.close()
+                if self._display is not None:
+                    self._display.finish()
+        limit = self.options.budget_bytes
+        for device in self.run.devices if limit is not None else ():
+            peak_bytes = device.levels[0].peak.low_bytes
+            if limit is not None and peak_bytes > limit:
+                what = f"{device.device.label} peaked at {format_bytes(peak_bytes)} allocated"
+                text = f"{what}, {format_bytes(peak_bytes - limit)} above its budget of {format_bytes(limit)}."
+                return BudgetExceeded(f"run {self.run.name!r}: {text}")
+        return None
 
     def _keep(self, trace: Trace, error: BaseException | None) -> None:
         notes = list(self._display.notes) if self._display is not None else []
         notes += _about_cuda(trace, is_forced=self.options.target.type is not None)
         if error is not None:
             notes.append(f"The cell raised {_described(error)}.")
+        counts = {}
+        # "cell" is what the measured one is called where its lines are followed
+        for place in {"cell", *(text.rpartition(":")[0] for text in (*trace.texts["line"], *trace.texts["mark"]))}:
+            if count := cell_code.cell_number(self._file if place == "cell" else place):
+                counts[place] = count
+        if counts:
+            trace = dataclasses.replace(trace, notes={**trace.notes, CELLS: counts})
         self.run.finish(trace, notes)
-        runs.add(self.run)
-
-    def _over_budget(self) -> BudgetExceeded | None:
-        limit = self.options.budget_bytes
-        if limit is None:
-            return None
-        for device in self.run.devices:
-            peak = device.levels[0].peak
-            if peak.low_bytes > limit:
-                what = f"{device.device.label} peaked at {format_bytes(peak.low_bytes)} allocated"
-                text = f"{what}, {format_bytes(peak.low_bytes - limit)} above its budget of {format_bytes(limit)}."
-                return BudgetExceeded(f"run {self.run.name!r}: {text}")
-        return None
+        self.run.note("raised", error is not None)
+        if self.is_kept:
+            runs.add(self.run)
 
 
-def _refuse_in_a_prediction() -> None:
-    """Inside of one there is nothing to measure, and all of it is in its report."""
-    pretend = sys.modules.get("memlab.predictor.pretend.tensors")
-    if pretend is not None and pretend.State.active is not None:
-        raise MemlabError("a run inside of a prediction measures nothing: the prediction is of the whole cell or step.")
+_open_tracks: Counter[int] = Counter()
+"""How many tracks are open, by the thread that started them."""
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C waits until the run that has ended is put together and shown; the second one does not."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def wait(number: int, frame: Any) -> None:
+        came.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is wait:
+            signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:
@@ -230,26 +240,26 @@ def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:
         yield f"Nothing came or went on CUDA in this run. All the while PyTorch held {there}."
 
 
-_open_tracks: Counter[int] = Counter()
-"""How many tracks are open, by the thread that started them."""
-
-
 class Saver:
     """Writes the samples of a run while it goes on, so that a killed kernel leaves something to read."""
 
     HEAD_EVERY_NS = 1_000_000_000
 
     def __init__(self, path: Path, name: str) -> None:
-        self._file = PartialFile(path)
-        self._name = name
-        self._next_head_ns = 0
+        self._file, self._name, self._next_head_ns = PartialFile(path), name, 0
 
     def tick(self, sample: Sample) -> None:
         """Append one sample."""
-        if sample.time_ns >= self._next_head_ns:
-            self._file.writer.head(_unfinished(sample), notes={"name": self._name})
-            self._next_head_ns = sample.time_ns + self.HEAD_EVERY_NS
-        rows = [(sample.time_ns, *dataclasses.astuple(reading)) for reading in sample.readings]
+        now_ns = sample.time_ns
+        if now_ns >= self._next_head_ns:
+            devices = tuple(Device(reading.device, "") for reading in sample.readings)
+            # Its events were never read, so no peak in it is exact.
+            unread = tuple(Bounded(device.index, 0, now_ns, 0) for device in devices)
+            engine = "samples of a run that did not end"
+            made_by = MadeBy(engine, devices, duration_ns=now_ns, bounded=unread)
+            self._file.writer.head(made_by, notes={"name": self._name})
+            self._next_head_ns = now_ns + self.HEAD_EVERY_NS
+        rows = [(now_ns, *reading) for reading in sample.readings]
         if rows:
             self._file.writer.table("samples", Samples(*np.array(rows, "i8").T))
         self._file.flush()
@@ -257,13 +267,6 @@ class Saver:
     def close(self) -> None:
         """The whole run is saved: remove what was written meanwhile."""
         self._file.close()
-
-
-def _unfinished(sample: Sample) -> MadeBy:
-    """Who made a file that holds samples alone: its events were never read, so no peak in it is exact."""
-    devices = tuple(Device(reading.device, "") for reading in sample.readings)
-    unread = tuple(Bounded(device.index, 0, sample.time_ns, 0) for device in devices)
-    return MadeBy("samples of a run that did not end", devices, duration_ns=sample.time_ns, bounded=unread)
 
 
 def _described(error: BaseException) -> str:
@@ -285,4 +288,4 @@ def track(name: str | None = None, **kwargs: Any) -> Track:
     script, and of `functions` (names or functions, methods, classes), for `run.lines()`; `shapes=True` notes the shapes of
     tensors (on CUDA at the price of slower operators).
     """
-    return Track(options(name, **kwargs))
+    return Track(Options(name, **kwargs))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memlab.api.run import Run
 from memlab.errors import MemlabError
-from memlab.session.run import Run
 from memlab.units import GiB
 
 MAX_RUNS = 50
@@ -55,27 +54,17 @@ class Runs(Mapping[str, Run]):
     def add(self, run: Run) -> None:
         """Keep a finished run; older ones go where there are too many. A run of the same name is replaced."""
         with self._lock:
-            self._runs.pop(run.name, None)
-            self._runs[run.name] = run
-            while len(self._runs) > 1 and (len(self._runs) > MAX_RUNS or self._nbytes() > MAX_BYTES):
-                del self._runs[next(iter(self._runs))]
+            kept = self._runs
+            kept.pop(run.name, None)
+            kept[run.name] = run
+            while len(kept) > 1 and (len(kept) > MAX_RUNS or sum(one.nbytes() for one in kept.values()) > MAX_BYTES):
+                del kept[next(iter(kept))]
 
     def discard(self, run: Run) -> None:
-        """Let go of a run that came to nothing."""
+        """Forget a run that recorded nothing."""
         with self._lock:
             if self._runs.get(run.name) is run:
                 del self._runs[run.name]
-
-    @contextlib.contextmanager
-    def as_they_are(self) -> Iterator[None]:
-        """Within it runs may come; afterwards there are those that were there before, and none of them had to make room."""
-        with self._lock:
-            before = dict(self._runs)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._runs = before
 
     def last(self) -> Run:
         """The latest run."""
@@ -83,9 +72,6 @@ class Runs(Mapping[str, Run]):
             if not self._runs:
                 raise MemlabError("there is no run yet: put %%memtrack on a cell, or use memlab.track().")
             return next(reversed(self._runs.values()))
-
-    def _nbytes(self) -> int:
-        return sum(run.nbytes() for run in self._runs.values())
 
 
 runs = Runs()

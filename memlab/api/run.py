@@ -1,7 +1,8 @@
-"""A Run: one measured stretch of work, its figures, its file, its faces."""
+"""A Run: one measured stretch of work, its trace and its figures. What shows it takes the trace and knows no Run."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -11,19 +12,16 @@ from typing import TYPE_CHECKING, Any
 from memlab.analysis.breakdown import Breakdown, breakdown
 from memlab.analysis.summary import DeviceSummary, Summary, summary
 from memlab.errors import MemlabError
-from memlab.trace import snapshot
-from memlab.trace.file import load as load_trace
-from memlab.trace.file import save as save_trace
+from memlab.trace import file, snapshot_write
 from memlab.trace.trace import Gap, Trace
 from memlab.units import format_bytes
 
 if TYPE_CHECKING:
     from memlab.analysis.leak import Leaks
-    from memlab.session.lines import LineReport
-    from memlab.session.modules import RunModules
+    from memlab.api.report import LineReport, RunModules, RunReport
 
-SNAPSHOT = ".pickle"
-"""How the names of PyTorch's memory snapshots end."""
+CELLS = "cells"
+"""The key of a trace's notes that has the execution counts of the cells by the names of their code."""
 
 
 class Run:
@@ -40,7 +38,7 @@ class Run:
         self._offered: Any = None
         self._failed = ""
         self.is_running = False
-        self.again = ""
+        self.cell_text = ""
         """The text of the notebook cell that was measured, where it can be run again; it is not saved."""
 
     def __repr__(self) -> str:
@@ -55,13 +53,17 @@ class Run:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         return {"text/plain": repr(self)} if self._trace is None else self.report().bundle()
 
+    # --- while it is measured ---
+
     def finish(self, trace: Trace, notes: Sequence[str] = ()) -> None:
         """Take the trace that was measured; from here on the run has figures."""
         facts = {**trace.notes, "name": self.name, "notes": list(notes)}
         if self._offered is not None and self._result is None:
-            from memlab.session.results import noted_if_possible
+            from memlab.api.results import serialized
 
-            self._result = noted_if_possible(self._offered)
+            # Nobody asked to record it, and the cell has ended: neither a refusal nor an interrupt may cost its report.
+            with contextlib.suppress(Exception, KeyboardInterrupt):
+                self._result = serialized(self._offered)
         self._offered = None
         if self._result is not None:
             facts["result"] = self._result
@@ -72,7 +74,7 @@ class Run:
         self._trace = dataclasses.replace(self.trace, notes={**self.trace.notes, key: facts})
 
     def fail(self, reason: str) -> None:
-        """Take note that the run will have no figures, and why."""
+        """Record that the run will have no figures, and why."""
         self._failed = reason
 
     def _state(self) -> str:
@@ -80,23 +82,48 @@ class Run:
             return f"has no figures: {self._failed}"
         return "still going on" if self.is_running else "not measured yet"
 
-    # --- figures ----------------------------------------------------------------------------------------------------
+    def result(self, value: Any) -> Any:
+        """Record a result for later comparison and return it; what is recorded keeps no tensor alive.
+
+        Tensors, arrays, numbers, texts, and dicts, lists, tuples and dataclasses of them. Up to 1 MiB the values are kept, above
+        that dtype, shape, a digest and a sample.
+        """
+        from memlab.api.results import serialized
+
+        self._result = serialized(value)
+        if self._trace is not None:
+            self.note("result", self._result)
+        return value
+
+    def offer(self, value: Any) -> None:
+        """What becomes the result at the end, if no other was recorded; None takes it back."""
+        self._offered = value
+
+    # --- figures ---
 
     @property
     def trace(self) -> Trace:
         """Everything that was measured."""
         if self._trace is None:
-            raise MemlabError(
-                f"run {self.name!r}: {self._state()}; figures are there when its block or cell has ended."
-            )
+            state = self._state()
+            raise MemlabError(f"run {self.name!r}: {state}; figures are there when its block or cell has ended.")
         return self._trace
 
     @property
     def summary(self) -> Summary:
         """The figures, as a value."""
         if self._summary is None:
-            self._summary = summary(self.trace, self.name)
+            found = summary(self.trace, self.name)
+            devices = tuple(dataclasses.replace(one, at=self._numbered(one.at)) for one in found.devices)
+            self._summary = dataclasses.replace(found, devices=devices)
         return self._summary
+
+    def _numbered(self, at: Any) -> dict[str, str]:
+        """Where a peak was, with the execution count of the cell; runs of earlier versions have none."""
+        counts = self.trace.notes.get(CELLS)
+        place, _, line = at.get("line", "").rpartition(":")
+        count = counts.get(place) if isinstance(counts, dict) else None
+        return {**at, "line": f"cell [{count}]:{line}"} if isinstance(count, int) else dict(at)
 
     @property
     def devices(self) -> Sequence[DeviceSummary]:
@@ -105,7 +132,7 @@ class Run:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """The most that was allocated at once. Where it is no exact figure (`gaps` says so), what is certain at least."""
+        """The most that was allocated at once; where it is not exact (see `gaps`), what is certain."""
         return self._peak("allocated")
 
     @property
@@ -115,14 +142,14 @@ class Run:
 
     @property
     def peak_device_bytes(self) -> int:
-        """The most that was in use on the whole device, as far as samples and *reserved* tell: a lower bound."""
+        """The most in use on the whole device, by samples and *reserved*: a lower bound."""
         return self._peak("device used")
 
     peak_bytes = peak_allocated_bytes
 
     def _peak(self, of: str) -> int:
-        levels = [level for device in self.devices[:1] if (level := device.level(of)) is not None]
-        return levels[0].peak.low_bytes if levels else 0
+        level = self.devices[0].level(of) if self.devices else None
+        return level.peak.low_bytes if level is not None else 0
 
     @property
     def is_exact(self) -> bool:
@@ -134,71 +161,58 @@ class Run:
         """What could not be seen."""
         return self.trace.gaps
 
+    again = property(lambda self: self.cell_text)
+    """The earlier name of `cell_text`."""
+
+    def _device(self, device: int | None, what: str) -> int:
+        """The device that is asked about, by default that with the largest peak."""
+        if device is None and not self.devices:
+            raise MemlabError(f"run {self.name!r} used no device: {what}.")
+        return self.devices[0].device.index if device is None else device
+
     def breakdown(self, by: str = "category", of: str = "allocated", device: int | None = None) -> Breakdown:
         """Name -> bytes at the peak of `of`, summing to it.
 
         `by` is "category", "module", "line", "tensor" or "phase"; `of` is "allocated", "reserved" (adds cached) or "device"
         (adds context, other processes, unknown).
         """
-        if device is None and not self.devices:
-            raise MemlabError(f"run {self.name!r} used no device of those it measured: there is nothing to break down.")
-        index = self.devices[0].device.index if device is None else device
-        return breakdown(self.trace, index, by, of)
+        return breakdown(self.trace, self._device(device, "there is nothing to break down"), by, of)
 
     def modules(self, device: int | None = None) -> RunModules:
-        """Who of the modules held the peak, what each forward left for backward, and its transient peak, as a tree."""
-        from memlab.session.modules import modules
+        """Which modules held the peak, and what each forward kept and needed, as a tree."""
+        from memlab.analysis.modules import modules
+        from memlab.api.report import RunModules
 
-        return modules(self, device)
+        return RunModules.of(modules(self.trace, self._device(device, "there are no modules to show")))
 
     def lines(self, device: int | None = None) -> LineReport:
         """What each line held, freed and needed on the way; for runs that were tracked with lines."""
-        from memlab.session.lines import lines
+        from memlab.analysis.lines import lines
+        from memlab.api.report import LineReport
 
-        return lines(self, device)
+        return LineReport(lines(self.trace, self._device(device, "its lines took nothing")), self.name)
 
     def leaks(self, device: int | None = None) -> Leaks:
-        """What grows from one iteration to the next and does not stop, with the line or module that allocates it."""
+        """What grows from one iteration to the next, with the line or module that allocates it."""
         from memlab.analysis.leak import Leaks, leaks
 
-        if not self.devices:
-            return Leaks()
-        return leaks(self.trace, self.devices[0].device.index if device is None else device)
-
-    def result(self, value: Any) -> Any:
-        """Note a result of the run for later comparison and give it back; what is noted keeps no tensor alive.
-
-        Tensors, arrays, numbers, texts, and dicts, lists, tuples and dataclasses of them. Up to 1 MiB the values are kept, above
-        that dtype, shape, a digest and a sample.
-        """
-        from memlab.session.results import noted
-
-        self._result = noted(value)
-        if self._trace is not None:
-            self.note("result", self._result)
-        return value
-
-    def offer(self, value: Any) -> None:
-        """What becomes the result when the run ends, if nothing else was noted and it can be one; None takes it back."""
-        self._offered = value
+        return leaks(self.trace, self._device(device, "")) if self.devices else Leaks()
 
     def to_pandas(self) -> Any:
         """The events as a pandas DataFrame; `summary.to_pandas()` has the figures."""
         return self.trace.to_pandas()
 
-    # --- faces and file ----------------------------------------------------------------------------------------------
+    # --- report and file ---
 
-    def report(self) -> Any:
+    def report(self) -> RunReport:
         """The report that a tracked cell ends with."""
-        from memlab.session.show import RunReport
+        from memlab.api.report import RunReport
 
         return RunReport(self)
 
     def explore(self) -> Any:
         """Open a widget to zoom into the timeline; closing it leaves the static figure."""
-        from memlab.session.explore import explore
-
-        return explore(self)
+        return self.report().explore()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the run to a file, whole or not at all; `memlab.load` reads it.
@@ -206,25 +220,8 @@ class Run:
         A name that ends in ".pickle" gets a PyTorch memory snapshot, which memory_viz opens; of a run of CUDA, measured or
         predicted.
         """
-        if str(path).endswith(SNAPSHOT):
-            return snapshot.save(self.trace, path)
-        return save_trace(self.trace, path)
+        return snapshot_write.save(self.trace, path) if str(path).endswith(".pickle") else file.save(self.trace, path)
 
     def nbytes(self) -> int:
         """How much host memory the run takes, in bytes."""
         return 0 if self._trace is None else self._trace.nbytes()
-
-
-def load(path: str | os.PathLike[str]) -> Run:
-    """Read a run that was saved, or a PyTorch memory snapshot; files are read without executing anything in them."""
-    if snapshot.looks_like_snapshot(path):
-        from memlab.probes.snapshot import load as load_snapshot
-
-        return Run(Path(path).name, load_snapshot(path))
-    trace = load_trace(path)
-    name = str(trace.notes.get("name", ""))
-    if "prediction" in trace.notes:
-        from memlab.session.predict import Prediction
-
-        return Prediction(name, trace)
-    return Run(name, trace)

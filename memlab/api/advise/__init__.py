@@ -1,0 +1,312 @@
+"""`memlab.advise`: which techniques save memory here, found by running the work with each of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memlab.analysis.advice import Findings, Tried, interval_text, saved
+from memlab.api.advise.search import Search, agreement, candidates, level, ratio
+from memlab.api.advise.subject import OfStep, Subject, Tell, WorkloadSubject, card_of, here, of_workload_run
+from memlab.api.compare import Comparison, compare
+from memlab.api.display import Progress
+from memlab.api.predict import Prediction, asks_for_nothing
+from memlab.api.run import Run
+from memlab.api.workload_run import work_of
+from memlab.errors import MemlabError
+from memlab.prediction.cards import Card, find
+from memlab.saving_techniques import techniques as known_techniques
+from memlab.units import ByteRange, format_bytes, format_seconds, number_of, parse_bytes
+from memlab.views.advice import advice_page
+from memlab.views.page import Page
+from memlab.views.shown import Shown
+from memlab.views.table import Column, Table
+from memlab.workloads.workload import Workload
+
+LIMIT_S = 300.0
+"""An advice takes no longer, unless it is told."""
+OF = "allocated"
+"""The peak that is checked: what a device uses besides it does not depend on the code."""
+
+
+def advise(
+    what: Any,
+    target: str | int | None = None,
+    *,
+    card: str | Card | None = None,
+    techniques: Iterable[str] | None = None,
+    allow_changes: bool = False,
+    habits: Iterable[str] = (),
+    size: str = "laptop",
+    settings: dict[str, Any] | None = None,
+    steps: int = 2,
+    limit_s: float = LIMIT_S,
+) -> Advice:
+    """Which techniques save memory here, found by running the work with each of them, and how to reach `target` ("8GiB").
+
+    `what` is a workload (a name, a Workload, or a function that gives model, optimizer, batch and loss), a step (a function
+    without arguments, run in a child process), or the run of a `%%memtrack` cell, a prediction of one, or a run of the Lab.
+    With `card` everything is predicted for it, and the target is of what the device uses; else it is measured here, and the
+    target is of *allocated*. `techniques` names those to try; by default those that attack what holds the peak, without those that
+    change training unless `allow_changes`. `habits`, `size`, `settings` and `steps` are those of a workload. It ends
+    after `limit_s` seconds, or when interrupted, with what was found until then.
+    """
+    if type(steps) is not int or not 1 <= steps <= 100:
+        raise MemlabError(f"steps is a number from 1 to 100, got {steps!r:.80}.")
+    if not isinstance(limit_s, int | float) or isinstance(limit_s, bool) or not 0 < limit_s < math.inf:
+        raise MemlabError(f"limit_s is a number of seconds above 0, got {limit_s!r:.80}.")
+    began = time.monotonic()
+    target_bytes = None if target is None else parse_bytes(target)
+    named = None if techniques is None else _known(techniques)
+    on = None if card is None else find(card)
+    habits = tuple(_known(habits))
+    line, count, gives_parts = Progress(), 0, list[bool]()
+
+    def tell(text: str) -> None:
+        nonlocal count
+        count += "," not in text
+        line.write(f"advising: {line.elapsed} of at most {format_seconds(limit_s)}, {text}")
+
+    def workload() -> WorkloadSubject:
+        work = work_of(what, size, **(settings or {}))
+        return WorkloadSubject(work, on or here(), steps, habits=habits)
+
+    try:
+        subject: Subject
+        if isinstance(what, Run):
+            subject = _of_run(what, on, steps)
+            if settings or habits:
+                raise MemlabError("settings and habits are those of a workload: leave them out for a run.")
+        elif isinstance(what, str | Workload):
+            subject = workload()
+        elif callable(what):
+            name = str(getattr(what, "__name__", type(what).__name__))
+            subject = OfStep(name, on or "cpu", what, on_parts=lambda: gives_parts.append(True))
+        else:
+            raise MemlabError(f"advise needs a workload, a step or a run, got {type(what).__name__}: {what!r:.80}")
+        before = _first_run(subject, tell, began + limit_s)
+        if gives_parts:  # whether a function gives the parts of a workload is known when it has run
+            subject = workload()
+            before = _first_run(subject, tell, began + limit_s)
+        target_bytes, of, notes = _goal(before, target_bytes)
+        search = Search(subject, of, tell, began + limit_s, target_bytes)
+        search.begin(before)
+        names, left_out = candidates(subject, search.shares, of, named, allow_changes)
+        if target_bytes is None or max(search.before_bytes) > target_bytes:
+            search.go(names)
+    finally:
+        line.close(f"advice: {number_of(count, 'run')} in {line.elapsed}")
+    notes += list(_notes(what, search))
+    return Advice(search.findings(left_out, notes, time.monotonic() - began), subject, before, search.best)
+
+
+def _known(names: Iterable[str]) -> list[str]:
+    return [known_techniques[name].name for name in ([names] if isinstance(names, str) else names)]
+
+
+def _of_run(run: Run, on: Card | None, steps: int) -> Subject:
+    """The subject of a run: its cell's text, or the workload that it was of."""
+    facts = run.trace.notes.get("trial")
+    if isinstance(facts, dict) and "workload" in facts:
+        return of_workload_run(run, on, steps)
+    if run.cell_text:
+        return OfStep(run.name, on or card_of(run) or "cpu", text=run.cell_text)
+    what = "prediction of a step" if isinstance(run, Prediction) else "run of a block"
+    why = f"run {run.name!r} cannot be run again: a {what}, or from a file"
+    raise MemlabError(f"{why}. Pass the step itself, memlab.advise(step), or the run of a %%memtrack cell.")
+
+
+def _first_run(subject: Subject, tell: Tell, deadline: float) -> Run:
+    tell("as it is")
+    before = subject.attempt((), lambda text: tell(f"as it is, {text}"), max(deadline - time.monotonic(), 0.001))
+    if isinstance(before, Prediction) and asks_for_nothing(before.forecast):
+        why = f'it allocated nothing on {before.card.name}: is it written for "cuda"?'
+        raise MemlabError(f"{why} Without card= it is measured here.")
+    if not before.devices or not level(before, OF).high:
+        raise MemlabError("it used no memory that can be saved.")
+    return before
+
+
+def _goal(before: Run, target_bytes: int | None) -> tuple[int | None, str, list[str]]:
+    """The target, and of which peak it is: for a card of what the device uses, and by default what the card has."""
+    if not isinstance(before, Prediction) or (target_bytes is None and before.fits == "yes"):
+        return target_bytes, OF, []
+    if target_bytes is not None:
+        return target_bytes, "device", []
+    usable = before.card.usable_bytes
+    return usable, "device", [f"No target was named: it is what {before.card.name} has, {format_bytes(usable)}."]
+
+
+def _notes(what: Any, search: Search) -> Iterator[str]:
+    """What a reader has to know besides the figures."""
+    subject = search.subject
+    if isinstance(what, Run) and isinstance(subject, OfStep) and isinstance(subject.on, str):
+        first, again = what.peak_allocated_bytes, search.before_bytes[0]
+        if abs(first - again) * 50 > max(first, again):
+            then = f"the first time it was {format_bytes(first)}, as the notebook held something else then"
+            yield f"Run again, the cell peaks at {format_bytes(again)}; {then}."
+        yield "Seconds are those of the tracked cell; its values were not compared."
+    if isinstance(subject, WorkloadSubject) and isinstance(subject.on, Card):
+        yield "Predicted: seconds and results were not checked. advice.measure() runs it here."
+
+
+class Advice(Shown):
+    """What saves memory here, tried: see `recommended`, `tried`, `code`."""
+
+    def __init__(self, findings: Findings, subject: Subject, before: Run, best: Run | None) -> None:
+        self.findings, self.before, self.best = findings, before, best
+        self._subject = subject
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """Each technique that was tried, and each combination, in the order in which they were run."""
+        return (*self.findings.tried, *self.findings.combined)
+
+    @property
+    def recommended(self) -> tuple[str, ...]:
+        """The names of the techniques that are recommended; empty where none is."""
+        best = self.findings.recommended
+        return best.names if best is not None else ()
+
+    @property
+    def saved_bytes(self) -> ByteRange:
+        """What the recommended ones save together, at least and at most."""
+        best = self.findings.recommended
+        return best.saved_bytes if best is not None else ByteRange(0, 0)
+
+    @property
+    def reaches(self) -> bool | None:
+        """Whether the target is reached for certain; None where none was named."""
+        return self.findings.reaches
+
+    @property
+    def code(self) -> str:
+        """What to paste for the recommended techniques."""
+        chosen = [known_techniques[name] for name in self.recommended]
+        parts = [f"# {one.name}: {one.idea}\n{one.code.strip()}" for one in chosen]
+        code = "\n\n".join(parts) + "\n" * bool(parts)
+        # As it was tried: autocast of "cuda" changes nothing on the CPU.
+        return code.replace('"cuda"', '"cpu"') if self.findings.on == "cpu" else code
+
+    @property
+    def comparison(self) -> Comparison:
+        """The work as it is next to the work with what is recommended (`memlab.compare`)."""
+        if self.best is None:
+            raise MemlabError("there is nothing to compare: nothing is recommended, or its run was too large to keep.")
+        return compare(self.before, self.best)
+
+    def measure(self) -> Checked:
+        """Apply what is recommended and measure it here, on CUDA or the CPU: how far was the advice off?"""
+        if not self.recommended:
+            raise MemlabError("nothing is recommended, so there is nothing to measure.")
+        subject = self._subject
+        if isinstance(subject, WorkloadSubject):
+            subject = WorkloadSubject(subject.work, here(), subject.steps, subject.techniques, subject.habits)
+        elif isinstance(subject.on, Card):
+            what = f"a {'cell' if subject.text else 'step'} for a GPU is not measured from here"
+            how = "paste advice.code, track it, and pass that run to advice.check(run)"
+            raise MemlabError(f"{what}: {how}.")
+        before, after = (subject.attempt(names, lambda text: None, float("inf")) for names in ((), self.recommended))
+        return self._checked(before, after, str(subject.on))
+
+    def check(self, run: Run, before: Run | None = None) -> Checked:
+        """Compare a run of the changed code with the advice; `before` is a run of the unchanged one."""
+        if not isinstance(run, Run):
+            raise MemlabError(
+                f"check needs a run, got {type(run).__name__}: pass memlab.last_run() after the changed cell."
+            )
+        on = run.devices[0].device.label if run.devices else "no device"
+        return self._checked(before if before is not None else self.before, run, on)
+
+    def _checked(self, before: Run, after: Run, on: str) -> Checked:
+        said = (level(self.before, OF), level(self.best or self.before, OF))
+        measured = (level(before, OF), level(after, OF))
+        results = agreement(before, after, self.recommended)[0]
+        was_predicted, longer = self.findings.is_predicted, ratio(before, after)
+        return Checked(self.recommended, on, said, measured, was_predicted, longer, results, before, after)
+
+    @property
+    def page(self) -> Page:
+        """What is shown."""
+        return advice_page(self.findings, self.code)
+
+    def to_pandas(self) -> Any:
+        """A row for each run that was tried, sizes in bytes."""
+        return self.findings.to_pandas()
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Checked(Shown):
+    """What an advice said of the peak *allocated*, and what was measured: each (before, with it)."""
+
+    names: tuple[str, ...]
+    on: str
+    said: tuple[ByteRange, ByteRange]
+    measured: tuple[ByteRange, ByteRange]
+    was_predicted: bool
+    ratio: float | None
+    results: str
+    before: Run
+    after: Run
+
+    @property
+    def said_bytes(self) -> ByteRange:
+        """What the advice promised to save, at least and at most."""
+        return saved(*self.said)
+
+    @property
+    def measured_bytes(self) -> ByteRange:
+        """What was saved."""
+        return saved(*self.measured)
+
+    @property
+    def off_bytes(self) -> int:
+        """By how much more (or, negative, less) was saved than promised; 0 within the range."""
+        (low, high), said = self.measured_bytes, self.said_bytes
+        return high - said.high if high > said.high else min(low - said.low, 0)
+
+    @property
+    def comparison(self) -> Comparison:
+        """Both runs on one axis (`memlab.compare`)."""
+        return compare(self.before, self.after)
+
+    @property
+    def sentence(self) -> str:
+        """In one line."""
+        low, high = self.measured_bytes
+        saves, promised = interval_text(self.measured_bytes), interval_text(self.said_bytes)
+        if high < 0:
+            more = interval_text(ByteRange(-high, -low))
+            return f"It saves nothing and takes {more} more; the advice said {promised}."
+        if not self.off_bytes:
+            return f"It saves {saves}, as the advice said."
+        off = f"{format_bytes(abs(self.off_bytes))} {'more' if self.off_bytes > 0 else 'less'}"
+        return f"It saves {saves}, {off} than the advice said."
+
+    @property
+    def page(self) -> Page:
+        """What is shown: a table of two rows."""
+        rows = []
+        said = "predicted" if self.was_predicted else "measured before"
+        for what, (before, after) in ((said, self.said), (f"measured on {self.on}", self.measured)):
+            share = sum(saved(before, after)) / max(sum(before), 1)  # what two devices have in common
+            rows.append((what, before, after, saved(before, after), f"{100 * share:.1f} %"))
+        columns = (Column(""), *(Column(name, "bytes") for name in ("before", "with", "saved")), Column("share"))
+        notes = [self.sentence]
+        if self.ratio is not None:
+            notes.append(f"A step takes {self.ratio:.2f} times as long.")
+        title = f"memlab · {' + '.join(self.names) or 'nothing'}"
+        return Page(title, (Table("", columns, tuple(rows)), *notes, f"Results: {self.results}."))
+
+    listing = page
+
+    def to_pandas(self) -> Any:
+        """Two rows, sizes in bytes."""
+        import pandas
+
+        rows = [[size for of in (*both, saved(*both)) for size in of] for both in (self.said, self.measured)]
+        columns = [f"{what}_{end}_bytes" for what in ("before", "with", "saved") for end in ("low", "high")]
+        return pandas.DataFrame(rows, columns=columns, index=["said", "measured"])

@@ -1,0 +1,261 @@
+"""The search: the work as it is, each technique alone, then together, the best first, until the target is reached.
+
+Savings do not add up, because the peak moves: every combination is run. What was tried until an interrupt is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memlab.analysis.advice import Findings, Tried, cheapest, least_saving, ranked, saved
+from memlab.api.advise.subject import Subject, Tell, TimeUp
+from memlab.api.compare import compare, step_seconds
+from memlab.api.predict import Prediction
+from memlab.api.run import Run
+from memlab.errors import DoesNotApply, MemlabError
+from memlab.prediction.cards import Card
+from memlab.saving_techniques import Technique, techniques
+from memlab.units import ByteRange, number_of
+
+MAX_COMBINED = 12
+"""So many combinations are run at most."""
+MAX_LATER = 4
+"""Of techniques that save nothing alone so many are tried with others."""
+LEAST_HELD = 0.03
+"""Of the peak: what acts on categories that hold less is left out."""
+RESERVED = "reserved"
+KEPT_BYTES = 256 << 20
+"""So much of host memory may the runs take that are kept until the best is known."""
+
+
+@dataclass(slots=True)
+class Search:
+    """One search; `findings` and the runs `before` and `best` are there at any time after `begin`."""
+
+    subject: Subject
+    of: str
+    tell: Tell
+    deadline: float
+    target_bytes: int | None = None
+    before: Run = field(init=False)
+    before_bytes: ByteRange = field(init=False)
+    shares: dict[str, int] = field(default_factory=dict)
+    tried: list[Tried] = field(default_factory=list)
+    combined: list[Tried] = field(default_factory=list)
+    stopped: str = ""
+    recommended: Tried | None = None
+    _runs: dict[tuple[str, ...], Run] = field(default_factory=dict)
+    _count: str = ""
+
+    def begin(self, before: Run) -> None:
+        """Take the run of the work as it is."""
+        self.before, self.before_bytes, self.shares = before, level(before, self.of), shares_of(before)
+
+    def go(self, names: Sequence[str]) -> None:
+        """Try each of these alone, then together; an interrupt ends it, and what was found stays."""
+        try:
+            for index, name in enumerate(names):
+                self._count = f"{index + 1} of {len(names)}: "
+                self.tried.append(self.attempt((name,)))
+            self._combine()
+        except (KeyboardInterrupt, TimeUp) as error:
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else "the time limit was reached"
+            done = number_of(len(self.combined), "combination")
+            self.stopped = f"{why} while techniques were tried together, {done} done"
+            if len(self.tried) < len(names):
+                self.stopped = f"{why} after {len(self.tried)} of {len(names)} techniques"
+        self.recommended = self._choose()
+
+    def attempt(self, names: tuple[str, ...]) -> Tried:
+        """Run the work with these techniques; what cannot be run is listed with its reason."""
+        left_s = self.deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeUp("the time limit was reached")
+        label, used = self._count + " + ".join(names), [techniques[name] for name in names]
+        self.tell(label)
+        prices = tuple(one.price for one in used)
+        try:
+            run = self.subject.attempt(names, lambda text: self.tell(f"{label}, {text}"), left_s)
+        except TimeUp:
+            raise
+        except DoesNotApply as error:
+            return Tried(names, prices=prices, failed=f"does not apply: {str(error).removeprefix(f'{names[0]}: ')}")
+        except Exception as error:
+            return Tried(names, prices=prices, failed=one_reason(error))
+        if sum(one.nbytes() for one in self._runs.values()) + run.nbytes() <= KEPT_BYTES:
+            self._runs[names] = run
+        peak = level(run, self.of)
+        verdict, why, is_wrong = agreement(self.before, run, names)
+        return Tried(
+            names=names,
+            peak_bytes=peak,
+            saved_bytes=saved(self.before_bytes, peak),
+            ratio=ratio(self.before, run),
+            results=verdict,
+            results_why=why,
+            is_wrong=is_wrong,
+            costs=any(one.slower for one in used),
+            changes=any(one.equality.kind == "changes" for one in used),
+            prices=prices,
+        )
+
+    @property
+    def best(self) -> Run | None:
+        """The run of what is recommended, where it could be kept."""
+        return self._runs.get(self.recommended.names) if self.recommended is not None else None
+
+    def _combine(self) -> None:
+        """Add the best one by one; once more from what saves most, where that was excluded."""
+        alone = [one.names[0] for one in ranked(self.tried, self.before_bytes)]
+        if not alone:
+            return
+        # Those that save nothing alone may, once the peak has moved: what costs nothing first.
+        rest = [one for one in self.tried if not one.failed and not one.is_wrong and one.names[0] not in alone]
+        later = [one.names[0] for one in sorted(rest, key=lambda one: (one.changes, one.costs))][:MAX_LATER]
+        best = self._chain([*alone, *later])
+        largest = min((one for one in self.tried if one.names[0] in alone), key=lambda one: max(one.peak_bytes))
+        if not self._reached(best) and best is not None and largest.names[0] not in best.names:
+            others = [one for one in alone if one not in largest.names]
+            self._chain([*largest.names, *others, *later])
+
+    def _chain(self, wanted: Sequence[str]) -> Tried | None:
+        """Add one after the other, and keep what helps."""
+        best: Tried | None = None
+        own = getattr(self.subject, "techniques", ())
+        for name in wanted:
+            if self._reached(best) or len(self.combined) >= MAX_COMBINED:
+                break
+            names = (*(best.names if best is not None else ()), name)
+            if techniques.conflict([*own, *names]) or not self._can_help(name, best):
+                continue
+            known = (one for one in (*self.tried, *self.combined) if set(one.names) == set(names))
+            found = next(known, None)
+            if found is None:
+                self._count = "together: "
+                found = self.attempt(names)
+                self.combined.append(found)
+            if found.failed or found.is_wrong:
+                continue
+            now = best.peak_bytes if best is not None else self.before_bytes
+            if min(saved(now, found.peak_bytes)) > least_saving(self.before_bytes):
+                best = found
+        return best
+
+    def _can_help(self, name: str, best: Tried | None) -> bool:
+        """Whether what it attacks holds something of the peak as it is now."""
+        run = self._runs.get(best.names) if best is not None else None
+        if run is None or not (shares := shares_of(run)):
+            return True
+        return acts_on_peak(techniques[name], shares) or (self.of == "device" and RESERVED in techniques[name].attacks)
+
+    def _reached(self, best: Tried | None) -> bool:
+        now = best.peak_bytes if best is not None else self.before_bytes
+        return self.target_bytes is not None and max(now) <= self.target_bytes
+
+    def _choose(self) -> Tried | None:
+        """The cheapest that reaches the target; else what saves most."""
+        if self._reached(None):
+            return None
+        everything = [*self.tried, *self.combined]
+        if self.target_bytes is not None and (found := cheapest(everything, self.target_bytes)) is not None:
+            return found
+        useful = ranked(everything, self.before_bytes)
+        return min(useful, key=lambda one: (max(one.peak_bytes), len(one.names)), default=None)
+
+    def findings(self, left_out: Sequence[tuple[str, str]], notes: Sequence[str], duration_s: float) -> Findings:
+        """Everything as plain values."""
+        on = self.subject.on
+        return Findings(
+            self.subject.name, str(on) if isinstance(on, str) else on.name, self.of, self.before_bytes, self.target_bytes,
+            self.shares, tuple(self.tried), tuple(self.combined), self.recommended, tuple(left_out), tuple(notes),
+            self.stopped, isinstance(on, Card), duration_s,
+        )  # fmt: skip
+
+
+# --- what is worth trying ---
+
+
+def candidates(
+    subject: Subject, shares: Mapping[str, int], of: str, named: Iterable[str] | None, allow_changes: bool
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """The techniques to try, and why the others that save memory are left out.
+
+    `shares` has who held the peak, empty where nobody knows. Techniques that are `named` are tried whatever they act on.
+    """
+    chosen: dict[str, None] = {}
+    left_out: list[tuple[str, str]] = []
+    every = [one for one in techniques.values() if one.kind == "saving"]
+    for one in [techniques[name] for name in named] if named is not None else every:
+        why = subject.why_not(one)
+        if why or named is not None:
+            pass
+        elif one.equality.kind == "changes" and not allow_changes:
+            why = "changes training: allow_changes=True tries it"
+        elif RESERVED in one.attacks and of != "device" and shares and not acts_on_peak(one, shares):
+            why = "acts on reserved memory, and the peak of allocated is what counts here"
+        elif RESERVED not in one.attacks and shares and not acts_on_peak(one, shares):
+            hold = f"which hold{'s' if len(one.attacks) == 1 else ''} little of the peak"
+            why = f"acts on {', '.join(one.attacks)}, {hold}"
+        if why:
+            left_out.append((one.name, why))
+        else:
+            chosen[one.name] = None
+    return list(chosen), left_out
+
+
+def acts_on_peak(one: Technique, shares: Mapping[str, int]) -> bool:
+    """Whether the categories that a technique acts on hold a part of the peak."""
+    total = sum(shares.values())
+    return sum(shares.get(name, 0) for name in one.attacks) >= LEAST_HELD * max(total, 1)
+
+
+# --- what a run says ---
+
+
+def shares_of(run: Run) -> dict[str, int]:
+    """Who held the peak of *allocated*, by category; empty where its events are not known."""
+    try:
+        return dict(run.breakdown("category"))
+    except MemlabError:
+        return {}
+
+
+def level(run: Run, of: str) -> ByteRange:
+    """The peak that is looked at, at least and at most; of samples, which nothing bounds, both are the lower one."""
+    if isinstance(run, Prediction):
+        return ByteRange(*(run.allocated_bytes if of == "allocated" else run.peak_device_bytes))
+    if of == "allocated" and run.devices:
+        return run.devices[0].levels[0].peak.bytes
+    return ByteRange.exact(run.peak_device_bytes if of == "device" else 0)
+
+
+def ratio(before: Run, after: Run) -> float | None:
+    """How many times as long a step takes; None where it was not measured.
+
+    The least of the steps that ran untracked, else of the tracked run: whatever else the machine does only adds to them.
+    """
+    if isinstance(before, Prediction) or isinstance(after, Prediction):
+        return None
+    first, second = (min(step_seconds(run) or [run.summary.duration_s]) for run in (before, after))
+    return second / first if first and second else None
+
+
+def agreement(before: Run, after: Run, names: Sequence[str]) -> tuple[str, str, bool]:
+    """Whether results agree, why, and whether they are further off than these techniques say."""
+    try:
+        found = compare(before, after).results
+    except MemlabError as error:
+        return "not checked", one_reason(error), False
+    claims = [techniques[name].equality for name in names]
+    if found.verdict != "different" or any(one.kind == "changes" for one in claims):
+        return found.verdict, found.why, False
+    is_within = found.relative is not None and found.relative <= sum(one.relative for one in claims)
+    return "close" if is_within else found.verdict, found.why, not is_within
+
+
+def one_reason(error: BaseException) -> str:
+    """An error in one line."""
+    text = str(error).strip().split("\n")[0][:300]
+    return text if isinstance(error, MemlabError) and text else f"{type(error).__name__}: {text}".rstrip(": ")

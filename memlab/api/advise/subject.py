@@ -1,0 +1,242 @@
+"""What an advice is about, and how a change of it is tried: a workload in its pieces, or a step or a cell from outside.
+
+The user's objects are never touched: a workload is built anew for each try; a step and a cell run in a child process, with
+techniques switched on from outside of them. What they print and show there is dropped: the user has seen it. A forked child
+computes with one thread, because the threads of the parent's pool are not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memlab import workloads
+from memlab.api.predict import Prediction, configured, failure, prediction_from
+from memlab.api.run import Run
+from memlab.api.track import track
+from memlab.api.workload_run import Work, run_workload, work_of
+from memlab.errors import MemlabError, PredictionError
+from memlab.prediction import dry_run
+from memlab.prediction.cards import Card, find
+from memlab.prediction.child import Channel, Child, ChildOutcome
+from memlab.saving_techniques import Technique, techniques
+from memlab.torch_internals.traceback import running_shell
+from memlab.trace.file import dumps, loads
+from memlab.trace.trace import CPU
+from memlab.units import format_bytes
+from memlab.workloads.job import checked
+
+Tell = Callable[[str], None]
+TIMED_STEPS, TIMED_S = 3, 5.0
+"""So many steps are timed, and no further one is begun after so many seconds."""
+PARTS = "gives_parts"
+"""The news of a child whose step gave the four parts of a workload."""
+
+
+class TimeUp(MemlabError):
+    """The time that an advice may take is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSubject:
+    """A workload, on "cpu", "cuda" or a card for which it is predicted: techniques change the pieces of its job.
+
+    `techniques` and `habits` are those that it has already.
+    """
+
+    work: Work
+    on: str | Card
+    steps: int = 2
+    techniques: tuple[str, ...] = ()
+    habits: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return " + ".join([str(self.work), *self.techniques, *(f"habit of {one}" for one in self.habits)])
+
+    def why_not(self, technique: Technique) -> str:
+        """Why this technique cannot be tried on it; "" where it can."""
+        if technique.name in self.techniques:
+            return "is in use"
+        if technique.conf and not isinstance(self.on, Card):
+            return "configures CUDA's allocator before it starts: it can be predicted for a GPU"
+        return techniques.conflict([*self.techniques, technique.name])
+
+    def attempt(self, names: Sequence[str], tell: Tell, left_s: float) -> Run:
+        """Run it with these techniques; the run is not kept among the runs."""
+        deadline = time.monotonic() + left_s
+
+        def on_step(done: int, total: int) -> None:
+            tell(f"step {done} of {total}")
+            if time.monotonic() > deadline:
+                raise TimeUp("its time was over")
+
+        chosen, habits = [*self.techniques, *names], [one for one in self.habits if one not in names]
+        name = " + ".join(["advise: with", *names]) if names else "advise: as it is"
+        more: dict[str, Any] = {"name": name, "on_step": on_step, "keep": False}
+        return run_workload(self.work, chosen, habits, on=self.on, steps=self.steps, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class OfStep:
+    """A function without arguments that builds and trains, or a cell's text; nothing is known of its pieces."""
+
+    name: str
+    on: str | Card
+    step: Callable[[], object] | None = None
+    text: str = ""
+    on_parts: Callable[[], None] | None = None
+
+    def why_not(self, technique: Technique) -> str:
+        """Why this technique cannot be tried on it; "" where it can."""
+        if technique.conf and not isinstance(self.on, Card):
+            return "is a setting of CUDA's allocator before it starts: it can be predicted for a card"
+        if technique.patch is None and not technique.conf:
+            return "cannot be switched on from outside: pass the workload (a function of model, optimizer, batch, loss)"
+        return ""
+
+    def attempt(self, names: Sequence[str], tell: Tell, left_s: float) -> Run:
+        """Run it with these techniques in a child; the run is not kept among the runs."""
+        what = "the cell" if self.text else "the step"
+        conf = ""
+
+        def hear(news: dict[str, Any]) -> None:
+            if PARTS in news and self.on_parts is not None:
+                self.on_parts()
+            if "peak_allocated_bytes" in news:
+                tell(f"peak so far {format_bytes(int(news['peak_allocated_bytes']))}")
+
+        def run(card: Card | None, limit_s: float | None, _: bool = True) -> ChildOutcome:
+            child = Child(limit_s, hear, is_quiet=True, what=what)
+            if card is None and child.forks and torch.cuda.is_initialized():
+                why = "would be measured in a forked child, which must not touch CUDA once this process has used it"
+                how = 'predict it, memlab.advise(..., card="RTX 4060"), or pass the workload'
+                raise MemlabError(f"{what} {why}: {how}.")
+            around = functools.partial(_switched_on, list(names), card, conf, child.forks)
+            if self.step is not None:
+                return child.run(functools.partial(_work, self.step, around, list(names)))
+            shell = running_shell()
+            if shell is None:
+                raise MemlabError("a cell can be run again only in its notebook: there is none.")
+            return child.run_cell(shell, self.text, functools.partial(_of_cell, around))
+
+        failed = functools.partial(failure, raised=f"{what} failed when it was run again", nothing="", kind=MemlabError)
+        if isinstance(self.on, Card):
+            dry_run.prepare()
+            conf = ",".join(filter(None, [configured(None), *(techniques[one].conf for one in names)]))
+            outcome, traces = dry_run.dry_runs(self.on, run, left_s)
+            if outcome.error is not None or not traces:
+                raise failed(outcome)
+            return prediction_from(outcome, traces, self.name, self.on, conf)
+        outcome = run(None, left_s)
+        if outcome.error is not None or outcome.result is None:
+            raise failed(outcome)
+        return Run(self.name, loads(outcome.result))
+
+
+Subject = WorkloadSubject | OfStep
+
+
+def of_workload_run(run: Run, on: str | Card | None, steps: int) -> WorkloadSubject:
+    """The subject of a run of the Lab, with the techniques and baseline patterns that it had."""
+    facts = run.trace.notes["trial"]
+    name, size = facts.get("workload"), facts.get("size") or "laptop"
+    if name not in workloads:  # type: ignore[operator]  # the module is a mapping
+        why = f"run {run.name!r} is of {name!r:.80}, which is not a workload of memlab"
+        raise MemlabError(f"{why}: pass the function that makes it.")
+    where = on or str(facts.get("on", "cpu"))
+    if on is None and where == "cuda" and not torch.cuda.is_available():
+        raise MemlabError('the run was measured on CUDA, and there is none here: name a GPU, card="RTX 4060".')
+    return WorkloadSubject(
+        work=work_of(name, size, **facts.get("settings", {})),
+        on=where if isinstance(where, Card) or where in ("cpu", "cuda") else find(where),
+        steps=int(facts.get("steps", steps)),
+        techniques=tuple(facts.get("techniques", ())),
+        habits=tuple(facts.get("habits", ())),
+    )
+
+
+def here() -> str:
+    """Where a workload is measured in this process."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def card_of(run: Run) -> Card | None:
+    """The card that a run was measured on or predicted for; None for a run on the CPU."""
+    if isinstance(run, Prediction):
+        return run.card
+    if not run.devices or run.devices[0].device.index == CPU:
+        return None
+    device = run.devices[0].device
+    name, total = device.name, device.capacity_bytes
+    try:
+        return find(name)
+    except PredictionError:
+        if not torch.cuda.is_available():
+            return Card(name, total, (8, 6))
+        facts = torch.cuda.get_device_properties(device.index)
+        return Card(name, total, (facts.major, facts.minor), multiprocessors=facts.multi_processor_count)
+
+
+# --- in the child ---
+
+
+@contextlib.contextmanager
+def _switched_on(names: list[str], card: Card | None, conf: str, is_forked: bool) -> Iterator[tuple[Any, Any, Any]]:
+    """Techniques are on; gives what to enter around the work, its run, and what gives the trace."""
+    with contextlib.ExitStack() as stack:
+        tracked: Any = track("again", device="cpu", show=False)
+        run: Run | None = tracked.run
+
+        def finish() -> bytes:
+            if torch.cuda.is_initialized():
+                raise MemlabError('it works on CUDA: say for which card, memlab.advise(..., card="RTX 4060")')
+            return dumps(tracked.run.trace)
+
+        if card is not None:
+            finish = stack.enter_context(dry_run.dry_run(card, conf))
+            tracked, run = contextlib.nullcontext(), None
+        elif is_forked:
+            torch.set_num_threads(1)
+        for one in techniques.ordered(names):
+            if one.patch is not None:
+                stack.enter_context(one.patch())
+        yield tracked, run, finish
+
+
+def _work(step: Callable[[], object], around: Callable[[], Any], names: list[str], channel: Channel) -> bytes:
+    """Take the step once tracked, and where it is measured a few times more on their own."""
+    with around() as (tracked, run, finish):
+        with tracked:
+            value = step()
+        gives_parts, step_s = False, list[float]()
+        with contextlib.suppress(MemlabError):
+            checked(value)
+            gives_parts = True
+        if gives_parts:
+            channel.send({PARTS: True})
+        elif run is not None:
+            with contextlib.suppress(MemlabError):  # a value that cannot be noted is no reason to fail
+                run.result(value)
+            del value
+            while len(step_s) < TIMED_STEPS and sum(step_s) < TIMED_S:
+                start = time.perf_counter()
+                step()
+                step_s.append(time.perf_counter() - start)
+            run.note("trial", {"on": "cpu", "step_s": step_s, "techniques": names, "habits": [], "notes": []})
+    trace: bytes = finish()
+    return trace
+
+
+@contextlib.contextmanager
+def _of_cell(around: Callable[[], Any]) -> Iterator[Callable[[], bytes]]:
+    """Around a cell, which the shell runs once; its error passes through."""
+    with around() as (tracked, _, finish), tracked:
+        yield finish

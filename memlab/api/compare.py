@@ -1,0 +1,291 @@
+"""`memlab.compare()`: two runs on one axis, with bytes, seconds, and whether their results agree.
+
+Seconds are those of steps that were timed, else of runs of one engine; never of predictions or of the simulated GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memlab.analysis.comparison import Differences, Picture, Side, differences, known_by, picture, saved
+from memlab.analysis.results import CLOSE, ResultCheck, share
+from memlab.analysis.summary import provenance
+from memlab.api.load import load
+from memlab.api.results import check_results, is_simulated
+from memlab.api.run import Run
+from memlab.api.runs import last_run, runs
+from memlab.errors import MemlabError
+from memlab.saving_techniques import techniques
+from memlab.units import ByteRange, format_seconds, one_line
+from memlab.views import comparison as view
+from memlab.views.page import Page
+from memlab.views.shown import ShownWithFigure, bundle
+from memlab.views.table import Cell
+
+LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """How long both took: a "step" that was timed by itself, or the whole "run" as it was tracked."""
+
+    a_s: float
+    b_s: float
+    of: str
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.a_s, self.b_s))
+
+    def __getitem__(self, index: int) -> float:
+        return (self.a_s, self.b_s)[index]
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as `a` the other took."""
+        return self.b_s / self.a_s
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(ShownWithFigure):
+    """Run `b` against run `a`: as text, in a notebook, or as `sentence`, `by()`, `figure`, `to_pandas()`."""
+
+    a: Run
+    b: Run
+    side_a: Side = field(repr=False)
+    side_b: Side = field(repr=False)
+    results: ResultCheck
+    seconds: Seconds | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def saved_bytes(self) -> int | ByteRange:
+        """Peak *allocated* of `a` less that of `b`; (at least, at most) where one is not exact."""
+        found = saved(self.side_a, self.side_b)
+        return found.low if found.is_exact else found
+
+    def by(self, by: str = "category") -> Differences:
+        """Name -> bytes at both peaks and their difference (`b` less `a`), by "category", "module", "line", "phase" or "tensor".
+
+        The differences sum to that of the peaks, of their lower ends where they are intervals.
+        """
+        return differences(self.side_a, self.side_b, by)
+
+    @property
+    def sentence(self) -> str:
+        """Bytes saved, time paid, and whether the results agree, in one line."""
+        peaks = view.peak_words(self.side_a, self.side_b)
+        if self.a is self.b:
+            return f"{one_line(self.a.name, 80) or 'a run'}: the same run twice, so nothing differs; {peaks}"
+        time = [view.time_words(self.seconds.of, self.seconds.ratio)] if self.seconds else []
+        title = changed(self.a, self.b) or one_line(self.side_b.name, 80)
+        return f"{title}: {', '.join([peaks, *time, view.results_words(self.results)])}"
+
+    @property
+    def picture(self) -> Picture:
+        """What the figure shows."""
+        return picture(self.side_a, self.side_b, has_time=all(map(_has_time, (self.a, self.b))))
+
+    @property
+    def figure(self) -> Any:
+        """Both timelines on one axis, and beside them who held each peak, as a plotly figure."""
+        from memlab.views.plotly import figure
+
+        return figure(view.comparison_scene(self.picture, self.sentence, self.sentence))
+
+    @property
+    def page(self) -> Page:
+        """All of it in words and tables."""
+        sides = self.side_a, self.side_b
+        # Lines of one run alone only say that the other has none.
+        have_lines = all("line" in known_by(side, side) for side in sides)
+        tables = (self.by(one) for one in known_by(*sides) if one != "line" or have_lines)
+        names = (self.side_a.name, self.side_b.name)
+        return view.comparison_page(self.sentence, names, self._levels(), tables, self.results, self.notes)
+
+    def _levels(self) -> Iterator[tuple[Cell, ...]]:
+        both = [{level.of: level.peak.bytes for level in run.devices[0].levels} for run in (self.a, self.b)]
+        a, b = self.side_a, self.side_b
+        yield view.level_row("peak allocated", a.peak, b.peak, view.saved_words(a, b))
+        for of in ("reserved", "device used"):
+            if of in both[0] and of in both[1]:
+                yield view.level_row(f"peak {of}", both[0][of], both[1][of])
+        if self.seconds:
+            what = "a step" if self.seconds.of == "step" else "the run"
+            first, second = map(format_seconds, self.seconds)
+            yield view.level_row(what, first, second, f"{view.times(self.seconds.ratio)} as long")
+
+    def figure_bundle(self) -> dict[str, Any]:
+        """MIME type -> content of the figure and its twins."""
+        return bundle(view.comparison_scene(self.picture, self.sentence))
+
+    def bundle(self) -> dict[str, Any]:
+        """MIME type -> content of all in one; the figure has the sentence, too."""
+        return {**bundle(view.comparison_scene(self.picture, self.sentence, self.sentence)), **self.table_bundle()}
+
+    def to_pandas(self) -> Any:
+        """A row for each name at either peak, by category, module and line; sizes in bytes."""
+        import pandas
+
+        rows = [
+            (table.by, name, one.a_bytes, one.b_bytes, one.difference_bytes)
+            for table in map(self.by, known_by(self.side_a, self.side_b))
+            for name, one in table.items()
+        ]
+        return pandas.DataFrame(rows, columns=["by", "name", "a_bytes", "b_bytes", "difference_bytes"])
+
+    def __repr__(self) -> str:
+        return f"<Comparison {self.sentence}>"
+
+
+def compare(a: Any, b: Any, *, tolerance: float = CLOSE) -> Comparison:
+    """Run `b` against run `a`, measured or predicted: a name of `memlab.runs`, "last", a Run, a Prediction, or a saved file.
+
+    Results are close where they are apart by no more than `tolerance` times the largest value around them.
+    """
+    if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 <= tolerance < math.inf:
+        raise MemlabError(f"tolerance is a share such as 0.001, got {tolerance!r:.80}.")
+    first, second = run_of(a), run_of(b)
+    names = _names(first, second)
+    sides = side_of(first, names[0]), side_of(second, names[1])
+    results = check_results(first.trace, second.trace, names, tolerance)
+    seconds, notes = _seconds(first, second), list(_notes(first, second, *sides))
+    if seconds is not None and seconds.of == "run" and first is not second:
+        notes.append("seconds are those of the whole runs as they were tracked, with all that a first call takes")
+    return Comparison(first, second, *sides, results, seconds, tuple(notes))
+
+
+def run_of(what: Any) -> Run:
+    """The run that somebody means; MemlabError where there is none, or where it has no figures yet."""
+    if not isinstance(what, Run | str | os.PathLike):
+        kinds = "names of memlab.runs, runs or files of them"
+        raise MemlabError(f"compare takes runs: {kinds}, got {type(what).__name__}.")
+    if isinstance(what, Run):
+        found = what
+    elif isinstance(what, str) and what in runs:
+        found = runs[what]
+    elif what == LAST:
+        found = last_run()
+    elif isinstance(what, os.PathLike) or _is_file(what):
+        found = load(what)  # which says what is wrong
+    else:
+        known = ", ".join(f"{name!r:.60}" for name in list(runs)[-10:]) or "none yet"
+        raise MemlabError(f"there is no run {what!r:.200}, and no file of that name. Known: {known}.")
+    try:
+        devices = found.devices
+    except (KeyError, TypeError, ValueError) as error:  # a file that says it holds a prediction, and does not
+        why = f"{type(error).__name__}: {error!s:.100}"
+        raise MemlabError(f"run {found.name!r:.200} cannot be read: {why}. Make it again.") from None
+    if not devices:
+        raise MemlabError(f"run {found.name!r:.200} used no device of those it measured: there is nothing to compare.")
+    return found
+
+
+def is_run(what: str) -> bool:
+    """Whether a word means a run: a name, `last`, or a file."""
+    return what in runs or what == LAST or _is_file(what)
+
+
+def _is_file(what: str | os.PathLike[str]) -> bool:
+    try:
+        return Path(what).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _names(a: Run, b: Run) -> tuple[str, str]:
+    """How they are called: by their names, told apart where these are the same."""
+    first, second = (one_line(run.name, 200).strip() or "a run" for run in (a, b))
+    if first != second:
+        return first, second
+    how = []
+    for run in (a, b):
+        is_predicted = provenance(run.trace) == "predicted"
+        how.append(f"predicted for {one_line(run.devices[0].device.name, 80)}" if is_predicted else "measured")
+    how = how if how[0] != how[1] else ["a", "b"]
+    return f"{first} ({how[0]})", f"{second} ({how[1]})"
+
+
+def side_of(run: Run, name: str) -> Side:
+    """What is compared of a run: the device with the largest peak, and that peak."""
+    one = run.devices[0]
+    low, high = one.levels[0].peak.bytes
+    needed = run.trace.notes.get("prediction")
+    if isinstance(needed, dict):  # what it needs: on a card that is too small its trace ends before
+        least, most = needed["peaks"]["allocated"]
+        low, high = max(low, int(least)), max(high, int(most))
+    return Side(name, run.trace, one.device, ByteRange(low, high))
+
+
+# --- what runs say of themselves: seconds, techniques, notes ---
+
+
+def _has_time(run: Run) -> bool:
+    return provenance(run.trace) == "measured" and not is_simulated(run.trace)
+
+
+def _seconds(a: Run, b: Run) -> Seconds | None:
+    """Of the steps that were timed the median, else of the whole runs; None where they do not compare."""
+    if not (_has_time(a) and _has_time(b)):
+        return None
+    if (steps_a := step_seconds(a)) and (steps_b := step_seconds(b)):
+        return Seconds(statistics.median(steps_a), statistics.median(steps_b), "step")
+    first, second = a.trace.made_by, b.trace.made_by
+    if first.current_engine != second.current_engine or min(first.duration_ns, second.duration_ns) <= 0:
+        return None
+    return Seconds(first.duration_ns / 1e9, second.duration_ns / 1e9, "run")
+
+
+def step_seconds(run: Run) -> list[float]:
+    """Of the steps that were timed by themselves."""
+    return [one for one in _trial(run, "step_s") or [] if isinstance(one, float) and 0 < one < math.inf]
+
+
+def _trial(run: Run, what: str) -> list[Any] | None:
+    """A list of the notes of a run of a workload; they may come from a file."""
+    facts = run.trace.notes.get("trial")
+    found = facts.get(what) if isinstance(facts, dict) else None
+    return found if isinstance(found, list) else None
+
+
+def changed(a: Run, b: Run) -> str:
+    """What `b` has and `a` has not, where both ran the same work: "with checkpoint"."""
+    first, second = _trial(a, "techniques"), _trial(b, "techniques")
+    if first is None or second is None:
+        return ""
+    words = []
+    for what, some, others in (("with", second, first), ("without", first, second)):
+        if only := [str(one) for one in some if one not in others]:
+            words.append(f"{what} {' + '.join(only)}")
+    return one_line(" ".join(words), 200)
+
+
+def _notes(a: Run, b: Run, first: Side, second: Side) -> Iterator[str]:
+    """What a reader has to know beside the figures, and what the techniques promise."""
+    if first.device.label != second.device.label:
+        yield f"{first.name!r} was on {first.device.label}, {second.name!r} on {second.device.label}"
+    for run, side in ((a, first), (b, second)):
+        others = [one.device.label for one in run.devices[1:] if one.levels[0].peak.high_bytes]
+        if others:
+            compared = f"compared is {side.device.label}, which has the largest peak"
+            yield f"{side.name!r} used {', '.join(others)} as well; {compared}"
+        if side.is_predicted:
+            yield f"{side.name!r} is predicted for {side.device.name}: no seconds, no values"
+        elif is_simulated(run.trace):
+            yield f"{side.name!r} ran on a simulated GPU: its seconds and values mean nothing"
+    used, also = ([str(one) for one in _trial(run, "techniques") or []] for run in (a, b))
+    for name in dict.fromkeys([*also, *used]):
+        if (name in used) == (name in also) or name not in techniques:
+            continue
+        equality = techniques[name].equality
+        if equality.kind == "changes":
+            yield f"{name} changes training: {equality.why}"
+            continue
+        within = f"within {share(equality.relative)} of the largest value"
+        promised = "bit for bit" if equality.kind == "exact" else within
+        yield f"{name} promises results that are equal {promised}{f': {equality.why}' if equality.why else ''}"

@@ -1,0 +1,253 @@
+"""What is shown while something runs: the live view of a track, which its report replaces, and one line of progress."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from memlab import torch_internals
+from memlab.api.run import Run
+from memlab.probes.host import HostGrowth, HostReading, low_memory
+from memlab.probes.marks import marker
+from memlab.probes.measurement import Measurement
+from memlab.probes.sampler import NOT_READ, Sample
+from memlab.torch_internals.traceback import running_shell
+from memlab.trace.columns import Phase
+from memlab.trace.spans import MarkStack
+from memlab.trace.trace import CPU
+from memlab.units import format_bytes, format_seconds
+from memlab.views import theme
+from memlab.views.shown import print_text
+
+if TYPE_CHECKING:
+    from memlab.views.live import LiveView
+
+_CODE_OF_PHASE = {phase: theme.PHASES.index(phase.name.lower()) for phase in Phase}
+SILENT_S = 1.0
+"""What is quicker needs no line of progress."""
+EVERY_S = 0.2
+
+
+class Display:
+    """What a track shows: in a notebook a live view, then a static bundle; elsewhere text at the end."""
+
+    def __init__(self, run: Run, measurement: Measurement, live: bool) -> None:
+        self._run, self._measurement = run, measurement
+        self._in_notebook = torch_internals.is_kernel(running_shell())
+        self._live = live and self._in_notebook
+        self._view: LiveView | None = None
+        self._figure: Any = None
+        self._table: Any = None
+        self._note = ""
+        self._growth, self._highest_bytes = HostGrowth(), 0
+        self._owner, self._stack = threading.get_ident(), MarkStack()
+        self._seen, self._begun_s = 0, 0.0
+
+    @staticmethod
+    def is_wanted(show: bool | None, depth: int) -> bool:
+        """Whether a track shows itself: as asked, else in a notebook and not inside of another one."""
+        if show is not None:
+            return show
+        return depth == 0 and torch_internals.is_kernel(running_shell())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The first of the warnings that were shown while it ran."""
+        return (self._note,) if self._note else ()
+
+    def open(self) -> None:
+        """Show the live view and the place of the report; where that fails, text comes at the end."""
+        if self._in_notebook:
+            try:
+                self._open_outputs()
+            except Exception:  # a broken front end must not fail the cell
+                self._in_notebook = False
+                self.discard_view()
+
+    def _open_outputs(self) -> None:
+        from IPython.display import display
+
+        waiting = {"text/plain": f"memlab measures {self._run.name!r}; the report replaces this line."}
+        if self._live:
+            from memlab.views.live import LiveView  # late: without a notebook no widgets are loaded
+
+            series = ("allocated", "reserved", "used", "rss")
+            capacity = self._measurement.capacity_bytes
+            self._view = LiveView(self._run.name, series, capacity, can_stop=True, on_stop=self._stop)
+            self._figure = display(self._view, display_id=True)
+        else:
+            self._figure = display(waiting, raw=True, display_id=True)
+        self._table = display(waiting, raw=True, display_id=True)
+
+    def _stop(self) -> None:
+        if self._run.is_running:
+            interrupt_main()
+
+    def tick(self, sample: Sample) -> None:
+        """Show one sample; called by the sampler's thread."""
+        readings, elapsed_s, warning = sample.readings, sample.time_ns / 1e9, None
+        host = next((reading for reading in readings if reading.device == CPU), None)
+        if host is not None and host.available_bytes != NOT_READ:
+            rate = self._growth.update(elapsed_s, host.available_bytes)
+            total_bytes = host.used_bytes + host.available_bytes
+            warning = low_memory(HostReading(host.own_bytes, host.available_bytes, total_bytes), rate)
+            self._note = self._note or (f"While it ran: {warning}" if warning else "")
+        view = self._view
+        if view is None or not readings:
+            return
+        # The device that the cell uses: the accelerator with most allocated, or the host.
+        shown = host or readings[0]
+        on_device = [reading for reading in readings if reading.device != CPU]
+        if on_device and self._measurement.uses_accelerator:
+            shown = max(on_device, key=lambda reading: reading.allocated_bytes)
+        values = {"allocated": shown.allocated_bytes, "reserved": shown.reserved_bytes, "used": shown.used_bytes}
+        if shown.device == CPU:
+            values = {"allocated": shown.allocated_bytes, "rss": shown.own_bytes}
+        peak_bytes, is_exact = self._measurement.peak_so_far(shown)
+        self._highest_bytes = max(self._highest_bytes, peak_bytes)
+        view.push(
+            [elapsed_s],
+            {name: [float(value)] for name, value in values.items() if value != NOT_READ},
+            phases=self._phases(),
+            peak_bytes=self._highest_bytes,
+            peak_is_exact=is_exact,
+            elapsed_s=elapsed_s,
+            notes=(warning,) if warning else (),
+        )
+
+    def _phases(self) -> list[tuple[float, float, int]]:
+        """(begin, end, code of the theme) of each phase that began or ended since the last time, in seconds.
+
+        The last one goes on, and comes again with a later end.
+        """
+        start_ns, count, now_ns = self._measurement.start_ns, marker.log.count(), time.time_ns()
+        marks = marker.columns(start_ns, now_ns, self._owner, since=self._seen)
+        self._seen = count
+        stretches = []
+        for moment, kind, name in zip(marks.time_ns.tolist(), marks.kind.tolist(), marks.name.tolist(), strict=True):
+            before, moment_s = self._stack.phase, (moment - start_ns) / 1e9
+            self._stack.step(kind, marks.texts[name])
+            if self._stack.phase != before:
+                stretches.append((self._begun_s, moment_s, _CODE_OF_PHASE[before]))
+                self._begun_s = moment_s
+        return [*stretches, (self._begun_s, (now_ns - start_ns) / 1e9, _CODE_OF_PHASE[self._stack.phase])]
+
+    def finish(self) -> None:
+        """Replace the live view by the static bundle. What fails here is said, and never fails the cell."""
+        try:
+            finished = self._run.report()
+            figure, table = finished.figure_bundle(), finished.table_bundle()
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            return
+        self._replace(figure, table, table["text/plain"])
+
+    def fail(self, reason: str) -> None:
+        """Say that there is no report, in the place where it would stand."""
+        text = f"memlab could not report on {self._run.name!r}: {reason}"
+        self._replace({"text/plain": text}, {"text/plain": ""}, text)
+
+    def _replace(self, figure: dict[str, Any], table: dict[str, Any], text: str) -> None:
+        """Put these into the places that were opened, or print the text."""
+        try:
+            if self._in_notebook and self._figure is not None and self._table is not None:
+                if self._view is not None:
+                    self._view.finish()
+                self._figure.update(figure, raw=True)
+                self._table.update(table, raw=True)
+                return
+        except Exception:
+            pass
+        finally:
+            self.discard_view()
+        print_text(text)
+
+    def discard_view(self) -> None:
+        """Close the live view, whose output has been replaced."""
+        view, self._view = self._view, None
+        if view is None:
+            return
+        with contextlib.suppress(Exception):
+            # nbconvert keeps the last state of every widget, 70 kB of JavaScript each.
+            with view.hold_sync():
+                view.set_trait("_esm", "export default {}")
+                view.set_trait("_css", "")
+                view.set_trait("key", b"")
+                view.set_trait("setup", {})
+            layout = view.layout  # a widget of its own, which closing the view leaves open
+            view.close()
+            layout.close()
+
+
+def interrupt_main() -> None:
+    """What the Stop button does: the KeyboardInterrupt of the notebook's own interrupt button."""
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, signal.SIGINT)  # also wakes a sleep, which a pending flag would not
+    else:
+        import _thread
+
+        _thread.interrupt_main()
+
+
+class Progress:
+    """One line: an output in a notebook, written over in a terminal. A front end that fails ends nothing.
+
+    Entered, it shows how far the prediction of `what` is.
+    """
+
+    def __init__(self, what: str = "") -> None:
+        self._what = what
+        self._begin, self._shown_s, self._width = time.monotonic(), -1.0, 0
+        self._place: Any = None
+        self._in_notebook = torch_internals.is_kernel(running_shell())
+
+    @property
+    def elapsed(self) -> str:
+        """The time since the beginning, as text."""
+        return format_seconds(time.monotonic() - self._begin)
+
+    def write(self, line: str) -> None:
+        """Show this instead of what was shown before; at most five times a second."""
+        took_s = time.monotonic() - self._begin
+        if took_s < SILENT_S or took_s - self._shown_s < EVERY_S:
+            return
+        self._shown_s = took_s
+        with contextlib.suppress(Exception):
+            if self._in_notebook and self._place is None:
+                from IPython.display import display
+
+                self._place = display({"text/plain": line}, raw=True, display_id=True)
+            elif self._place is not None:
+                self._place.update({"text/plain": line}, raw=True)
+            elif sys.stderr is not None and sys.stderr.isatty():
+                sys.stderr.write(f"\r{line.ljust(self._width)}")
+                sys.stderr.flush()
+                self._width = len(line)
+
+    def close(self, line: str) -> None:
+        """Leave this in a notebook, and nothing in a terminal."""
+        with contextlib.suppress(Exception):
+            if self._place is not None:
+                self._place.update({"text/plain": line}, raw=True)
+            elif self._width:
+                sys.stderr.write(f"\r{' ' * self._width}\r")
+                sys.stderr.flush()
+
+    def show(self, news: dict[str, Any]) -> None:
+        """Show what the child process reports."""
+        if "events" in news:
+            peak, count = format_bytes(int(news["peak_allocated_bytes"])), int(news["events"])
+            self.write(f"predicting for {self._what}: {self.elapsed}, {count:,} events, peak so far {peak}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        end = f"predicted for {self._what} in" if error is None else f"stopped predicting for {self._what} after"
+        self.close(f"{end} {self.elapsed}")

@@ -1,0 +1,270 @@
+"""The storages that are alive, known by weak references: what came and what went since the last look.
+
+A look walks all objects that the garbage collector knows (15 ms for 200,000 of them, 45 ms for 1.5 million); whether one is
+worth it is known for a fraction of that, and what goes is noticed at no cost. Storages that only a graph keeps are found by
+walking its nodes, and nothing is unpacked.
+
+Limits: what C++ keeps is not seen, nor what `Graphs` does not see. A storage that changes its size, and the gradient
+that an older graph makes which keeps nothing but its leaves, show no sign of themselves: the next look finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import sys
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from memlab.probes.rows import pause_gc
+from memlab.references import memory
+from memlab.references.graphs import look_limit
+from memlab.references.live_tensors import holds_memory, live_tensors
+from memlab.torch_internals import dispatch, graph, sequence
+
+BUDGET_S = 0.05
+"""How long one walk over graphs may take."""
+MAX_DEPTH = 10_000
+"""A quarter of what the stack of a main thread bears."""
+_MAX_KNOWN = 200_000
+_TOO_MANY = "what graphs keep: too many nodes for a quick look"
+_TOO_DEEP = (
+    f"what graphs keep: after {MAX_DEPTH:,} nodes in a row PyTorch could not free more of them that were looked at"
+)
+_HIDDEN = "what a graph keeps of a tensor whose view was changed in place"
+_HAS_YOUNG = sys.version_info < (3, 14) and not hasattr(sys, "_is_gil_enabled")
+_storage_of: Any = dispatch.TensorBase.untyped_storage
+_is_leaf: Any = dispatch.TensorBase.is_leaf.__get__
+
+
+class LiveStorage(weakref.ref[Any]):
+    """A weak reference to a storage, and what is known of it; `cell` is the entry that left it, or -1."""
+
+    __slots__ = ("category", "cell", "device", "died", "key", "nbytes", "path")
+    key: int
+    device: str
+    nbytes: int
+    cell: int
+    path: str
+    category: str
+    died: int | None
+
+
+class LiveSet:
+    """What is alive, by device; `look` brings it up to date, `settle` takes out what has gone."""
+
+    def __init__(self) -> None:
+        self.bytes: Counter[str] = Counter()
+        self.graphs = Graphs()
+        self.cost_s = 0.0
+        self._known: dict[int, LiveStorage] = {}
+        self._gone: deque[LiveStorage] = deque()
+        self._new: list[LiveStorage] = []
+        self._mark: tuple[Any, ...] = ((), 0, 0)
+
+    def settle(self) -> list[LiveStorage]:
+        """What has gone since the last time."""
+        gone = []
+        while self._gone:
+            known = self._gone.popleft()
+            if self._known.get(known.key) is known:
+                del self._known[known.key]
+                self.bytes[known.device] -= known.nbytes
+                gone.append(known)
+        return gone
+
+    def may_have_changed(self) -> bool:
+        """Whether tensors or nodes of graphs seem to have been made since the last `mark`.
+
+        In doubt it says so. Where a view went and a tensor came it cannot tell.
+        """
+        if not _HAS_YOUNG or self._mark[0] != _collections():
+            return True  # new objects may be old by now
+        return self._mark != (_collections(), sequence.next_number(), _young_tensors())
+
+    def mark(self) -> None:
+        """What is made from here on is new; call it when all that is there has been looked at."""
+        self._mark = (_collections(), sequence.next_number(), _young_tensors())
+
+    def look(self) -> list[LiveStorage]:
+        """What came among all objects."""
+        begun, with_graphs = time.thread_time(), []
+        with pause_gc(), dispatch.DisableTorchFunction():
+            for thing in live_tensors():
+                if issubclass(type(thing), torch.UntypedStorage):
+                    with contextlib.suppress(NotImplementedError, RuntimeError):
+                        if not self._is_known(thing) and holds_memory(thing):
+                            self._add(thing)
+                    continue
+                self._enter(thing)
+                with contextlib.suppress(RuntimeError):
+                    if not _is_leaf(thing):  # without looking at the node
+                        with_graphs.append(thing)
+            thing = None
+            self.graphs.walk(with_graphs, self._enter)
+        self.mark()
+        self.cost_s = time.thread_time() - begun
+        new, self._new = self._new, []
+        return [known for known in new if known() is not None]
+
+    def _is_known(self, storage: Any) -> bool:
+        known = self._known.get(storage._cdata)
+        return known is not None and known() is storage
+
+    def _enter(self, tensor: Any) -> None:
+        """Enter the storage of a tensor, or those of its parts."""
+        try:
+            storage: Any = _storage_of(tensor)
+            if self._is_known(storage) and self._known[storage._cdata].nbytes == storage.nbytes():
+                return
+            if storage.device.type != "meta" and (graph.address_of(tensor) or holds_memory(storage)):
+                self._add(storage)
+        except (NotImplementedError, RuntimeError):
+            for _, part in memory.parts(tensor):
+                self._enter(part)
+
+    def _add(self, storage: Any) -> None:
+        """A storage not known yet, or of another size than before: then the old size has gone."""
+        key, nbytes = storage._cdata, storage.nbytes()
+        before = self._known.get(key)
+        # A C function as the callback: Python code there would swallow Ctrl-C.
+        known = LiveStorage(storage, self._gone.append)
+        known.key, known.device, known.nbytes = key, str(storage.device), nbytes
+        known.cell, known.path, known.category, known.died = -1, "", "other", None
+        self._known[key] = known
+        self.bytes[known.device] += nbytes
+        self._new.append(known)
+        if before is not None:
+            self.bytes[before.device] -= before.nbytes
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[LiveStorage]:
+        return iter(list(self._known.values()))
+
+
+def _collections() -> tuple[int, ...]:
+    """How often the garbage collector has moved objects to its oldest generation."""
+    return tuple(generation["collections"] for generation in gc.get_stats()[1:])
+
+
+def _young_tensors() -> int:
+    """How many tensors and storages there are in the two younger generations of the garbage collector.
+
+    All of it in one call of C functions, to the end, so that no list of others' objects stays and no other thread meets a
+    reference to a tuple which it is still building. Classes are compared by id, since hashing one may
+    run a metaclass's code.
+    """
+    kinds: list[type] = [torch.Tensor, torch.UntypedStorage]
+    for kind in kinds:  # it grows: all that are derived from these
+        kinds += type.__subclasses__(kind)
+    known = set(map(id, kinds))
+    young = itertools.chain.from_iterable(map(gc.get_objects, (0, 1)))
+    with pause_gc():
+        return sum(map(known.__contains__, map(id, map(type, young))))
+
+
+class Graphs:
+    """What graphs keep that were made since the last look: their nodes, each once, and the tensors those saved.
+
+    Nodes are known by the numbers that autograd gives them, so that only new ones are walked. From PyTorch 2.13 on a node that
+    Python has looked at keeps its Python object, and 40,000 of them in a row end the process when they are freed (see
+    `torch_internals.graph.nodes_stay`): so it is known how deep the row below each node is, and looking ends long before.
+
+    Limits: nodes that other threads made may not be found, and what CopySlices hides is not. `unseen` says in words what the
+    last walk left out, "" if nothing.
+    """
+
+    def __init__(self) -> None:
+        self.unseen = ""
+        self._number = 0
+        self._depth: dict[int, int] = {}
+        self._deepest = 0
+        self._searches = 0
+        self._getters: dict[int, Any] = {}
+
+    def walk(self, tensors: Sequence[Any], enter: Callable[[Any], None]) -> None:
+        """Hand `enter` what the new nodes behind these tensors (that are no leaves) have saved."""
+        if not tensors:
+            self._depth.clear()
+            self._deepest = self._searches = 0
+        elif graph.nodes_stay and (self._deepest >= MAX_DEPTH or look_limit.is_closed):
+            self.unseen = _TOO_DEEP
+            return
+        elif graph.nodes_stay and len(tensors) > MAX_DEPTH - self._deepest:
+            self.unseen = _TOO_MANY  # each of them might be the next in the row
+            return
+        nodes = [node for tensor in tensors if (node := node_of(tensor)) is not None]
+        starts = [sequence.number_of(node) for node in nodes]
+        self.unseen, self._getters = "", {}
+        self._follow(nodes, enter)
+        self._deepest = max((self._depth.get(number, self._deepest) for number in starts), default=0)
+        self._number = sequence.next_number()
+
+    def may_search(self) -> bool:
+        """Whether a search for names may look at graphs now: once where not all was walked."""
+        if self.unseen not in (_TOO_MANY, _TOO_DEEP) or not graph.nodes_stay:
+            return True
+        self._searches += 1
+        return self._searches == 1
+
+    def _follow(self, nodes: list[Any], enter: Callable[[Any], None]) -> None:
+        """Go through the new nodes, and note how many that were looked at lie in a row below each.
+
+        Of those that were not come to it is taken to be the most.
+        """
+        found: dict[int, list[int]] = {}
+        depth, deepest = self._depth, self._deepest
+        most = MAX_DEPTH - deepest if graph.nodes_stay else 1 << 60
+        until = time.thread_time() + BUDGET_S
+        while nodes:
+            node = nodes.pop()
+            number = sequence.number_of(node)
+            if number in found or not self._number <= number < sequence.LEAF:
+                continue
+            if len(found) >= most or (not len(found) & 63 and time.thread_time() > until):
+                self.unseen = _TOO_MANY
+                for rest in (number, *map(sequence.number_of, nodes)):
+                    depth.setdefault(rest, deepest)
+                break
+            behind = self._behind(node, enter)
+            found[number] = [sequence.number_of(other) for other in behind]
+            nodes += behind
+        for number in sorted(found):  # a node is made after those behind it
+            below = (depth.get(other, deepest) for other in found[number] if other != sequence.LEAF)
+            depth[number] = 1 + max(below, default=0)
+        if len(depth) > _MAX_KNOWN:
+            for number in sorted(depth)[: -_MAX_KNOWN // 2]:
+                del depth[number]
+
+    def _behind(self, node: Any, enter: Callable[[Any], None]) -> list[Any]:
+        """The nodes behind one, also behind the tensors it saved, which are entered."""
+        kind = type(node)
+        if id(kind) not in self._getters:
+            self._getters[id(kind)] = graph.node_getters(kind)
+        if graph.hides_what_it_holds(kind):
+            self.unseen = self.unseen or _HIDDEN
+        if self._getters[id(kind)] is None:
+            return []
+        following, saving, _ = self._getters[id(kind)]
+        found = [other for other, _ in following(node)]
+        for _, content in graph.saved_by(node, saving):
+            if memory.is_tensor(content):
+                enter(content)
+                found.append(node_of(content))
+        return [other for other in found if other is not None]
+
+
+def node_of(tensor: Any) -> Any:
+    """The node of the graph that made a tensor, None for a leaf."""
+    try:
+        return graph.grad_fn(tensor)
+    except RuntimeError:
+        return None

@@ -1,0 +1,329 @@
+"""The last out-of-memory of this session: recorded when a cell ended with it, explained when asked, and released.
+
+What is kept of it is texts and numbers; no error, frame or tensor. Whatever could not be read becomes a gap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import linecache
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+from memlab import torch_internals
+from memlab.analysis.oom.explain import NAMED, Explanation, explain, grouped
+from memlab.analysis.oom.facts import Failure, Holder
+from memlab.analysis.oom.moment import Moment, last_moment
+from memlab.analysis.oom.text import Message, is_out_of_memory, read_message
+from memlab.api.report import advice_hint
+from memlab.api.run import Run
+from memlab.errors import MemlabError
+from memlab.prediction import child
+from memlab.probes.counters import Nvml
+from memlab.probes.host import HostMemory
+from memlab.probes.rows import segments_of
+from memlab.references import release as references
+from memlab.references.live_storages import live_storages
+from memlab.references.release import Released, first_argument
+from memlab.torch_internals import cell_code
+from memlab.trace.columns import Phase
+from memlab.units import ByteRange, format_bytes
+from memlab.views.page import Page, PageLines, Part
+from memlab.views.report import named_table, oom_page
+from memlab.views.shown import Shown
+from memlab.views.table import Column, Table
+
+SEARCH_S = 2.0
+"""How long the search for names may take after a cell ran out of memory."""
+
+_T = TypeVar("_T")
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_OURS = str(Path(__file__).parent.parent) + os.sep
+# The ends of files of PyTorch whose functions tell the phase, the most telling first.
+_PHASES = (
+    (("autograd", "__init__.py"), "backward", Phase.BACKWARD),
+    (("autograd", "graph.py"), "_engine_run_backward", Phase.BACKWARD),
+    (("optim", "optimizer.py"), "", Phase.OPTIMIZER),
+    (("nn", "modules", "module.py"), "", Phase.FORWARD),
+)
+_BACKWARD = re.compile(r"\.backward\(|\bautograd\.grad\(")
+_RELEASE = "`%memoom release`"
+
+
+class OomExplained(Shown):
+    """An out-of-memory, explained; `explanation` has it as values."""
+
+    def __init__(self, failure: Failure, found: Explanation | None = None, pointer: str = "") -> None:
+        self._failure, self._pointer = failure, pointer
+        self.explanation: Explanation = found or explain(failure)
+
+    @property
+    def page(self) -> Page:
+        """What happened, and what to do."""
+        return oom_page(self.explanation, self._failure.cell, self._pointer)
+
+    def released(self, freed: str) -> OomExplained:
+        """The same after a release, which is not advised any more."""
+        before = self.explanation
+        said = f"{_RELEASE} was run since, and gave back {freed or 'nothing'}; what is alive is that of before."
+        sentences = (said, *(one for one in before.sentences if not one.startswith(_RELEASE)))
+        actions = tuple(action for action in before.actions if not action.text.startswith(_RELEASE))
+        after = dataclasses.replace(before, sentences=sentences, actions=actions)
+        return OomExplained(self._failure, after, self._pointer)
+
+    def to_pandas(self) -> Any:
+        """The message's numbers, what was alive, and what could be done, as one DataFrame of bytes."""
+        import pandas
+
+        found = self.explanation
+        rows: list[tuple[str, str, int, int, str]] = []
+        rows += [("term", t.name, t.amount.low, t.amount.high, t.meaning) for t in found.terms]
+        rows += [("alive", one.path, one.nbytes, one.nbytes, one.category) for one in found.named]
+        rows += [("action", a.text, a.gives.low, a.gives.high, "") for a in found.actions]
+        return pandas.DataFrame(rows, columns=["what", "name", "low_bytes", "high_bytes", "remark"])
+
+
+_last: OomExplained | None = None
+
+
+def note_oom(error: BaseException | None, run: Run | None = None) -> OomExplained | None:
+    """Note an out-of-memory with which a cell ended; None where the error is of something else.
+
+    Call it while the error is still kept (at the end of the cell); `run` is the cell's run, if it was tracked. It never
+    raises, whatever the error is.
+    """
+    global _last
+    try:
+        failed = oom_error(error)
+        if failed is None:
+            return None
+        failure = failure_facts(failed, run)
+        share = failure.moment.share("category") if failure.moment is not None else None
+        pointer = ""
+        if run is not None and share is not None:  # tracked, and something large held the memory
+            pointer = advice_hint(share.shares, run.name, run.trace.notes, run.cell_text, "what was allocated")
+        _last = OomExplained(failure, pointer=pointer)
+        return _last
+    except Exception:
+        return None
+
+
+def explain_oom(message: str | BaseException | None = None) -> OomExplained:
+    """Explain the last out-of-memory of this session, or PyTorch's message, as text or error."""
+    if message is None:
+        if _last is None:
+            how = "import memlab; memlab.explain_oom('CUDA out of memory. ...')"
+            raise MemlabError(f"no cell of this session ended out of memory. For a message from elsewhere: {how}.")
+        return _last
+    if issubclass(type(message), BaseException):
+        message = first_argument(cast(BaseException, message))
+    if not issubclass(type(message), str):
+        raise MemlabError(f"a message is a text or an error, got {type(message).__name__}.")
+    return OomExplained(Failure(read_message(str(message))))
+
+
+def forget_oom() -> None:
+    """Forget the last out-of-memory."""
+    global _last
+    _last = None
+
+
+# --- release ---
+
+
+class ReleaseReport(Shown):
+    """What was released and how many bytes that freed; `released` has it as values."""
+
+    def __init__(self, released: Released) -> None:
+        self.released = released
+
+    @property
+    def page(self) -> Page:
+        """What was released, and what is still held."""
+        released = self.released
+        levels = [level for level in released.levels if level.freed_bytes] or list(released.levels)
+        errors = tuple(f"Released the frames of {error.rstrip('.')}." for error in released.errors)
+        parts: list[Part] = [PageLines(errors or ("No error was kept.",))]
+        if levels:
+            names = ("released", "allocated before", "after")
+            columns = (Column("device"), *(Column(name, "bytes") for name in names))
+            rows = tuple((level.device, level.freed_bytes, level.before_bytes, level.after_bytes) for level in levels)
+            parts.append(Table("", columns, rows))
+        if released.outputs:
+            outputs = tuple((one.path, one.nbytes, one.device) for one in released.outputs)
+            heads = (Column("", limit=160), Column("", "bytes"), Column(""))
+            parts.append(Table("Outputs removed (nothing else kept these)", heads, outputs))
+        for device in [level.device for level in levels if level.after_bytes]:
+            there = [one for one in released.still_held if one.device == device]
+            found = grouped(tuple(Holder(one.path, one.category, one.nbytes) for one in there))
+            title = f"Still held on {device}, by what keeps it alive"
+            hidden = PageLines(("nothing that can be seen",), title)
+            parts.append(named_table(title, found[:NAMED], max(len(found) - NAMED, 0)) if found else hidden)
+        parts += [] if released.is_complete else ["The search for names was cut short."]
+        return Page(f"memlab · released {_freed(released) or 'nothing'}", tuple(parts))
+
+    def to_pandas(self) -> Any:
+        """Each device's bytes before and after as a DataFrame."""
+        import pandas
+
+        rows = [(level.device, level.before_bytes, level.after_bytes) for level in self.released.levels]
+        return pandas.DataFrame(rows, columns=["device", "before_bytes", "after_bytes"]).set_index("device")
+
+
+def release(outputs: bool = True) -> ReleaseReport:
+    """Release what the last failed cell still holds; see `references.release`."""
+    global _last
+    released = references.release(outputs)
+    if _last is not None:
+        _last = _last.released(_freed(released))
+    return ReleaseReport(released)
+
+
+def _freed(released: Released) -> str:
+    """What a release gave back, "" for nothing."""
+    levels = [level for level in released.levels if level.freed_bytes]
+    return ", ".join(f"{format_bytes(level.freed_bytes)} on {level.device}" for level in levels)
+
+
+# --- what can be seen of one ---
+
+
+def oom_error(error: BaseException | None) -> BaseException | None:
+    """The out-of-memory in an error or in what it is chained to, the nearest; None if there is none."""
+    for one in references.all_errors([error]) if error is not None else ():
+        kind = type(one)
+        # A MemoryError has no wording of its own: Python's, and numpy's, which gives a size.
+        if issubclass(kind, torch.OutOfMemoryError | MemoryError):
+            return one
+        if issubclass(kind, RuntimeError) and is_out_of_memory(first_argument(one)):
+            return one
+    return None
+
+
+def failure_facts(error: BaseException, run: Run | None = None) -> Failure:
+    """The facts of an out-of-memory that just ended a cell."""
+    text, gaps = first_argument(error), list[str]()
+    message = Message("CPU" if issubclass(type(error), MemoryError) else "CUDA")
+    if is_out_of_memory(text):
+        message = read_message(text)
+
+    def attempt(what: str, look: Callable[[], _T], default: _T) -> _T:
+        try:
+            return look()
+        except Exception as problem:
+            gaps.append(f"{what}: could not be read ({type(problem).__name__})")
+            return default
+
+    on_cuda = message.label.startswith("cuda")
+    moment = attempt("the trace", lambda: _moment(message, run), None)
+    if moment is not None:
+        message = _refined(message, moment)
+    label, called = message.label, run.name if run is not None else ""
+    alive = attempt("what is alive", lambda: live_storages(label, budget_s=SEARCH_S), None)
+    # Where the number of the device is not told ("cuda"), on all of the kind.
+    there = (
+        [one for one in alive.storages if one.device == label or one.device.startswith(f"{label}:")] if alive else []
+    )
+    raised = attempt("the traceback", lambda: _raised(error), _Raised())
+    failure = Failure(
+        message=message,
+        cell=" · ".join(filter(None, (called, raised.cell))),
+        place=raised.place,
+        phase=raised.phase,
+        moment=moment,
+        holders=tuple(Holder(one.path, one.category, one.nbytes, one.address) for one in there),
+        all_named=alive is not None and alive.is_complete,
+        calls_backward=raised.calls_backward,
+    )
+    failure = attempt("the device", lambda: _with_device(failure, gaps), failure)
+    if alive is not None and not alive.is_complete:
+        gaps.append("names: the search for what keeps each tensor was cut short")
+    if moment is None and run is not None and on_cuda:
+        why = "so lines and categories at that moment are unknown"
+        gaps.append(f"moment: the trace of the cell holds no row for it, {why}")
+    return dataclasses.replace(failure, gaps=tuple(gaps))
+
+
+def _moment(message: Message, run: Run | None) -> Moment | None:
+    """The row OOM of a tracked cell, if it can be that of this message."""
+    moment = last_moment(run.trace) if run is not None and message.label.startswith("cuda") else None
+    if moment is None or message.device not in (None, moment.device):
+        return None
+    return None if message.asked is not None and moment.asked_bytes > message.asked.high else moment
+
+
+def _refined(message: Message, moment: Moment) -> Message:
+    """The message with the exact sizes of the trace, where all of these are what its digits can stand for."""
+    names = ("free", "allocated", "reserved", "cached")
+    said = {name: size for name in names if (size := getattr(message, name)) is not None}
+    traced = {name: int(getattr(moment, f"{name}_bytes")) for name in said}
+    if any(not size.low <= traced[name] <= size.high for name, size in said.items()):
+        return message
+    exact: dict[str, Any] = {name: ByteRange.exact(traced[name]) for name in said}
+    return dataclasses.replace(message, device=moment.device, **exact)
+
+
+@dataclasses.dataclass(slots=True)
+class _Raised:
+    """Where an error was raised: the outermost cell, the place in the user's code, and what PyTorch was doing there."""
+
+    cell: str = ""
+    place: str = ""
+    phase: Phase = Phase.OTHER
+    calls_backward: bool = False
+
+
+def _raised(error: BaseException) -> _Raised:
+    """What its traceback tells, the outermost frame first."""
+    found, cells = _Raised(), list[str]()
+    link = references.traceback_of(error)
+    while link is not None:
+        code, line, link = link.tb_frame.f_code, link.tb_lineno, link.tb_next
+        file = code.co_filename
+        if file.startswith(_TORCH) and found.phase != Phase.BACKWARD:
+            parts = Path(file.removeprefix(_TORCH)).parts
+            told = (one for ends, name, one in _PHASES if parts == ends and name in ("", code.co_name))
+            found.phase = next(told, found.phase)
+        if file.startswith((_TORCH, _OURS)):
+            continue
+        number = cell_code.cell_number(file)
+        found.place = f"at {Path(file).name}:{line}"
+        if number is not None:
+            cells.append(f"cell [{number}]" if number else "")
+            found.place = f"at line {line} of {cells[-1] or 'a cell'}"
+        found.place += "" if code.co_name.startswith("<") else f", in {code.co_name}()"
+        if not found.calls_backward:
+            with contextlib.suppress(Exception):  # the text may be gone, or there is no memory to hold it
+                text = "".join(linecache.getlines(file)) if number is not None else ""
+                found.calls_backward = "backward" in code.co_names or _BACKWARD.search(text) is not None
+    found.cell = cells[0] if cells else ""
+    return found
+
+
+def _with_device(failure: Failure, gaps: list[str]) -> Failure:
+    """What the device and the machine say now; CUDA is asked only where the user's code has brought it up."""
+    label = failure.message.label
+    if label == "cpu":
+        host = HostMemory().read()
+        capacity, free = ByteRange.exact(host.total_bytes), ByteRange.exact(host.available_bytes)
+        return dataclasses.replace(failure, message=dataclasses.replace(failure.message, capacity=capacity, free=free))
+    if not label.startswith("cuda") or child.current() is not None or not torch.cuda.is_initialized():
+        return failure  # in a prediction "cuda" is made of shapes: the driver, if there is one, knows nothing of it
+    device, shot = failure.message.device or 0, torch_internals.snapshot()
+    blocks = (block for segment in segments_of(shot, device) for block in segment["blocks"])
+    pieces = [block["size"] for block in blocks if block["state"] == "inactive"]
+    with Nvml.open() as nvml:
+        reading = nvml.read(device)
+        gaps += [f"{gap.name}: {gap.text}" for gap in nvml.gaps]
+    return dataclasses.replace(
+        failure,
+        largest_free_bytes=max(pieces, default=0),
+        expandable=shot["allocator_settings"].get("expandable_segments"),
+        others_bytes=reading.others_bytes,
+    )

@@ -1,0 +1,244 @@
+"""`memlab.predict`: what a step would take on a card, without a GPU."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memlab.allocator import ConfError, parse_conf
+from memlab.api.display import Progress
+from memlab.api.run import Run
+from memlab.api.runs import runs
+from memlab.errors import DoesNotApply, MemlabError, PredictionError
+from memlab.prediction import dry_run
+from memlab.prediction.cards import Card, find
+from memlab.prediction.child import Channel, Child, ChildOutcome
+from memlab.prediction.child.runner import OnNews
+from memlab.prediction.forecast import DEVICE, Fits, Forecast, forecast, forecast_of
+from memlab.prediction.workspaces import WorkspacePart
+from memlab.trace.trace import Trace
+from memlab.units import ByteRange, number_of, one_line
+
+CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where both are set the first one counts: so did PyTorch 2.12.1 on CUDA, whatever c10/core/AllocatorConfig.h says."""
+
+
+class Prediction(Run):
+    """A predicted run: the face of a Run, with peaks as ranges, `fits` and `assumptions`.
+
+    `trace` is the run on the card, up to where its memory runs out. `asked` has the requests, from which another card can be
+    predicted (`for_card`), and `others` those with other plausible numbers of multiprocessors; a prediction that was read
+    from a file has none.
+    """
+
+    def __init__(
+        self, name: str, trace: Trace, asked: Trace | None = None, conf: str = "", others: Sequence[Trace] = ()
+    ) -> None:
+        super().__init__(name, trace)
+        self.asked, self.conf, self.others = asked, conf, tuple(others)
+
+    @property
+    def forecast(self) -> Forecast:
+        """Everything predicted, as a value."""
+        found = forecast_of(self.trace)
+        assert found is not None
+        return found
+
+    @property
+    def card(self) -> Card:
+        """The card it was predicted for."""
+        return self.forecast.card
+
+    @property
+    def fits(self) -> Fits:
+        """Whether it fits on the card: "yes", "no", or "close" where the interval crosses what the card has."""
+        return self.forecast.fits
+
+    @property
+    def allocated_bytes(self) -> ByteRange:
+        """Peak of *allocated* that the run needs, at least and at most."""
+        return self.forecast.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> ByteRange:
+        """Peak of *reserved* that the run needs, at least and at most."""
+        return self.forecast.reserved_bytes
+
+    @property
+    def peak_device_bytes(self) -> ByteRange:  # type: ignore[override]  # a prediction is a range
+        """Peak of what the driver would report as used on the device, at least and at most."""
+        return self.forecast.device_bytes
+
+    @property
+    def margin_bytes(self) -> ByteRange:
+        """What would be left on the card at the peak, at least and at most; below zero: what is missing."""
+        return self.forecast.margin_bytes
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What had to be assumed."""
+        return self.forecast.assumptions
+
+    @property
+    def parts(self) -> tuple[WorkspacePart, ...]:
+        """Memory that no tensor of the program takes: context, workspaces."""
+        return self.forecast.parts
+
+    @property
+    def out_of_memory(self) -> str:
+        """The error it would raise on the card, "" where it fits for certain."""
+        return self.forecast.out_of_memory
+
+    def for_card(self, card: str | Card) -> Prediction:
+        """The same requests on another card: at once, with the kernels of the first one."""
+        return predicted(self.name, [self.requests(), *self.others], find(card), self.conf)
+
+    def requests(self) -> Trace:
+        """What it asked for; PredictionError where a file did not keep it."""
+        if self.asked is None:
+            why = f"prediction {self.name!r} was read from a file without its requests"
+            raise PredictionError(f"{why}: predict it again.")
+        return self.asked
+
+    def __repr__(self) -> str:
+        return f"<Prediction {self.name!r}: {verdict(self.forecast)}>"
+
+
+def verdict(predicted: Forecast) -> str:
+    """One sentence: the card, whether it fits, what it needs, what the card has."""
+    card = predicted.card
+    if asks_for_nothing(predicted):
+        return f'asked nothing of {card.name}: is it written for "cuda"? What an earlier cell put on "cpu" stays there'
+    answer = {"yes": "fits", "no": "does not fit", "close": "too close to call"}[predicted.fits]
+    caught = predicted.trace.made_by.device(DEVICE).num_ooms
+    catches = f", as it catches {number_of(caught, 'out-of-memory error')}" if caught and predicted.fits != "no" else ""
+    return f"{answer} on {card.name}{catches}: needs {predicted.device_bytes} of {card.usable_range}"
+
+
+def asks_for_nothing(predicted: Forecast) -> bool:
+    """Whether nothing of the program ran on the card: then its answer means nothing."""
+    return predicted.allocated_bytes.high == 0 and predicted.fits == "yes"
+
+
+def predict(
+    step: Callable[[], object],
+    card: str | Card,
+    *,
+    name: str | None = None,
+    conf: str | None = None,
+    limit_s: float | None = None,
+    raises_oom: bool = False,
+) -> Prediction:
+    """What `step` would take on `card`, on any machine: `step` is called without arguments and works on "cuda".
+
+    It runs on tensors without data in a child process: what it changes, binds and writes stays there. `card` is a name
+    (`memlab.cards`), a size ("8GiB") or a Card; `conf` what PYTORCH_CUDA_ALLOC_CONF says on the card, by default what it says
+    here. It goes on where the card is full, to find what it needs; with `raises_oom` it gets the error that it would get
+    there, and may catch it. Raises PredictionError where the step fails, or cannot be predicted.
+    """
+    if not callable(step):
+        raise PredictionError(
+            f"predict needs a function without arguments, got {type(step).__name__}: pass lambda: ..."
+        )
+    if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step) or inspect.isasyncgenfunction(step):
+        why = "predict calls the step once, and what has `async` or `yield` does nothing then"
+        raise PredictionError(f"{why}: wrap it.")
+    prediction = predict_step(step, find(card), name, configured(conf), limit_s, raises_oom)
+    runs.add(prediction)
+    return prediction
+
+
+def predict_step(
+    step: Callable[[], object],
+    card: Card,
+    name: str | None,
+    conf: str,
+    limit_s: float | None = None,
+    raises_oom: bool = False,
+    on_news: OnNews | None = None,
+) -> Prediction:
+    """The prediction of a step, not kept among the runs. `on_news` gets what the child sends."""
+    dry_run.prepare()
+    with Progress(card.name) as progress:
+
+        def run(variant: Card, left_s: float | None, is_first: bool) -> ChildOutcome:
+            child = Child(left_s, on_news or progress.show, is_quiet=not is_first)
+            around = functools.partial(dry_run.dry_run, variant, conf, raises_oom)
+            return child.run(functools.partial(_work, step, around))
+
+        outcome, traces = dry_run.dry_runs(card, run, limit_s)
+    return prediction_from(outcome, traces, name or runs.new_name(), card, conf)
+
+
+def _work(step: Callable[[], object], around: Callable[[], Any], channel: Channel) -> bytes:
+    with around() as finish:
+        step()
+    trace: bytes = finish()
+    return trace
+
+
+def configured(conf: str | None) -> str:
+    """What PYTORCH_CUDA_ALLOC_CONF says, or would say; what it cannot say is refused before anything runs."""
+    source, text = "conf", conf
+    if conf is None:
+        source = next((one for one in CONF if one in os.environ), CONF[0])
+        text = os.environ.get(source, "")
+    if not isinstance(text, str):
+        raise PredictionError(f'conf is a text such as "expandable_segments:True", got {text!r:.80}.')
+    try:
+        parse_conf(text)
+    except ConfError as error:
+        raise PredictionError(f"{source}: {error}") from None
+    return text
+
+
+def prediction_from(outcome: ChildOutcome, traces: Sequence[Trace], name: str, card: Card, conf: str) -> Prediction:
+    """The prediction of a child that has ended; an error where it has none to give."""
+    if not traces:
+        raise failure(outcome)
+    return predicted(name, traces, card, conf, outcome)
+
+
+def failure(
+    outcome: ChildOutcome,
+    raised: str = "the step raised in the dry run",
+    nothing: str = "there is no prediction: ",
+    kind: type[MemlabError] = PredictionError,
+) -> MemlabError:
+    """Why a child gave nothing, in one line, with its traceback as a note."""
+    if outcome.error is None:
+        ended = outcome.ended or "the child process ended without a result"
+        return kind(f"{nothing}{ended}{'.' if nothing else ''}")
+    if outcome.error.name == DoesNotApply.__name__:
+        return DoesNotApply(outcome.error.text)
+    said = str(outcome.error)  # PyTorch's own text of an out-of-memory error is longer than a line of a table
+    error = kind(f"{raised}: {said if kind is PredictionError else one_line(said, 500)}")
+    error.add_note("\n".join(outcome.error.traceback))
+    return error
+
+
+def predicted(
+    name: str, traces: Sequence[Trace], card: Card, conf: str, outcome: ChildOutcome | None = None
+) -> Prediction:
+    """The prediction of requests; further traces are of other plausible multiprocessors."""
+    found = forecast(traces[0], card, conf, others=traces[1:])
+    run = Prediction(name, found.trace, traces[0], conf, traces[1:])
+    raised = outcome is not None and outcome.error is not None
+    until = "Predicted up to where the cell ended with an error" if raised else "Predicted"
+    lines = [f"{until}, nothing ran on a card: {verdict(found)}."]
+    if found.out_of_memory:
+        may = "It would raise" if found.fits == "no" else "It may raise"
+        lines.append(f"{may}: {found.out_of_memory.splitlines()[0]}")
+    if outcome is not None:
+        lines += outcome.notes
+        lines += [f"The cell raised {outcome.error}."] if raised else []
+        if outcome.refused:
+            lines.append(f"Blocked in the child process: {'; '.join(outcome.refused)}.")
+        if outcome.started:
+            lines.append(f"Programs that it started for real: {'; '.join(outcome.started)}.")
+    run.finish(found.trace, lines)
+    run.note("raised", raised)
+    return run

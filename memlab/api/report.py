@@ -1,0 +1,218 @@
+"""How a run that has ended shows itself: figure, tables, modules, lines, and the explorer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from memlab.analysis.advice import is_large, pointer
+from memlab.analysis.curves import Curves, curves
+from memlab.analysis.lines import LineRow, LineTable
+from memlab.analysis.modules import ModuleTree
+from memlab.analysis.summary import Summary
+from memlab.analysis.timeline import Pyramid, timeline
+from memlab.errors import MemlabError
+from memlab.trace.trace import CPU, Trace
+from memlab.units import format_seconds
+from memlab.views import lines as line_views
+from memlab.views import modules as module_views
+from memlab.views.page import Page
+from memlab.views.report import report
+from memlab.views.shown import Shown, ShownWithFigure, bundle
+from memlab.views.timeline import timeline_scene
+
+
+class RunReport(ShownWithFigure):
+    """The report of a run: as text, in a notebook, or `text`, `html`, `figure`, `to_pandas()`."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.trace, self.summary = run, run.trace, run.summary
+        shares = self.summary.devices[0].shares if self.summary.devices else ()
+        held: Mapping[str, int] = next((one.shares for one in shares if one.by == "category"), {})
+        hint = advice_hint(held, self.summary.name, self.trace.notes, run.cell_text)
+        self.table: Page = report(self.summary, hint)
+
+    @property
+    def text(self) -> str:
+        """The report in words, with the lines below it where these were asked for."""
+        return f"{self.table.text()}\n\n{self._lines['text/plain']}" if self._lines else self.table.text()
+
+    @property
+    def html(self) -> str:
+        """The same as small HTML tables."""
+        return self.table.html() + self._lines.get("text/html", "")
+
+    @cached_property
+    def _lines(self) -> dict[str, str]:
+        were_asked_for = bool(self.summary.devices) and "executions" in self.trace.notes
+        return self.run.lines().section() if were_asked_for else {}
+
+    @property
+    def curves(self) -> Curves:
+        """What the figure shows."""
+        if not self.summary.devices:
+            raise MemlabError(f"run {self.summary.name!r} used no device: there is nothing to draw.")
+        return curves(self.trace, self.summary.devices[0].device)
+
+    @property
+    def figure(self) -> Any:
+        """The timeline as a plotly figure."""
+        from memlab.views.plotly import figure
+
+        return figure(timeline_scene(self.curves, self.title))
+
+    @property
+    def title(self) -> str:
+        """One line above the figure."""
+        name, devices = self.summary.name, self.summary.devices
+        if "prediction" in self.trace.notes and devices:
+            return f"{name} · predicted for {devices[0].device.name}"
+        where = f"{self.summary.provenance} on {devices[0].device.label}" if devices else "no device was used"
+        return f"{name} · {where} · {format_seconds(self.summary.duration_s)}"
+
+    def figure_bundle(self) -> dict[str, Any]:
+        """MIME type -> content of the figure and its twins."""
+        if not self.summary.devices:
+            return {"text/plain": "Nothing to draw: no device was used."}
+        return bundle(timeline_scene(self.curves, self.title))
+
+    def to_pandas(self) -> Any:
+        """The figures as a pandas DataFrame."""
+        return self.summary.to_pandas()
+
+    def explore(self) -> Any:
+        """Open a widget to zoom into the timeline, the table below it; closing it leaves the static figure."""
+        from IPython.display import display
+
+        from memlab.views.explorer import Explorer
+
+        detail = TimelineDetail(self.trace, self.summary)
+        explorer = Explorer(detail, detail.span_s, self.title)
+        handle = display(explorer, display_id=True)
+        display(self.table_bundle(), raw=True)
+        explorer._on_close = lambda: handle.update(self.figure_bundle(), raw=True) if handle is not None else None
+        return explorer
+
+
+class TimelineDetail:
+    """Detail of a run for any stretch of time: each series as times, lowest and highest values."""
+
+    def __init__(self, trace: Trace, summary: Summary) -> None:
+        if not summary.devices:
+            raise MemlabError(f"run {summary.name!r} used no device: there is nothing to explore.")
+        device = summary.devices[0].device.index
+        kinds = ("allocated",) if device == CPU else ("allocated", "reserved")
+        self._pyramids = {of: Pyramid(timeline(trace, device, of)) for of in kinds}
+        self.span_s = max(summary.duration_s, 1e-6)
+
+    def __call__(self, begin_s: float, end_s: float, bins: int) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The detail between two times, at most `bins` steps of each series."""
+        detail = {}
+        for of, pyramid in self._pyramids.items():
+            times, low, high = pyramid.window(begin_s * 1e9, end_s * 1e9, bins)
+            detail[of] = (times / 1e9, low.astype("f8"), high.astype("f8"))
+        return detail
+
+
+def advice_hint(
+    shares: Mapping[str, int], name: str, notes: Mapping[str, Any], cell_text: str, of: str = "the peak"
+) -> str:
+    """The line that points to `memlab.advise`, "" where nothing large holds memory, or it cannot run again.
+
+    `shares` has who held the memory by category, and `of` says of what.
+    """
+    facts = notes.get("trial")
+    is_workload = isinstance(facts, dict) and bool(facts.get("size"))
+    if not is_large(shares) or not (cell_text or is_workload):
+        return ""
+    try:
+        from memlab.saving_techniques import techniques  # late: most reports need none of them
+
+        counts: dict[str, int] = {}
+        for one in techniques.values():
+            can = one.patch is not None or not cell_text
+            for category in one.attacks if can and one.kind == "saving" and one.equality.kind != "changes" else ():
+                counts[category] = counts.get(category, 0) + 1
+        # `%load_ext memlab` binds no name
+        return pointer(shares, counts, f"import memlab; memlab.advise(memlab.runs[{name!r}])", of)
+    except Exception:  # a report is shown whatever becomes of this line
+        return ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class RunModules(Shown, ModuleTree):
+    """Path -> module, with all that it held and needed; `figure` draws it."""
+
+    @classmethod
+    def of(cls, tree: ModuleTree) -> RunModules:
+        """The same tree, which shows itself."""
+        return cls(**{field.name: getattr(tree, field.name) for field in dataclasses.fields(tree) if field.init})
+
+    @property
+    def tree(self) -> ModuleTree:
+        """The tree itself."""
+        return self
+
+    @property
+    def text(self) -> str:
+        """The tree in words."""
+        return module_views.text(self)
+
+    @property
+    def html(self) -> str:
+        """The tree to unfold."""
+        return module_views.html(self)
+
+    @property
+    def figure(self) -> Any:
+        """A plotly figure: each module a tile as large as what it held at the peak."""
+        return module_views.figure(self)
+
+
+class LineReport(Shown):
+    """What each line took; `plain()` is the classic form, `table` has the figures.
+
+    It is a sequence of rows, and `report["cell:12"]` is the row of one line.
+    """
+
+    def __init__(self, table: LineTable, name: str = "") -> None:
+        self.table = table
+        self.name = name
+
+    def __iter__(self) -> Iterator[LineRow]:
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, line: str) -> LineRow:
+        return self.table[line]
+
+    @property
+    def text(self) -> str:
+        """The listing in words."""
+        return line_views.listing_text(self.table, self.name)
+
+    @property
+    def html(self) -> str:
+        """The listing for a notebook."""
+        return line_views.listing_html(self.table, self.name)
+
+    def plain(self) -> str:
+        """Line by line the total, and the tensors that came and went."""
+        return line_views.plain_text(self.table)
+
+    def section(self) -> dict[str, str]:
+        """MIME type -> the listing below the report of a tracked cell: cut short where it is long."""
+        return {
+            "text/html": line_views.listing_html(self.table, self.name, limit=line_views.SECTION_HTML),
+            "text/plain": line_views.listing_text(self.table, self.name, limit=line_views.SECTION_TEXT),
+        }
+
+    def to_pandas(self) -> Any:
+        """One row per line, sizes in bytes."""
+        return self.table.to_pandas()

@@ -1,0 +1,166 @@
+"""A workload run with techniques, measured here or predicted for a GPU: what the Lab and the advisor run.
+
+The job is built inside of the stretch that is tracked, so that a peak has all of it, and what building takes. Seconds are
+those of steps that run again untracked.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memlab import torch_internals, workloads
+from memlab.api.predict import configured, predict_step
+from memlab.api.run import Run
+from memlab.api.runs import runs
+from memlab.api.track import track
+from memlab.errors import DoesNotApply, MemlabError
+from memlab.prediction import child
+from memlab.prediction.cards import Card
+from memlab.saving_techniques import techniques
+from memlab.workloads.job import Job, Parts, seeded
+from memlab.workloads.workload import Workload
+
+TIMED_STEPS = 3
+STEPS_DONE = "steps_done"
+"""What the child process reports after each step."""
+OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is tried: a function of four parts, with the name, size and settings it is known by."""
+
+    name: str
+    make: Callable[[], Parts]
+    size: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, [self.name, self.size, *(f"{key}={one}" for key, one in self.settings.items())]))
+
+
+def work_of(what: str | Workload | Callable[[], Parts], size: str = "laptop", **settings: Any) -> Work:
+    """The work behind the name of a workload, a Workload, or a function that gives model, optimizer, batch and loss."""
+    if isinstance(what, str):
+        what = workloads[what]  # type: ignore[index]  # the module is a mapping
+    if isinstance(what, Workload):
+        return Work(what.name, what.sized(size, **settings), size, settings)
+    if not callable(what):
+        raise MemlabError(f"a workload is a name, or a function of model, optimizer, batch and loss, got {what!r:.80}.")
+    if settings:
+        raise MemlabError(f"a function of your own takes no settings, got {', '.join(settings)}: set them in it.")
+    return Work(str(getattr(what, "__name__", type(what).__name__)), what)
+
+
+def baseline_patterns_of(names: Iterable[str]) -> list[str]:
+    """Those of the techniques that replace a pattern, which the job that they are compared with has."""
+    return [name for name in names if techniques[name].baseline_pattern is not None]
+
+
+def run_workload(
+    work: Work,
+    chosen: Iterable[str] = (),
+    habits: Iterable[str] = (),
+    *,
+    on: str | Card = "cpu",
+    steps: int = 3,
+    name: str | None = None,
+    timed: bool = True,
+    on_step: OnStep | None = None,
+    keep: bool = True,
+) -> Run:
+    """Run the work with these techniques and habits: on "cpu" or "cuda" measured, on a Card predicted (a Prediction).
+
+    `on_step` hears of each step that is done, and of how many; it may raise to stop. The run is listed among the runs, with
+    `keep`. Raises DoesNotApply where a technique
+    finds nothing to change; then there is no run.
+    """
+    if type(steps) is not int or not 1 <= steps <= 1000:
+        raise MemlabError(f"steps is a number from 1 to 1000, got {steps!r:.80}.")
+    used, without = [one.name for one in techniques.ordered(chosen)], list(habits)
+    called = name or " + ".join([str(work), *used, *(f"habit of {one}" for one in without)])[:200]
+    conf = ",".join(filter(None, (techniques[one].conf for one in used)))
+    settings = {
+        key: one if isinstance(one, int | float | str | bool) else repr(one) for key, one in work.settings.items()
+    }
+    facts: dict[str, Any] = {"workload": work.name, "size": work.size, "settings": settings}
+    facts |= {"techniques": used, "habits": without, "steps": steps, "step_s": [], "notes": []}
+
+    def prepare(job: Job) -> None:
+        techniques.prepare(job, work.make, used, without)  # memory is taken here
+
+    if isinstance(on, Card):
+        run: Run = _predicted(prepare, steps, conf, on, called, on_step)
+        run.note("trial", {**facts, "on": on.name})
+        if keep:
+            runs.add(run)
+        return run
+    if conf:
+        raise DoesNotApply(f"{conf} configures CUDA's allocator before it starts: predict it for a GPU.")
+    job, tell = Job(on, steps), on_step or (lambda done, total: None)
+    total = steps + (TIMED_STEPS if timed else 0)
+    gc.collect()  # what waits to be collected would be found as being there before
+    try:
+        tracked = track(called, device=on, show=False)
+        tracked.is_kept = False  # one that stops half-way is not listed
+        with seeded(), tracked as run:
+            prepare(job)
+            job.run(lambda done: tell(done, total))
+        run.result(job.outcome())
+        step_s = _seconds(job, on, lambda done: tell(steps + done, total)) if timed else []
+        run.note("trial", {**facts, "on": on, "step_s": step_s, "notes": job.notes})
+        if keep:
+            runs.add(run)
+        return run
+    except BaseException:
+        torch_internals.forget_unfinished_backward()
+        raise
+    finally:
+        # Its pieces are its own methods: a cycle, which would wait for the collector with all its tensors.
+        vars(job).clear()
+
+
+def _predicted(
+    prepare: Callable[[Job], None], steps: int, conf: str, card: Card, name: str, on_step: OnStep | None
+) -> Run:
+    def step() -> None:
+        channel = child.current()
+        assert channel is not None
+        with seeded():
+            job = Job("cuda", steps)
+            prepare(job)
+            job.run(lambda done: channel.send({STEPS_DONE: done}))
+        for sentence in job.notes:
+            channel.note(sentence)
+
+    def heard(news: dict[str, Any]) -> None:
+        if STEPS_DONE in news and on_step is not None:
+            on_step(int(news[STEPS_DONE]), steps)
+
+    all_conf = ",".join(filter(None, [configured(None), conf]))
+    return predict_step(step, card, name, all_conf, on_news=heard if on_step is not None else None)
+
+
+def _seconds(job: Job, on: str, on_step: Callable[[int], None]) -> list[float]:
+    """Seconds of each of a few steps more, on their own. The first of them is warm: the job has run before."""
+    times: list[float] = []
+
+    def done(count: int) -> None:
+        if on != "cpu":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter())
+        on_step(count)
+
+    if on != "cpu":
+        torch.cuda.synchronize()
+    job.steps = TIMED_STEPS
+    with seeded():
+        start = time.perf_counter()
+        job.run(done)
+    return [end - begin for begin, end in zip([start, *times], times, strict=False)]
