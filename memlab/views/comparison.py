@@ -1,40 +1,159 @@
-"""Two runs as one plotly figure: both timelines on one axis, each from 0, and beside them, on the same scale, who held each peak.
+"""Two runs compared: a page whose first line says what the second costs or saves, and a picture of both.
 
-Where seconds would hide the shorter run, or mean nothing, the axis is the share of each run, and says so; buttons switch.
+The picture has both timelines on one axis, each from 0, and next to them, on the same scale, who held each peak. Where
+seconds would hide the shorter run, or were not measured, the axis is the share of each run, and says so; buttons switch.
 """
 
 from __future__ import annotations
 
-import json
-import textwrap
 from collections.abc import Iterator
-from typing import Any
+from html import escape
 
-from memlab.analysis.comparison import UNTOLD, Drawn, Picture
+import numpy as np
+
+from memlab.analysis.comparison import Difference, Differences, Picture, Side, saved
 from memlab.analysis.curves import Curve
-from memlab.analysis.peak import UNKNOWN_BYTES
-from memlab.units import one_line
+from memlab.analysis.results import ResultCheck
+from memlab.units import UNBOUNDED, ByteRange, one_line
 from memlab.views import theme
-from memlab.views.bundle import PLOTLY, SVG
-from memlab.views.comparison_svg import comparison_svg
-from memlab.views.comparison_table import SIDES, interval_text
-from memlab.views.figure import Unit, escaped
-from memlab.views.svg import byte_ticks, short_bytes, sparkline
+from memlab.views.page import Beside, Markup, Page, PageLines
+from memlab.views.scene import Axis, Bars, Item, Label, Line, Panel, Scene
+from memlab.views.table import Cell, Column, Table, signed
+from memlab.views.timeline import sparkline
 
-HEIGHT = 290
-_ROOM = 1.12  # above the higher peak, for its label
-_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-_LINE_OF_TITLE = 105
+SIDES = (theme.SERIES["reserved"], theme.SERIES["allocated"])
+"""The colours of both runs."""
+_ABOVE = 1.12  # the room above the higher peak, for its label
+_SHOWN = 7  # rows of a table, before the rest is summed up
+_NAME, _CODE = 44, 48
 
 
-def comparison_bundle(picture: Picture, title: str, words: str) -> dict[str, Any]:
-    """MIME type -> content of the picture; `words` is the sentence of its text twins."""
-    figure = json.loads(comparison_figure(picture, title).to_json())
-    return {
-        PLOTLY: {**figure, "config": {"displaylogo": False}},
-        SVG: comparison_svg(picture, words),
-        "text/plain": described(picture, words),
-    }
+def peak_words(a: Side, b: Side) -> str:
+    """Both peaks, and what lies between them."""
+    if saved(a, b) == (0, 0):
+        return f"peak {b.peak}, as before"
+    return f"peak {b.peak} instead of {a.peak} ({saved_words(a, b)})"
+
+
+def saved_words(a: Side, b: Side) -> str:
+    """What lies between both peaks, in bytes and as a share of the first."""
+    low, high = saved(a, b)
+    if low == high == 0:
+        return "0 B"
+    if max(abs(low), abs(high)) >= UNBOUNDED:
+        return "by how much is not known"
+    ends: dict[str, str] = {}  # as text they may be equal
+    for change in (-low, -high):
+        share = 100 * abs(change) / a.peak.low if a.peak.low else 0
+        digits = f"{share:.0f}" if share >= 0.95 else f"{share:.1f}" if share >= 0.05 else "<0.1" if share else "0"
+        percent = f"{'−' if change < 0 else '+'}{digits} %" if a.peak.low else "from nothing"
+        ends.setdefault(signed(change), f"{signed(change)}, {percent}")
+    return " to ".join(ends.values())
+
+
+def time_words(of: str, ratio: float) -> str:
+    """Who took how many times as long."""
+    return f"{'a step takes' if of == 'step' else 'the run took'} {times(ratio)} as long"
+
+
+def times(ratio: float) -> str:
+    """A ratio as text.
+
+    >>> times(1.306), times(0.5), times(0.0033), times(12.3), times(1234.5)
+    ('1.31 times', '0.50 times', '0.0033 times', '12.3 times', '1,234 times')
+    """
+    if ratio < 0.095:
+        return f"{ratio:.2g} times"
+    return f"{ratio:.2f} times" if ratio < 9.995 else f"{ratio:.1f} times" if ratio < 99.95 else f"{ratio:,.0f} times"
+
+
+def results_words(results: ResultCheck) -> str:
+    """Whether results agree, or how far off they are."""
+    return f"results {one_line(results.short, 160)}"
+
+
+def level_row(of: str, a: ByteRange | str, b: ByteRange | str, words: str = "") -> tuple[Cell, ...]:
+    """One row of figures of both runs; `words` say their difference, else it is in bytes where both are exact."""
+    difference: Cell = words or None
+    if not words and isinstance(a, ByteRange) and isinstance(b, ByteRange) and a.is_exact and b.is_exact:
+        difference = b.low - a.low
+    return of, a, b, difference
+
+
+def comparison_page(
+    sentence: str, names: tuple[str, str], levels: Iterator[tuple[Cell, ...]], tables: Iterator[Differences], results: ResultCheck,
+    notes: tuple[str, ...] = (),
+) -> Page:  # fmt: skip
+    """The sentence, both names, the figures, and who makes the difference."""
+    both = [f"{side}: {one_line(name, 120)}" for side, name in zip("ab", names, strict=True)]
+    marks = ""
+    for text, colour in zip(both, SIDES, strict=True):
+        marks += f"<span style='color:{colour}'>■</span> {escape(text)} &nbsp; "
+    why = one_line(results.why, 300)
+    because = "" if not why or why in results.short or results.verdict == "equal" else f": {why}"
+    last = (f"Results {one_line(results.short, 160)}{because}", *results.notes, *notes)
+    parts = (
+        Markup(f"<div>{marks}</div>", "\n".join(both)),
+        Table("", _columns(""), tuple(levels)),
+        Beside(tuple(_differences(table) for table in tables if len(table))),
+        PageLines(tuple(f"{line}." for line in last)),
+    )
+    return Page(sentence, parts)
+
+
+def _columns(head: str) -> tuple[Column, ...]:
+    sides = (Column(side, "bytes") for side in "ab")
+    return (Column(head, limit=_NAME + _CODE + 2), *sides, Column("difference", "change"))
+
+
+def _differences(table: Differences) -> Table:
+    """The rows that are worth it: of modules and lines those that differ."""
+    rows = list(table.items())
+    if table.by != "category":
+        rows = [row for row in rows if row[1].difference_bytes] or rows
+    shown = rows if len(rows) <= _SHOWN + 1 and len(rows) >= len(table) - 1 else rows[:_SHOWN]
+    named: list[tuple[str, Difference]] = []
+    for name, one in shown:
+        code = one_line(table.texts.get(name, ""), _CODE)
+        named.append((f"{one_line(name, _NAME)}  {code}" if code else one_line(name, _NAME), one))
+    rest = [one for name, one in table.items() if name not in dict(shown)]
+    if rest:
+        more = Difference(sum(one.a_bytes for one in rest), sum(one.b_bytes for one in rest))
+        named.append((f"{len(rest)} more", more))
+    named.append(("peak allocated", table.total))
+    cells = tuple((name, one.a_bytes or None, one.b_bytes or None, one.difference_bytes) for name, one in named)
+    colours = tuple(theme.CATEGORIES.get(name, "") if table.by == "category" else "" for name, _ in shown)
+    return Table("", _columns(f"peak by {table.by}"), cells, colours=colours)
+
+
+def comparison_scene(picture: Picture, words: str, heading: str = "") -> Scene:
+    """Both runs; `words` is the sentence of its text twins."""
+    height = Axis.of_bytes(picture.top_bytes * _ABOVE)
+    lines, shares, held = [], [], []
+    labels: list[Item] = []
+    for at, drawn in enumerate(picture.sides):
+        name = f"{'ab'[at]}: {one_line(drawn.name, 32)}"
+        lines.append(Line(name, drawn.time_s, drawn.bytes, SIDES[at], 1.4, 0.1, axis=at))
+        whole_s = max(drawn.duration_s, 1e-9)
+        ticks = tuple((whole_s * percent / 100, f"{percent} %") for percent in (0, 25, 50, 75, 100))
+        below = f"share of each run{f' ({picture.why})' if picture.why else ''}"
+        shares.append(Axis(0.0, whole_s, ticks, below))
+        held.append(dict(drawn.shares))
+        # What stands above a bar, and from where to where the peak may lie.
+        low, high = drawn.peak
+        text = str(drawn.peak).replace(" to ", "\nto ")
+        if low < high < UNBOUNDED:
+            x, y = np.array([at - 0.07, at + 0.07, at, at, at - 0.07, at + 0.07]), np.repeat([low, high], 3)
+            labels.append(Line("between these", x, y, theme.TEXT, 2, shape="joined", named=False))
+        labels.append(Label(at, drawn.top_bytes if high < UNBOUNDED else low, text, SIDES[at]))
+    seconds = Axis.of_seconds(picture.duration_s, 4, "seconds since the start of each")
+    views = {"seconds": (seconds, seconds), "share": tuple(shares)}
+    left = Panel(height, views, tuple(lines), "share" if picture.by_share else "seconds", 0.0, 0.7)
+    names = dict.fromkeys(name for name in [*theme.CATEGORIES, *held[0], *held[1]] if any(name in one for one in held))
+    bars = Bars({name: [one.get(name, 0) for one in held] for name in names}, (1.0, 1.0))
+    right = Panel(height, {"": (Axis(-0.5, 1.5, ((0, "a"), (1, "b"))),)}, (bars, *labels), begin=0.75)
+    title = " against ".join(drawn.name for drawn in reversed(picture.sides))
+    return Scene(title, described(picture, words), (left, right), heading, height=290, top=30, bottom=44)
 
 
 def described(picture: Picture, words: str) -> str:
@@ -44,195 +163,3 @@ def described(picture: Picture, words: str) -> str:
         curve = sparkline(Curve("allocated", drawn.time_s, drawn.bytes, True), drawn.duration_s, 50)
         lines.append(f"{side} {curve} {one_line(drawn.name, 80)}")
     return "\n".join(lines)
-
-
-def comparison_figure(picture: Picture, title: str = "") -> Any:
-    """A `plotly.graph_objects.Figure` of both runs."""
-    import plotly.graph_objects as go
-
-    unit = Unit(picture.top_bytes)
-    lines = textwrap.wrap(title, _LINE_OF_TITLE)
-    figure = go.Figure(layout=_layout(picture, unit, lines))
-    figure.layout.template = go.layout.Template()  # plotly's own would add 7 kB to every saved notebook
-    for index, drawn in enumerate(picture.sides):
-        figure.add_trace(go.Scatter(**_stair(drawn, index, unit)))
-    for bar in _bars(picture, unit):
-        figure.add_trace(go.Bar(**bar))
-    for error in _intervals(picture, unit):
-        figure.add_trace(go.Scatter(**error))
-    for note in _labels(picture, unit):
-        figure.add_annotation(**note)
-    return figure
-
-
-def _stair(drawn: Drawn, index: int, unit: Unit) -> dict[str, Any]:
-    colour = SIDES[index]
-    name = escaped(one_line(drawn.name, 32))
-    return {
-        "x": drawn.time_s.astype("f4"),
-        "y": unit.of(drawn.bytes),
-        "name": f"{'ab'[index]}: {name}",
-        "mode": "lines",
-        "line": {"width": 1.4, "color": colour, "shape": "hv"},
-        "fill": "tozeroy",
-        "fillcolor": theme.shade(colour, 0.1),
-        "hovertemplate": f"%{{x:.4~g}} s: {unit.hover}<extra>{'ab'[index]}</extra>",
-        "xaxis": ("x", "x3")[index],
-    }
-
-
-def _bars(picture: Picture, unit: Unit) -> Iterator[dict[str, Any]]:
-    """One trace for each name that holds anything at either peak, from the lowest up."""
-    held = [dict(drawn.shares) for drawn in picture.sides]
-    for name in stacked_names(picture):
-        colour = colour_of(name)
-        yield {
-            "x": ["a", "b"],
-            "y": unit.of([shares.get(name, 0) for shares in held]),
-            "name": name,
-            "marker": {"color": colour, "line": {"width": 0}},
-            "width": 0.66,
-            "legend": "legend2",
-            "hovertemplate": f"{unit.hover}<extra>{name}</extra>",
-            "xaxis": "x2",
-        }
-
-
-def stacked_names(picture: Picture) -> list[str]:
-    """What the bars are made of, from the lowest up."""
-    first, second = ([name for name, _ in drawn.shares] for drawn in picture.sides)
-    known = [*theme.CATEGORIES, *first, *second]
-    return sorted({*first, *second}, key=known.index)
-
-
-def colour_of(name: str) -> str:
-    """The colour of a part of a bar."""
-    return theme.CATEGORIES["other"] if name == UNTOLD else theme.colour_of(name)
-
-
-def _intervals(picture: Picture, unit: Unit) -> Iterator[dict[str, Any]]:
-    """From the lower to the upper end of a peak that is no exact figure."""
-    for side, drawn in zip("ab", picture.sides, strict=True):
-        if drawn.low_bytes < drawn.high_bytes < UNKNOWN_BYTES:
-            yield {
-                "x": [side, side],
-                "y": unit.of([drawn.low_bytes, drawn.high_bytes]),
-                "mode": "lines+markers",
-                "line": {"width": 2, "color": theme.TEXT},
-                "marker": {"symbol": "line-ew-open", "size": 12, "color": theme.TEXT},
-                "showlegend": False,
-                "hovertemplate": f"{unit.hover}<extra>between these</extra>",
-                "xaxis": "x2",
-            }
-
-
-def _labels(picture: Picture, unit: Unit) -> Iterator[dict[str, Any]]:
-    for index, drawn in enumerate(picture.sides):
-        yield {
-            "x": "ab"[index],
-            "y": float(unit.of(drawn.top_bytes if drawn.high_bytes < UNKNOWN_BYTES else drawn.low_bytes)),
-            "xref": "x2",
-            "text": interval_text(drawn.low_bytes, drawn.high_bytes).replace(" to ", "<br>to "),
-            "showarrow": False,
-            "yanchor": "bottom",
-            "font": {"size": 11, "color": SIDES[index]},
-        }
-
-
-def _layout(picture: Picture, unit: Unit, title: list[str]) -> dict[str, Any]:
-    top = picture.top_bytes * _ROOM
-    axis = {"gridcolor": theme.GRID, "zeroline": False, "linecolor": theme.GRID, "ticks": ""}
-    modes = _seconds(picture), _shares(picture)
-    opened = modes[picture.by_share]
-    first = {name.removeprefix("xaxis."): value for name, value in opened.items() if name.startswith("xaxis.")}
-    above = 17 * len(title)
-    return {
-        "title": {
-            "text": "<br>".join(map(escaped, title)),
-            "font": {"size": 13},
-            "x": 0.01,
-            "y": 0.99,
-            "yanchor": "top",
-        },
-        "height": HEIGHT + above,
-        "margin": {"l": 70, "r": 14, "t": 40 + above, "b": 44},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": theme.TEXT, "size": 12},
-        "barmode": "stack",
-        "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        "legend2": {"traceorder": "reversed", "x": 1.01, "y": 1, "yanchor": "top", "font": {"size": 11}},
-        "xaxis": {**axis, **first, "domain": [0, 0.7], "hoverformat": ".4~g"},
-        "xaxis2": {"domain": [0.75, 1], "linecolor": theme.GRID, "type": "category", "fixedrange": True},
-        "xaxis3": {
-            "overlaying": "x",
-            "range": opened["xaxis3.range"],
-            "domain": [0, 0.7],
-            "visible": False,
-        },
-        "yaxis": {
-            **axis,
-            "range": [0, top / unit.bytes],
-            "tickvals": [tick / unit.bytes for tick in byte_ticks(top)],
-            "ticktext": [short_bytes(tick) for tick in byte_ticks(top)],
-        },
-        "annotations": [_below(opened["annotations[0].text"])],
-        "updatemenus": [_switch(modes, picture.by_share)],
-    }
-
-
-def _seconds(picture: Picture) -> dict[str, Any]:
-    """What the layout has with an axis of seconds; both runs begin at 0 and have one scale."""
-    whole = [0, picture.duration_s]
-    return {
-        "xaxis.range": whole,
-        "xaxis3.range": whole,
-        "xaxis.tickmode": "auto",
-        "xaxis.ticksuffix": " s",
-        "annotations[0].text": "seconds since the start of each",
-        "xaxis.tickvals": None,
-        "xaxis.ticktext": None,
-    }
-
-
-def _shares(picture: Picture) -> dict[str, Any]:
-    """The same with an axis from the beginning of each run to its end."""
-    why = f" ({picture.why})" if picture.why else ""
-    return {
-        "xaxis.range": [0, max(picture.a.duration_s, 1e-9)],
-        "xaxis3.range": [0, max(picture.b.duration_s, 1e-9)],
-        "xaxis.tickmode": "array",
-        "xaxis.ticksuffix": "",
-        "annotations[0].text": f"share of each run{why}",
-        "xaxis.tickvals": [share * max(picture.a.duration_s, 1e-9) for share in _SHARES],
-        "xaxis.ticktext": [f"{share:.0%}" for share in _SHARES],
-    }
-
-
-def _below(text: str) -> dict[str, Any]:
-    """What the axis counts: the first annotation, which the buttons change; an axis title would run into them."""
-    place = {"xref": "paper", "yref": "paper", "x": 0, "y": -0.09, "xanchor": "left", "yanchor": "top"}
-    return {"text": text, "showarrow": False, **place}
-
-
-def _switch(modes: tuple[dict[str, Any], dict[str, Any]], active: bool) -> dict[str, Any]:
-    """Two small buttons at the end of the axis of time."""
-    buttons = [
-        {"label": label, "method": "relayout", "args": [mode]}
-        for label, mode in zip(("seconds", "share"), modes, strict=True)
-    ]
-    return {
-        "type": "buttons",
-        "direction": "right",
-        "buttons": buttons,
-        "active": int(active),
-        "x": 0.7,
-        "xanchor": "right",
-        "y": -0.06,
-        "yanchor": "top",
-        "pad": {"t": 4, "r": 0},
-        "bgcolor": "rgba(0,0,0,0)",
-        "bordercolor": theme.GRID,
-        "font": {"size": 10, "color": theme.TEXT},
-    }

@@ -15,7 +15,7 @@ import numpy as np
 import traitlets
 
 from memlab.errors import MemlabError
-from memlab.seams import let_clicks_through
+from memlab.torch_internals import let_clicks_through
 from memlab.views import theme
 from memlab.views.live import static
 
@@ -27,7 +27,7 @@ FEWEST_BINS, MOST_BINS, OVERVIEW_BINS = 16, 4000, 600
 
 
 class Explorer(anywidget.AnyWidget):
-    """A timeline to zoom into. `selection` is the part that is seen, (begin_s, end_s); set it to move the view."""
+    """A timeline to zoom into. `selection` is (begin_s, end_s) of what is seen; set it to move."""
 
     _esm = static("uPlot.iife.min.js", "chart.js", "explorer.js")
     _css = static("uPlot.min.css", "memlab.css")
@@ -85,23 +85,21 @@ class Explorer(anywidget.AnyWidget):
             return [], b"", f"{type(error).__name__}: {error}"
 
     def _received(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
-        if content.get("t") == "window":
-            self._answer(content)
-        elif content.get("t") == "close" and not self.closed:
+        if content.get("t") == "close" and not self.closed:
             self.closed = True
             self._quietly(self._on_close)
-
-    def _answer(self, request: Mapping[str, Any]) -> None:
+        if content.get("t") != "window":
+            return
         heads: list[dict[str, Any]] = []
         numbers = b""
         try:
-            self._asked = self._clamped(float(request["begin"]), float(request["end"]))
+            self._asked = self._clamped(float(content["begin"]), float(content["end"]))
             self.selection = self._asked
-            bins = min(MOST_BINS, max(FEWEST_BINS, int(request["bins"])))
+            bins = min(MOST_BINS, max(FEWEST_BINS, int(content["bins"])))
             heads, numbers, self.error = self._detail(*self.selection, bins)
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
-        reply = {"t": "window", "id": request.get("id"), "series": heads, "error": self.error}
+        reply = {"t": "window", "id": content.get("id"), "series": heads, "error": self.error}
         self.send({**reply, "begin": self.selection[0], "end": self.selection[1]}, [numbers])
 
     def _quietly(self, call: Callable[[], object] | None) -> None:
@@ -113,7 +111,7 @@ class Explorer(anywidget.AnyWidget):
 
 
 def packed(detail: Detail) -> tuple[list[dict[str, Any]], bytes]:
-    """Name, colour and length of each series, and all numbers in one buffer: per series f8 times, f4 lows, f4 highs."""
+    """The heads of all series, and their numbers in one buffer: f8 times, f4 lows, f4 highs."""
     heads, parts = [], []
     for position, (name, (times, lows, highs)) in enumerate(detail.items()):
         if not len(times) == len(lows) == len(highs):

@@ -20,7 +20,7 @@ import anywidget
 import numpy as np
 import traitlets
 
-from memlab.seams import let_clicks_through
+from memlab.torch_internals import let_clicks_through
 from memlab.views import theme
 
 # 4,096 bytes less the envelope that Jupyter puts around a message and some air: on the websocket the heaviest weighed
@@ -36,12 +36,12 @@ STATIC = Path(__file__).parent / "static"
 
 
 def static(*names: str) -> str:
-    """The text of bundled files, one after the other: the browser gets all it runs at once and fetches nothing."""
+    """The text of bundled files, as one: the browser fetches nothing."""
     return "\n".join((STATIC / name).read_text("utf-8") for name in names)
 
 
 class LiveView(anywidget.AnyWidget):
-    """Allocated, reserved and used memory, moving while the cell runs, with a Stop button where one is wanted."""
+    """Memory that moves while the cell runs, with a Stop button where one is wanted."""
 
     _esm = static("uPlot.iife.min.js", "chart.js", "live.js")
     _css = static("uPlot.min.css", "memlab.css")
@@ -55,9 +55,16 @@ class LiveView(anywidget.AnyWidget):
         capacity_bytes: int | None = None,
         can_stop: bool = False,
         on_stop: Callable[[], object] | None = None,
-        peak_of: str = "allocated",
     ) -> None:
-        super().__init__(setup=_setup(title, series, capacity_bytes, can_stop, peak_of))
+        setup = {
+            "title": title,
+            "series": [{"name": name, "colour": theme.colour_of(name, at)} for at, name in enumerate(series)],
+            "phases": [{"name": name, "shade": theme.phase_shade(name)} for name in theme.PHASES],
+            "capacity": capacity_bytes,
+            "capacity_colour": theme.CAPACITY,
+            "can_stop": can_stop,
+        }
+        super().__init__(setup=setup)
         self.series, self.title = tuple(series), title
         self.broken: str | None = None
         self.stop_requested = False
@@ -88,8 +95,18 @@ class LiveView(anywidget.AnyWidget):
         Times are seconds since the start. A column that is absent, or NaN, is a gap. More points than fit into a tick
         (about 100) are thinned to their extremes. Anything that goes wrong ends up in `broken`, once.
         """
-        head = {"e": elapsed_s, "p": peak_bytes, "x": peak_is_exact}
-        self._quietly(lambda: self._push(self._points(times_s, columns), phase_table(phases), head, tuple(notes)))
+
+        def send() -> None:
+            points, table = self._points(times_s, columns), phase_table(phases)
+            self._head = {"e": round(float(elapsed_s), 3), "p": int(peak_bytes), "x": int(peak_is_exact)}
+            news = {} if tuple(notes) == self._notes else {"notes": shorten(notes)}
+            self._notes = tuple(notes)
+            if self._wants_key or elapsed_s >= self._next_key_s:
+                self._send_key(points, table)
+            else:
+                self._send_chunk(points, fold(table, PHASES_PER_CHUNK), news)
+
+        self._quietly(send)
 
     def finish(self) -> None:
         """Send the last key frame: whoever looks later sees the whole curve, and no Stop button."""
@@ -120,16 +137,9 @@ class LiveView(anywidget.AnyWidget):
                 points[row] = columns[name]
         return points
 
-    def _push(self, points: np.ndarray, phases: np.ndarray, head: dict[str, Any], notes: tuple[str, ...]) -> None:
-        self._head = {"e": round(float(head["e"]), 3), "p": int(head["p"]), "x": int(head["x"])}
-        news = {} if notes == self._notes else {"notes": shorten(notes)}
-        self._notes = notes
-        if self._wants_key or head["e"] >= self._next_key_s:
-            self._send_key(points, phases)
-            return
+    def _send_chunk(self, points: np.ndarray, phases: np.ndarray, news: dict[str, Any]) -> None:
         self._sequence += 1
-        phases = fold(phases, PHASES_PER_CHUNK)
-        points = thin(points, _room(len(phases), len(self.series), len(json.dumps(news))))
+        points = thin(points, self._room(len(phases), news))
         at = float(points[0, 0]) if points.size else 0.0
         counts = {"seq": self._sequence, "at": at, "n": points.shape[1], "m": len(phases)}
         self.send({"t": "a", **counts, **self._head, **news}, [body(points, phases, at)])
@@ -138,39 +148,46 @@ class LiveView(anywidget.AnyWidget):
     def _send_key(self, points: np.ndarray, phases: np.ndarray, done: bool = False) -> None:
         self._sequence += 1
         self._wants_key = False
-        self._next_key_s = next_key_s(self._head.get("e", 0.0))
+        # The next one is due soon at first, because a view may take a second to appear.
+        elapsed_s = self._head.get("e", 0.0)
+        self._next_key_s = next((at for at in KEY_TIMES_S if at > elapsed_s), elapsed_s + KEY_EVERY_S)
         notes = shorten(self._notes)
         phases = fold(phases, PHASES_PER_KEY // 2)
         old_points, old_phases = self._history.seen(PHASES_PER_KEY - len(phases))
-        room = _room(len(phases) + len(old_phases), len(self.series), len(json.dumps(notes)))
+        room = self._room(len(phases) + len(old_phases), notes)
         points = thin(points, room // 2)
         self._history.add(points, phases)
         old_points = thin(old_points, room - points.shape[1])
         counts = {"n": old_points.shape[1], "tail": points.shape[1], "m": len(old_phases), "mtail": len(phases)}
         head = {"seq": self._sequence, "at": 0.0, **counts, **self._head, "notes": notes, "done": done}
-        self.key = framed(head, body(np.hstack((old_points, points)), np.vstack((old_phases, phases)), 0.0))
+        # The length of the head (u4), the head as JSON padded to a multiple of four, the numbers.
+        text = json.dumps(head, ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 4)
+        numbers = body(np.hstack((old_points, points)), np.vstack((old_phases, phases)), 0.0)
+        self.key = np.array([len(text)], "<u4").tobytes() + text + numbers
+
+    def _room(self, phase_count: int, said: Any) -> int:
+        """How many points fit into a message."""
+        head_bytes = 220
+        left = PAYLOAD_BYTES - head_bytes - len(json.dumps(said)) - 9 * phase_count
+        return left // (4 * (1 + len(self.series)))
 
     def _received(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
         if content.get("t") == "hello":
             self._wants_key = True
         elif content.get("t") == "stop" and not self.stop_requested:
             self.stop_requested = True
-            self._stop()
-
-    def _stop(self) -> None:
-        problem = ""
-        try:
-            self.send({"t": "ack"})
-            if self._on_stop is not None:
-                self._on_stop()
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        if problem:
-            self._quietly(lambda: self.send({"t": "ack", "error": problem[:300]}))
+            try:
+                self.send({"t": "ack"})
+                if self._on_stop is not None:
+                    self._on_stop()
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+                self._quietly(lambda: self.send({"t": "ack", "error": problem[:300]}))
 
 
 class History:
-    """What a key frame is cut from: every point pushed so far, thinned to its extremes once there are too many."""
+    """Every point pushed so far, thinned to its extremes once there are too many."""
 
     def __init__(self, series_count: int) -> None:
         self._points = [np.empty((1 + series_count, 0))]
@@ -179,7 +196,10 @@ class History:
     def add(self, points: np.ndarray, phases: np.ndarray) -> None:
         """Append new points and phases; a phase that begins where the last one did replaces it."""
         self._points.append(points)
-        self._phases = fold(join_phases(self._phases, phases), HISTORY_PHASES)
+        old = self._phases
+        if len(old) and len(phases) and old[-1, 0] == phases[0, 0]:
+            old = old[:-1]
+        self._phases = fold(np.vstack((old, phases)), HISTORY_PHASES)
 
     def seen(self, phase_limit: int) -> tuple[np.ndarray, np.ndarray]:
         """All points kept, and the phases folded to at most `phase_limit`."""
@@ -214,15 +234,8 @@ def phase_table(phases: Iterable[tuple[float, float, int]]) -> np.ndarray:
     return np.array([tuple(phase) for phase in phases], dtype=np.float64).reshape(-1, 3)
 
 
-def join_phases(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Old rows, then new ones; a first new row with the begin of the last old row replaces it."""
-    if len(old) and len(new) and old[-1, 0] == new[0, 0]:
-        old = old[:-1]
-    return np.vstack((old, new))
-
-
 def fold(phases: np.ndarray, limit: int) -> np.ndarray:
-    """At most `limit` rows: neighbours that are short against the whole become one row that says MIXED."""
+    """At most `limit` rows: short neighbours become one row that says MIXED."""
     if len(phases) <= limit:
         return phases
     span = phases[-1, 1] - phases[0, 0]
@@ -240,15 +253,8 @@ def body(points: np.ndarray, phases: np.ndarray, at: float) -> bytes:
     return shifted.tobytes() + (phases[:, :2] - at).T.astype("<f4").tobytes() + phases[:, 2].astype("u1").tobytes()
 
 
-def framed(head: Mapping[str, Any], numbers: bytes) -> bytes:
-    """A key frame: the length of the head (u4), the head as JSON padded to a multiple of four, the numbers."""
-    text = json.dumps(head, ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 4)
-    return np.array([len(text)], "<u4").tobytes() + text + numbers
-
-
 def shorten(notes: Sequence[str]) -> list[str]:
-    """Notes that fit into a tick; where one does not, the last line says how many were left out."""
+    """Notes that fit into a tick; a last line counts those that do not."""
     kept: list[str] = []
     for position, note in enumerate(note[:200] for note in notes):
         if len(json.dumps([*kept, note])) > NOTES_BYTES:
@@ -256,27 +262,3 @@ def shorten(notes: Sequence[str]) -> list[str]:
             return [*kept, f"{left} more {'note' if left == 1 else 'notes'} in the report"]
         kept.append(note)
     return kept
-
-
-def next_key_s(elapsed_s: float) -> float:
-    """When the next key frame is due: soon at first, because a view may take a second to appear."""
-    return next((at for at in KEY_TIMES_S if at > elapsed_s), elapsed_s + KEY_EVERY_S)
-
-
-def _room(phase_count: int, series_count: int, text_bytes: int) -> int:
-    head_bytes = 220
-    return (PAYLOAD_BYTES - head_bytes - text_bytes - 9 * phase_count) // (4 * (1 + series_count))
-
-
-def _setup(
-    title: str, series: Sequence[str], capacity_bytes: int | None, can_stop: bool, peak_of: str
-) -> dict[str, Any]:
-    return {
-        "title": title,
-        "series": [{"name": name, "colour": theme.colour_of(name, at)} for at, name in enumerate(series)],
-        "phases": [{"name": name, "shade": theme.phase_shade(name)} for name in theme.PHASES],
-        "capacity": capacity_bytes,
-        "capacity_colour": theme.CAPACITY,
-        "can_stop": can_stop,
-        "peak_of": peak_of,
-    }

@@ -12,7 +12,6 @@ TEXT = "#757982"
 GRID = "rgba(117, 121, 130, 0.22)"
 CAPACITY = "#d74450"
 WARNING = "#bd600f"
-FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 SERIES = {"allocated": "#2e75e8", "reserved": "#bd600f", "used": "#148971", "rss": "#a35dba"}
 
@@ -40,8 +39,13 @@ PALETTE = tuple(CATEGORIES[name] for name in CATEGORIES if name not in ("other",
 
 
 def colour_of(name: str, index: int = 0) -> str:
-    """The colour of a series or category; any other name takes the palette's colour number `index`."""
+    """The colour of a series or category; any other name takes one of the palette."""
     return SERIES.get(name) or CATEGORIES.get(name) or PALETTE[index % len(PALETTE)]
+
+
+def category_colour(name: str) -> str:
+    """The colour of a category or series; what is neither has that of `other`."""
+    return CATEGORIES.get(name) or SERIES.get(name, CATEGORIES["other"])
 
 
 def phase_shade(phase: str) -> str:
@@ -58,19 +62,3 @@ def shade(colour: str, alpha: float) -> str:
 def channels(colour: str) -> tuple[int, int, int]:
     """Red, green and blue (0 to 255) of a colour written as #rrggbb."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast ratio of two colours as WCAG 2 defines it, from 1.0 (the same) to 21.0 (black on white)."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(colour: str) -> float:
-    """The relative luminance of a colour (WCAG 2), from 0.0 to 1.0."""
-    red, green, blue = (_linear(channel / 255) for channel in channels(colour))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def _linear(channel: float) -> float:
-    return channel / 12.92 if channel <= 0.03928 else ((channel + 0.055) / 1.055) ** 2.4

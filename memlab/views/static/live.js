@@ -207,7 +207,7 @@ function placeLabels(s, u, page) {                   // names stand at the ends 
 
 function writeWords(s, page) {
   write(page.elapsed, clockText(s.elapsed));
-  write(page.peak, s.peak ? `peak ${s.setup.peak_of} ${s.done ? '' : 'so far '}${s.exact ? '' : '≥ '}${bytesText(s.peak)}` : '');
+  write(page.peak, s.peak ? `peak allocated ${s.done ? '' : 'so far '}${s.exact ? '' : '≥ '}${bytesText(s.peak)}` : '');
   write(page.capacity, s.setup.capacity && !capacityIsDrawn(s) ? `capacity ${bytesText(s.setup.capacity)}, off the scale` : '');
   page.phases.forEach((chip, code) => { chip.hidden = !(s.seenPhases && s.seenPhases.has(code)); });
   write(page.short, s.tooShort ? 'phases too short to shade at this scale' : '');
@@ -223,7 +223,7 @@ function describe(s) {
     const value = s.data[i + 1].findLast(v => v !== null);
     return value === undefined ? '' : `, ${name} ${bytesText(value)}`;
   });
-  const peak = s.peak ? `, peak ${s.setup.peak_of} ${s.exact ? '' : 'at least '}${bytesText(s.peak)}` : '';
+  const peak = s.peak ? `, peak allocated ${s.exact ? '' : 'at least '}${bytesText(s.peak)}` : '';
   return `Memory timeline of ${s.setup.title} after ${clockText(s.elapsed)}${values.join('')}${peak}`;
 }
 

@@ -1,0 +1,143 @@
+"""What a result says, as one value: a title and parts below it, as text that stands alone and as HTML. Both say the same.
+
+Whatever comes from outside (names, paths, messages) is kept to one line, and escaped in HTML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from memlab.units import one_line
+from memlab.views.table import BOX, Table
+
+_LIMIT = 500  # characters of a line
+
+
+@dataclass(frozen=True, slots=True)
+class PageLines:
+    """Sentences below each other, with a heading where they need one."""
+
+    lines: tuple[str, ...]
+    heading: str = ""
+    colour: str = ""
+
+    def text(self) -> str:
+        """The heading, and one line for each sentence."""
+        heading = [self.heading] if self.heading else []
+        return "\n".join(one_line(line, _LIMIT) for line in [*heading, *self.lines])
+
+    def html(self) -> str:
+        """The same; the heading is bold."""
+        colour = f" style='color:{self.colour}'" if self.colour else ""
+        return _heading(self.heading) + "".join(f"<div{colour}>{safe(line)}</div>" for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Tables that stand next to each other where there is room, and below each other in text."""
+
+    tables: tuple[Table, ...]
+    heading: str = ""
+
+    def text(self) -> str:
+        """The tables with a blank line between them."""
+        tables = "\n\n".join(table.text() for table in self.tables)
+        return f"{one_line(self.heading)}\n{tables}" if self.heading else tables
+
+    def html(self) -> str:
+        """The tables in a row that wraps."""
+        tables = "".join(f"<div>{table.html()}</div>" for table in self.tables)
+        return f"{_heading(self.heading)}<div style='display:flex;flex-wrap:wrap;gap:0 32px'>{tables}</div>"
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A part that a notebook shows when its heading is clicked."""
+
+    heading: str
+    part: PageLines | Table | Markup
+    is_open: bool = False
+
+    def text(self) -> str:
+        """The heading, and the part below it; sentences become a list."""
+        below = self.part.text()
+        if isinstance(self.part, PageLines):
+            below = "\n".join(f"- {one_line(line, _LIMIT)}" for line in self.part.lines)
+        return f"{one_line(self.heading)}:\n{below}"
+
+    def html(self) -> str:
+        """A `<details>` element."""
+        below = self.part.html()
+        if isinstance(self.part, PageLines):
+            listed = "".join(f"<li>{safe(line)}</li>" for line in self.part.lines)
+            below = f"<ul style='margin:0'>{listed}</ul>"
+        is_open = " open" if self.is_open else ""
+        return f"<details{is_open}><summary>{safe(self.heading)}</summary>{below}</details>"
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """HTML that memlab wrote, and its words for everything else."""
+
+    content: str
+    words: str = ""
+
+    def text(self) -> str:
+        """The words, which may be none."""
+        return self.words
+
+    def html(self) -> str:
+        """The content."""
+        return self.content
+
+
+Part = str | PageLines | Table | Beside | Folded | Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A title and the parts below it; a part that is a text is a sentence."""
+
+    title: str
+    parts: tuple[Part, ...] = ()
+    colour: str = ""
+
+    def text(self) -> str:
+        """Plain text, with a blank line between parts."""
+        texts = [part.text() for part in self._filled()]
+        return "\n\n".join(filter(None, (one_line(self.title, _LIMIT), *texts)))
+
+    def html(self) -> str:
+        """HTML for a notebook, which takes the colours of its text from the page."""
+        colour = f" style='color:{self.colour}'" if self.colour else ""
+        parts = "".join(f"<div style='margin-top:6px'>{part.html()}</div>" for part in self._filled())
+        return f"<div style='{BOX}'><div{colour}><b>{safe(self.title)}</b></div>{parts}</div>"
+
+    def _filled(self) -> list[PageLines | Table | Beside | Folded | Markup]:
+        """The parts in which anything stands; sentences that follow each other are one."""
+        parts: list[PageLines | Table | Beside | Folded | Markup] = []
+        for part in self.parts:
+            before = parts[-1] if parts else None
+            if not isinstance(part, str):
+                parts.append(part)
+            elif isinstance(before, PageLines) and not before.heading and not before.colour:
+                parts[-1] = PageLines((*before.lines, part))
+            else:
+                parts.append(PageLines((part,)))
+        return [part for part in parts if not isinstance(part, PageLines) or part.lines or part.heading]
+
+
+def code_block(code: str) -> Markup:
+    """Python to copy, as it is: indented in text."""
+    words = "\n" + "\n".join(f"    {line}".rstrip() for line in code.splitlines())
+    return Markup(f"<pre style='margin:4px 0;white-space:pre-wrap'>{escape(code)}</pre>", words)
+
+
+def _heading(text: str) -> str:
+    return f"<div><b>{safe(text)}</b></div>" if text else ""
+
+
+def safe(text: str) -> str:
+    """One line of text, escaped."""
+    return escape(one_line(text, _LIMIT))

@@ -1,0 +1,221 @@
+"""A picture as one value: panels with axes, and the curves, bands, bars and labels in them.
+
+Values are data, not pixels: `svg` and `plotly` draw the same scene, and what one shows the other shows.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memlab.trace.columns import Array
+from memlab.units import GiB, KiB, MiB, format_seconds, one_line
+from memlab.views import theme
+
+_LINE_OF_HEADING = 105  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """From `low` to `high`, with ticks (value, text); pointers read `unit`s of `divisor`."""
+
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+    title: str = ""
+    divisor: int = 1
+    unit: str = ""
+    has_grid: bool = False
+    has_zero: bool = False
+
+    @classmethod
+    def of_bytes(cls, top_bytes: float) -> Axis:
+        """An axis from zero up, which counts in MiB, or in less for small runs."""
+        ticks = tuple((tick, short_bytes(tick)) for tick in byte_ticks(top_bytes))
+        divisor, unit = next((unit for unit in ((MiB, "MiB"), (KiB, "KiB")) if top_bytes >= unit[0]), (1, "B"))
+        return cls(0.0, top_bytes, ticks, divisor=divisor, unit=unit, has_grid=True)
+
+    @classmethod
+    def of_seconds(cls, duration_s: float, count: int, title: str = "") -> Axis:
+        """An axis of time from the start of a run."""
+        ends = [duration_s * i / count for i in range(count + 1)]
+        ticks = tuple((at, format_seconds(at) if at else "0") for at in ends)
+        return cls(0.0, duration_s, ticks, title, unit="s")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A curve. `shape` is "stair" (it holds its value until the next point), "samples" or "joined"; `fill` the area's strength.
+
+    One that is `hidden` can be asked for where a picture answers; one that is not `named` has no key. `axis` is the number
+    of the horizontal axis, where a panel has several.
+    """
+
+    name: str
+    x: Array
+    y: Array
+    colour: str
+    width: float = 1.2
+    fill: float = 0.0
+    shape: str = "stair"
+    hidden: bool = False
+    named: bool = True
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bands:
+    """Areas that lie on each other, the lowest first: name -> height at each x."""
+
+    x: Array
+    layers: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bars:
+    """Bars at 0, 1, 2, ...: name -> height of its piece in each, the lowest first."""
+
+    layers: Mapping[str, Sequence[float]]
+    opacity: tuple[float, ...]
+    width: ClassVar = 0.66  # of the space between two bars
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strip:
+    """Codes of equal stretches below the curves: positions in `colours`; "" is not drawn."""
+
+    codes: Array
+    colours: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """A stretch of the horizontal axis behind everything."""
+
+    begin: float
+    end: float
+    colour: str
+    opacity: float
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A level across the panel."""
+
+    y: float
+    colour: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point: a "dot", a "ring" or a "cross", with words that a pointer finds."""
+
+    x: float
+    y: float
+    kind: str
+    colour: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Words above a place; one that `points` shows where it is."""
+
+    x: float
+    y: float
+    text: str
+    colour: str = theme.TEXT
+    is_bold: bool = False
+    points: bool = False
+
+
+Item = Line | Bands | Bars | Strip | Shade | Rule | Mark | Label
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A part of the picture from `begin` to `end` of its width.
+
+    `views` are the ways to count its horizontal axes, by name, of which the reader may choose; `opened` is the first.
+    """
+
+    y: Axis
+    views: Mapping[str, tuple[Axis, ...]]
+    items: tuple[Item, ...]
+    opened: str = ""
+    begin: float = 0.0
+    end: float = 1.0
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The horizontal axes as it opens."""
+        return self.views[self.opened]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Panels on one vertical axis, and a heading above them.
+
+    `title` and `words` are the twins for whoever cannot see it. `keys` (name, colour) explain a strip.
+    """
+
+    title: str
+    words: str
+    panels: tuple[Panel, ...]
+    heading: str = ""
+    keys: tuple[tuple[str, str], ...] = ()
+    height: int = 260
+    left: int = 72
+    top: int = 22
+    bottom: int = 30
+    line_height: ClassVar = 17
+
+    @property
+    def heading_lines(self) -> list[str]:
+        """The heading, broken into lines as wide as the picture."""
+        return textwrap.wrap(one_line(self.heading, 500), _LINE_OF_HEADING)
+
+    @property
+    def above(self) -> int:
+        """The pixels that the heading takes."""
+        return self.line_height * len(self.heading_lines)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of bands and bars, the lowest first, in the order of categories."""
+        items = (item for panel in self.panels for item in panel.items if isinstance(item, Bands | Bars))
+        names = list(dict.fromkeys(name for item in items for name in item.layers))
+        known = [*theme.CATEGORIES, *names]
+        return tuple(sorted(names, key=known.index))
+
+    @property
+    def legend(self) -> tuple[str, ...]:
+        """The layers that need a name."""
+        return () if self.layers == ("other",) else self.layers
+
+
+def byte_ticks(top_bytes: float, count: int = 4) -> list[int]:
+    """About `count` round steps, in the unit that suits the top.
+
+    >>> [short_bytes(n) for n in byte_ticks(2.2 * GiB)]
+    ['0', '512 MiB', '1 GiB', '1.5 GiB', '2 GiB']
+    """
+    step = 2 ** round(math.log2(max(top_bytes / count, 1)))
+    return [int(step * i) for i in range(int(top_bytes // step) + 1)]
+
+
+def short_bytes(count: int) -> str:
+    """A tick's text: no needless digits.
+
+    >>> short_bytes(512 * MiB), short_bytes(3 * GiB // 2)
+    ('512 MiB', '1.5 GiB')
+    """
+    for size, unit in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} B" if count else "0"

@@ -1,0 +1,84 @@
+"""The timeline of a run as a scene: curves, categories, phases, peak and capacity."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from memlab.analysis.curves import Curve, Curves
+from memlab.trace.columns import Phase
+from memlab.units import format_bytes, format_seconds
+from memlab.views import theme
+from memlab.views.scene import Axis, Bands, Item, Label, Line, Panel, Rule, Scene, Shade, Strip
+
+_CAPACITY_SHOWN_FROM = 0.25  # the capacity is a line where the curves come at least this near to it
+
+
+def timeline_scene(curves: Curves, title: str = "") -> Scene:
+    """The curves, the capacity, the peak and the phases."""
+    capacity, peak, duration_s = curves.device.capacity_bytes, curves.peak, max(curves.duration_s, 1e-9)
+    top = max(curves.top_bytes, 1)
+    shows_capacity = capacity > 0 and top >= _CAPACITY_SHOWN_FROM * capacity
+    items: list[Item] = []
+    if curves.areas is not None:
+        items.append(Bands(curves.curves[0].time_s, curves.areas.layers))
+    for curve in curves.curves:
+        is_area = curve.name == "allocated" and curves.areas is None
+        width, fill = (1.6, 0.14) if is_area else (1.2, 0.0)
+        colour, shape = theme.SERIES[curve.name], "stair" if curve.is_stair else "samples"
+        hidden = curve not in curves.in_scale
+        items.append(Line(curve.name, curve.time_s, curve.bytes, colour, width, fill, shape, hidden))
+    if curves.lowest is not None:
+        colour = theme.LOWEST if curves.areas else theme.SERIES["allocated"]
+        items.append(Line("lowest", curves.lowest.time_s, curves.lowest.bytes, colour, 1.0, named=False))
+    names = [phase.name.lower() for phase in Phase]
+    if len(curves.phases):
+        items.append(Strip(curves.phases, ("", *(theme.PHASE_COLOURS[name] for name in names[1:]))))
+    lost = "not all events of this stretch are known"
+    items += [Shade(begin_s, end_s, theme.TEXT, 0.12, lost) for begin_s, end_s in curves.lost]
+    if shows_capacity:
+        items.append(Rule(capacity, theme.CAPACITY, f"capacity {format_bytes(capacity)}"))
+    if peak.time_ns >= 0:
+        text = f"peak {'' if peak.is_exact else '≥ '}{format_bytes(peak.low_bytes)}"
+        items.append(Label(peak.time_ns / 1e9, peak.low_bytes, text, theme.SERIES["allocated"], True, points=True))
+    y = Axis.of_bytes(max(top, capacity if shows_capacity else 0) * 1.06)
+    panel = Panel(y, {"": (Axis.of_seconds(duration_s, 5),)}, tuple(items))
+    present = [names[code] for code in np.unique(curves.phases) if code]
+    keys = tuple((name, theme.PHASE_COLOURS[name]) for name in present)
+    return Scene(title, described(curves), (panel,), title, keys)
+
+
+def described(curves: Curves) -> str:
+    """The picture in a sentence or two: its twin for whoever cannot see it."""
+    allocated, peak = curves.curves[0], curves.peak
+    when = f" at {format_seconds(peak.time_ns / 1e9)}" if peak.time_ns >= 0 else ""
+    bound = "" if peak.is_exact else "at least "
+    first, last = format_bytes(curves.start_bytes), format_bytes(int(allocated.bytes[-1]))
+    # Which categories held the peak, the largest first, where the drawn curve reaches it.
+    at, held = int(allocated.bytes.argmax()), ""
+    if curves.areas is not None and peak.time_ns >= 0 and int(allocated.bytes[at]) == peak.low_bytes:
+        levels = ((int(level[at]), name) for name, level in curves.areas.layers.items() if level[at])
+        named = (f"{name} {format_bytes(count)}" for count, name in sorted(levels, reverse=True))
+        held = f"Held at the peak: {', '.join(named)}. "
+    return (
+        f"Memory of {curves.device.label} over {format_seconds(curves.duration_s)}: allocated began at {first}, "
+        f"peaked at {bound}{format_bytes(peak.low_bytes)}{when} and ended at {last}. {held}"
+        f"{sparkline(allocated, curves.duration_s)}"
+    )
+
+
+def sparkline(curve: Curve, duration_s: float, width: int = 60) -> str:
+    """A stair as a row of block characters: the highest value in each stretch.
+
+    >>> from numpy import array
+    >>> sparkline(Curve("a", array([0.0, 1.0, 2.0]), array([0, 8, 4]), True), 3.0, width=3)
+    '▁█▅'
+    """
+    highest = []
+    for begin_s, end_s in itertools.pairwise(np.linspace(0, max(duration_s, 1e-9), width + 1)):
+        first = max(int(np.searchsorted(curve.time_s, begin_s, side="right")) - 1, 0)
+        last = max(int(np.searchsorted(curve.time_s, end_s)), first + 1)
+        highest.append(int(curve.bytes[first:last].max()))
+    top = max(*highest, 1)
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * max(value, 0) / top)] for value in highest)
