@@ -1,23 +1,24 @@
-"""The widgets of a Lab: they set its state and press its buttons, and show what it says. They decide nothing."""
+"""The widgets of a Lab: they set its state and show what it says, and decide nothing."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import ipywidgets as widgets
+import ipywidgets
 
-from memlab.lab import toggles, words
-from memlab.lab.experiment import details, said
-from memlab.lab.parts import clickable, close_all, failed, flowing, setting, told
+from memlab.lab import technique_list, widgets
+from memlab.lab.experiment import error_details, error_line
+from memlab.lab.session import LabSession
+from memlab.lab.state import MAX_STEPS
+from memlab.lab.widgets import clickable, flowing, line, problem, set_options
 
-if TYPE_CHECKING:
-    from memlab.lab.lab import Lab
-
-DEVICES = {"cpu": "measured here: CPU", "cuda": "measured here: CUDA", "card": "predicted for a card"}
+DEVICES = {"cpu": "measured here: CPU", "cuda": "measured here: CUDA", "card": "predicted for a GPU"}
 TICK_S = 0.1
+_NONE = ("no run yet", "")
 STYLE = """
 .memlab-lab { max-width: 1100px }
 .memlab-lab .widget-html-content { line-height: 1.45; white-space: normal; overflow-wrap: anywhere }
@@ -27,107 +28,72 @@ STYLE = """
 """
 
 
-class Controls:
-    """Everything to press and choose. Callbacks come from the front end, on whatever thread it is heard."""
+class LabControls:
+    """Everything to press and choose. Callbacks may come on any thread."""
 
-    def __init__(self, lab: Lab, name: str) -> None:
-        self._lab = lab
-        self._showing = 0
-        """The thread that sets widgets now: what they tell of it is no choice of the user's."""
+    def __init__(self, session: LabSession, name: str) -> None:
+        self._session, choices = session, session.choices
+        self._showing_thread = 0  # the thread that sets widgets now: what they report then is no choice of the user's
         self._lock = threading.RLock()
         self._settings: dict[str, Any] = {}
-        self._of: tuple[str, str] = ("", "")
+        self._settings_of = ("", "")
         self._next_tick = 0.0
-        self._make_choices()
-        self._make_buttons()
-        self.toggles = toggles.Toggles(lab.choices.techniques, self._toggled)
-        for widget in (self.toggles.filter, self.toggles.group):
-            widget.layout.width = "auto"
-        style = widgets.HTML(f"<style>{STYLE}{toggles.STYLE}</style>{words.hidden(name)}")
+        self.workload = self._choice("Workload", choices.workloads, "workload")
+        self.size = self._choice("Size", [""], "size")
+        self.device = self._choice("Device", [(DEVICES[one], one) for one in choices.devices], "device")
+        self.card = self._choice("GPU", choices.cards, "card")
+        steps = ipywidgets.BoundedIntText(description="Steps", min=1, max=MAX_STEPS)
+        self.steps = self._observed(clickable(steps, "120px"), "steps")
+        text = "measure even if the memory here may not suffice"
+        self.force = self._observed(clickable(ipywidgets.Checkbox(description=text, indent=False)), "force")
+        self.idea, self.settings = ipywidgets.HTML(), flowing()
+        self.techniques = technique_list.TechniqueList(choices.techniques, self._toggled)
+        self.run = self._button("Run", session.start, "Run what is chosen, and its baseline where it is not known yet")
+        self.run.button_style = "primary"
+        self.stop = self._button("Stop", session.stop, "End the run that goes on")
+        self.bar = ipywidgets.IntProgress(description="Progress", max=1, layout=ipywidgets.Layout(width="260px"))
+        self.bar.style.description_width = "initial"
+        self.status, self.problem = ipywidgets.HTML(), ipywidgets.HTML()
+        self.chosen_run, self.against = self._choice("Run", [_NONE]), self._choice("Against", [_NONE])
+        self.pin = self._button("Pin as baseline", self._pin, "Compare with this run from now on")
+        self.unpin = self._button("Unpin", lambda: self._set(baseline=""), "Compare with the plain job again")
+        self.compare = self._button("Compare", self._compare, "Show this run against the other")
+        self.folder = clickable(ipywidgets.Text("memlab-lab", description="Folder", continuous_update=False))
+        self.save = self._button("Save", self._save, "Write all runs and the table into the folder")
+        self.code = self._button("Code", self._code, "Show a script that runs this again")
+        self.script = ipywidgets.Textarea(description="Script", rows=14, layout=ipywidgets.Layout(width="auto"))
+        self.script.layout.display = "none"
+        style = ipywidgets.HTML(f"<style>{STYLE}{technique_list.STYLE}</style>{widgets.hiding_style(name)}")
         style.layout.display = "none"
-        self.box = widgets.VBox([style, *self._rows()])
-        self.box.add_class(words.CONTROLS)
+        self.box = ipywidgets.VBox([
+            style, flowing(self.workload, self.size, self.device, self.card, self.steps), self.idea, self.settings,
+            self.techniques.box, flowing(self.run, self.stop, self.bar, self.force), self.status, self.problem,
+            flowing(self.chosen_run, self.against, self.pin, self.unpin, self.compare),
+            flowing(self.folder, self.save, self.code), self.script,
+        ])  # fmt: skip
+        self.box.add_class(widgets.CONTROLS)
         self.box.add_class(f"{name}-controls")
         self.show()
         self.show_result()
 
-    # --- making ----------------------------------------------------------------------------------------------------------
+    def _choice(self, description: str, options: list[Any], key: str = "") -> Any:
+        widget = clickable(ipywidgets.Dropdown(description=description, options=options))
+        return self._observed(widget, key) if key else widget
 
-    def _make_choices(self) -> None:
-        choices = self._lab.choices
-        self.workload = self._choice("Workload", choices.workloads, "workload")
-        self.size = self._choice("Size", [""], "size")
-        devices = [(DEVICES[one], one) for one in choices.devices]
-        self.device = self._choice("Device", devices, "device")
-        self.card = self._choice("Card", choices.cards, "card")
-        self.steps = clickable(widgets.BoundedIntText(description="Steps", min=1, max=1000))
-        self.steps.layout.width = "120px"
-        self.steps.observe(self._guarded(lambda: self._set(steps=self.steps.value)), "value")
-        self.force = clickable(
-            widgets.Checkbox(description="measure even if the memory here may not suffice", indent=False)
-        )
-        self.force.layout.width = "auto"
-        self.force.observe(self._guarded(lambda: self._set(force=self.force.value)), "value")
-        self.idea = widgets.HTML()
-        self.settings = flowing()
-
-    def _choice(self, description: str, options: list[Any], key: str) -> Any:
-        widget = clickable(widgets.Dropdown(description=description, options=options))
-        widget.layout.width, widget.layout.max_width = "auto", "100%"
+    def _observed(self, widget: Any, key: str) -> Any:
         widget.observe(self._guarded(lambda: self._set(**{key: widget.value})), "value")
         return widget
 
-    def _make_buttons(self) -> None:
-        lab = self._lab
-        self.run = self._button("Run", lab.start, "Run what is chosen, and its baseline where it is not known yet")
-        self.run.button_style = "primary"
-        self.stop = self._button("Stop", lab.stop, "End the run that goes on")
-        self.bar = widgets.IntProgress(description="Progress", max=1, layout=widgets.Layout(width="260px"))
-        self.bar.style.description_width = "initial"
-        self.status, self.problem = widgets.HTML(), widgets.HTML()
-        self.chosen_run = self._plain_choice("Run")
-        self.against = self._plain_choice("Against")
-        self.pin = self._button("Pin as baseline", self._pin, "Compare with this run from now on")
-        self.unpin = self._button("Unpin", lambda: self._set(baseline=""), "Compare with the plain job again")
-        self.compare = self._button("Compare", self._compare, "Show this run against the other")
-        self.folder = clickable(widgets.Text(value="memlab-lab", description="Folder", continuous_update=False))
-        self.folder.layout.width = "auto"
-        self.save = self._button("Save", self._save, "Write all runs and the table into the folder")
-        self.code = self._button("Code", self._code, "Show a script that runs this again")
-        self.script = widgets.Textarea(description="Script", rows=14, layout=widgets.Layout(width="auto"))
-        self.script.layout.display = "none"
-
-    def _plain_choice(self, description: str) -> Any:
-        widget = clickable(widgets.Dropdown(description=description, options=[("no run yet", "")]))
-        widget.layout.width, widget.layout.max_width = "auto", "100%"
-        return widget
-
     def _button(self, text: str, action: Callable[[], object], tooltip: str) -> Any:
-        widget = clickable(widgets.Button(description=text, tooltip=tooltip, layout=widgets.Layout(width="auto")))
+        widget = clickable(ipywidgets.Button(description=text, tooltip=tooltip))
         widget.on_click(self._guarded(action))
         return widget
 
-    def _rows(self) -> list[Any]:
-        return [
-            flowing(self.workload, self.size, self.device, self.card, self.steps),
-            self.idea,
-            self.settings,
-            self.toggles.box,
-            flowing(self.run, self.stop, self.bar, self.force),
-            self.status,
-            self.problem,
-            flowing(self.chosen_run, self.against, self.pin, self.unpin, self.compare),
-            flowing(self.folder, self.save, self.code),
-            self.script,
-        ]
-
-    # --- hearing ---------------------------------------------------------------------------------------------------------
-
     def _guarded(self, action: Callable[[], object]) -> Callable[..., None]:
-        """What a press or change calls: what fails is shown, and the widgets go back to what holds."""
+        """What a press or change calls; what fails is shown, and the widgets go back."""
 
         def call(*_: Any) -> None:
-            if self._showing == threading.get_ident():
+            if self._showing_thread == threading.get_ident():
                 return
             try:
                 self.problem.value = ""
@@ -139,95 +105,89 @@ class Controls:
         return call
 
     def _set(self, **wanted: Any) -> None:
-        self._lab.state = wanted
+        self._session.state = wanted
 
     def _toggled(self, name: str, on: bool) -> None:
         def change() -> None:
-            chosen = [one for one in self._lab.chosen.techniques if one != name]
+            chosen = [one for one in self._session.chosen.techniques if one != name]
             self._set(techniques=[*chosen, name] if on else chosen)
 
         self._guarded(change)()
 
-    def _setting(self, name: str, value: Any) -> None:
-        self._set(settings={**self._lab.chosen.settings, name: value})
+    def _setting_changed(self, name: str) -> None:
+        if (entry := self._settings.get(name)) is not None:  # else it is of a workload that is no longer chosen
+            self._set(settings={**self._session.chosen.settings, name: entry.value})
 
     def _pin(self) -> None:
-        self.say(f"Pinned: {self._lab.pin(self.chosen_run.value or None)}")
+        self.say(f"Pinned: {self._session.pin(self.chosen_run.value or None)}")
 
     def _compare(self) -> None:
-        self._lab.compare(self.against.value or None, self.chosen_run.value or None)
+        self._session.compare(self.against.value or None, self.chosen_run.value or None)
 
     def _save(self) -> None:
-        self.say(f"Saved to {self._lab.save(self.folder.value)}")
+        self.say(f"Saved to {self._session.save(self.folder.value)}")
 
     def _code(self) -> None:
-        self.script.value = self._lab.code(self.chosen_run.value or None)
+        self.script.value = self._session.code(self.chosen_run.value or None)
         self.script.layout.display = "flex"
 
-    # --- showing ---------------------------------------------------------------------------------------------------------
-
     def show(self) -> None:
-        """Set every widget to what the Lab's state says."""
+        """Set every widget to what the session's state says."""
         with self._lock:
-            before, self._showing = self._showing, threading.get_ident()
+            before, self._showing_thread = self._showing_thread, threading.get_ident()
             try:
                 self._show_choices()
+                self._show_settings()
                 self._show_runs()
             finally:
-                self._showing = before
+                self._showing_thread = before
 
     def _show_choices(self) -> None:
-        state, choices = self._lab.chosen, self._lab.choices
+        state, choices = self._session.chosen, self._session.choices
         self.workload.value = state.workload
-        _set_options(self.size, choices.sizes(state.workload) or [("as it is", "")], state.size)
+        set_options(self.size, choices.sizes(state.workload) or [("as it is", "")], state.size)
         self.device.value = state.device
-        _set_options(self.card, choices.cards, state.card)
+        set_options(self.card, choices.cards, state.card)
         self.card.disabled = state.device != "card"
         self.steps.value, self.force.value = state.steps, state.force
         self.force.layout.display = "flex" if state.device == "cpu" else "none"
-        self.idea.value = told(choices.idea(state.workload), "note")
-        self._show_settings()
-        self.toggles.show(state.techniques, choices.excluded(state.techniques))
+        self.idea.value = line(choices.idea(state.workload), "note")
+        self.techniques.show(state.techniques, choices.excluded(state.techniques))
 
     def _show_settings(self) -> None:
-        state, choices = self._lab.chosen, self._lab.choices
-        values = choices.settings(state.workload, state.size)
-        if (state.workload, state.size) != self._of:
-            self._of = (state.workload, state.size)
-            old = self.settings.children
-            made = {name: setting(name, value) for name, value in values.items()}
-            self._settings = {name: one for name, one in made.items() if one is not None}
-            for name, one in self._settings.items():
-                one.observe(self._heard_setting(name), "value")
+        state = self._session.chosen
+        values = self._session.choices.settings(state.workload, state.size)
+        if (state.workload, state.size) != self._settings_of:
+            self._settings_of = (state.workload, state.size)
+            old, self._settings = self.settings.children, {}
+            for name, value in values.items():
+                entry = widgets.setting_entry(name, value)
+                if entry is not None:
+                    entry.observe(self._guarded(functools.partial(self._setting_changed, name)), "value")
+                    self._settings[name] = entry
             self.settings.children = list(self._settings.values())
-            for one in old:
-                close_all(one)
-        for name, one in self._settings.items():
-            one.value = state.settings.get(name, values[name])
-
-    def _heard_setting(self, name: str) -> Callable[[Any], None]:
-        return lambda change: self._guarded(lambda: self._setting(name, change["new"]))()
+            for entry in old:
+                widgets.close_all(entry)
+        for name, entry in self._settings.items():
+            entry.value = state.settings.get(name, values[name])
 
     def _show_runs(self) -> None:
-        names, lab = self._lab.names, self._lab
+        session = self._session
+        names, pinned, result = session.names, session.chosen.baseline, session.result
         newest = names[-1] if names else ""
-        is_new = newest not in [one[1] for one in self.chosen_run.options]
-        runs = [(name, name) for name in reversed(names)] or [("no run yet", "")]
-        _set_options(self.chosen_run, runs, newest if is_new else self.chosen_run.value)
-        pinned, found = lab.chosen.baseline, lab.found
-        against = pinned or (found.baseline.name if found is not None and found.baseline is not None else "")
-        others = [(f"{shown} (pinned)" if name and name == pinned else shown, name) for shown, name in runs]
-        _set_options(self.against, others, against if against in names else others[-1][1])
+        is_new = newest not in [value for _, value in self.chosen_run.options]
+        runs = [(name, name) for name in reversed(names)] or [_NONE]
+        set_options(self.chosen_run, runs, newest if is_new else self.chosen_run.value)
+        against = pinned or (result.baseline.name if result is not None and result.baseline is not None else "")
+        others = [(f"{text} (pinned)" if name and name == pinned else text, name) for text, name in runs]
+        set_options(self.against, others, against if against in names else others[-1][1])
 
     def show_result(self) -> None:
         """Say what came of the last run, or what prevented it."""
-        lab = self._lab
-        self.bar.value, self.problem.value = 0, ""
-        self.status.value = told(lab.sentence)
-        if lab.problem:
-            self.problem.value = failed(lab.problem, lab.details)
-        elif lab.found is not None and lab.found.row.note:
-            self.problem.value = failed(lab.found.row.note, "")
+        session = self._session
+        note = session.result.row.note if session.result is not None else ""
+        self.bar.value, self.status.value = 0, line(session.sentence)
+        self.problem.value = problem(session.problem or note, session.details if session.problem else "")
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Show how far a run is; not more often than an eye sees."""
@@ -236,30 +196,22 @@ class Controls:
             return
         self._next_tick = now + TICK_S
         self.bar.max, self.bar.value = max(total, 1), done
-        self.status.value = told(f"{what}: step {done} of {total}")
+        self.status.value = line(f"{what}: step {done} of {total}")
 
     def say(self, text: str) -> None:
         """Show a line."""
-        self.status.value = told(text)
+        self.status.value = line(text)
 
     def error(self, error: BaseException) -> None:
         """Show what went wrong."""
-        self.problem.value = failed(said(error), details(error))
+        self.problem.value = problem(error_line(error), error_details(error))
 
     def bundle(self) -> dict[str, Any]:
-        """MIME type -> content: the widgets; nothing where there are none, as the words stand below."""
-        shown = self.box._repr_mimebundle_()
-        shown = shown[0] if isinstance(shown, tuple) else shown
-        return {**shown, "text/plain": words.USE, "text/html": "<div></div>"}
+        """MIME type -> the widgets; nothing where there are none: the placeholder stands below."""
+        content = self.box._repr_mimebundle_()
+        content = content[0] if isinstance(content, tuple) else content
+        return {**content, "text/plain": widgets.USE, "text/html": "<div></div>"}
 
     def close(self) -> None:
         """Close every widget."""
-        close_all(self.box)
-
-
-def _set_options(widget: Any, options: list[Any], value: Any) -> None:
-    """New options and the value among them; nothing is sent where they are as they were."""
-    if list(widget.options) != list(options):
-        widget.options = options
-    if widget.value != value:
-        widget.value = value
+        widgets.close_all(self.box)

@@ -1,7 +1,4 @@
-"""What a press of Run does: the baseline where it is not known yet, the chosen techniques, and the comparison of the two.
-
-It shows nothing: it tells how far it is, and fills the table.
-"""
+"""What a press of Run does: the baseline, the chosen techniques, and their comparison."""
 
 from __future__ import annotations
 
@@ -9,162 +6,168 @@ import dataclasses
 import functools
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from memlab.api import workload_run
+from memlab.api.compare import compare
+from memlab.api.run import Run
 from memlab.errors import DoesNotApply, MemlabError
-from memlab.lab.room import check_room
-from memlab.lab.state import Choices, State
-from memlab.lab.table import Row, Table
-from memlab.predictor.cards import Card
-from memlab.savings import techniques
-from memlab.session import trial as trials
-from memlab.session.run import Run
-from memlab.session.runs import runs
-from memlab.units import one_line
+from memlab.lab.run_table import LabRun, RunTable
+from memlab.lab.state import LabChoices, LabState
+from memlab.lab.worker import OnProgress
+from memlab.prediction.cards import Card
+from memlab.probes.host import HostMemory
+from memlab.units import GiB, TiB, format_bytes, one_line
 from memlab.workloads.job import seeded
 
-Tell = Callable[[str, int, int], None]
-"""Hears what is being run, how many of its steps are done, and of how many."""
+USABLE_SHARE = 0.8
+"""Of the free memory of the host: a kernel that runs out of it dies without a word."""
+LEAST_BYTES = GiB
+"""What has to be free for a run of a laptop's size, whose need is not predicted."""
+
+
+class HostMemoryTooSmall(MemlabError):
+    """A run may take more memory than the host has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What came of it: the row, that of the baseline, their comparison, and what prevented one of them."""
+class LabResult:
+    """A run, its baseline, their comparison, what prevented one of them, and a remark."""
 
-    row: Row
-    baseline: Row | None = None
+    row: LabRun
+    baseline: LabRun | None = None
     comparison: Any = None
     problem: BaseException | None = None
+    remark: str = ""
 
 
 class Experiment:
     """Runs what a state says, and keeps each run as a row."""
 
-    def __init__(self, choices: Choices, table: Table, tell: Tell) -> None:
+    def __init__(self, choices: LabChoices, table: RunTable, tell: OnProgress) -> None:
         self._choices, self._table, self._tell = choices, table, tell
+        self._pinned = ""  # is never dropped to bound memory
 
-    def __call__(self, state: State) -> Found:
-        """Run it. What fails is in the result, after the baseline has been kept."""
-        check_room(self._choices, state, self._tell)
+    def __call__(self, state: LabState) -> LabResult:
+        """Run it. An error is part of the result, and the baseline is kept; an interrupt goes out."""
+        self._check_host_memory(state)
         _warm_up()
+        self._pinned, remark = state.baseline, ""
+        if state.baseline and not self._table[state.baseline].state.is_comparable(state):
+            remark = f"{state.baseline!r} is pinned and not compared with: it is another workload, size or device."
+            state = dataclasses.replace(state, baseline="")
         before = self._baseline(state)
-        if not state.techniques:
-            row, problem = self._tried(state, (), ())
-            before = before if before is not None and before.name == state.baseline else None
-        else:
-            row, problem = self._tried(state, *_left_out_at_once(state))
-        return self.compared(before, row, problem)
+        row, problem = self._tried(state, state.techniques, ())
+        return dataclasses.replace(self.compared(before, row, problem), remark=remark)
 
-    def compared(self, before: Row | None, row: Row, problem: BaseException | None = None) -> Found:
-        """The second row against the first, and noted in it."""
+    def compared(self, before: LabRun | None, row: LabRun, problem: BaseException | None = None) -> LabResult:
+        """Compare the second row with the first; the row has the outcome then."""
         if before is None or before.run is None or row.run is None:
-            return Found(row, before, problem=problem)
+            return LabResult(row, before, problem=problem)
         try:
             comparison = compare(before.run, row.run)
-            noted = row.compared(comparison)
+            compared_row = row.compared(comparison)
         except Exception as error:  # the runs are there all the same
-            return Found(row, before, problem=problem or error)
-        self._table.replace(row, noted)
-        return Found(noted, before, comparison, problem)
+            return LabResult(row, before, problem=problem or error)
+        self._table.replace(row, compared_row)
+        return LabResult(compared_row, before, comparison, problem)
 
-    def _baseline(self, state: State) -> Row | None:
-        """The pinned run, else the job as it is without the techniques, from the table where it stands there."""
+    def _check_host_memory(self, state: LabState) -> None:
+        """Raise HostMemoryTooSmall where a run on the CPU may need more of the host than is free."""
+        if state.device != "cpu" or state.force:
+            return
+        free_bytes = HostMemory().read().available_bytes
+        work, needed_bytes, is_large = self._choices.work(state), LEAST_BYTES, state.size == "card"
+        if is_large:
+            # The peak of the job without its techniques, predicted; the CPU's kernels may need a little more. Later
+            # cards than this one have larger workspaces.
+            host = Card("this host", total_bytes=TiB, compute_capability=(8, 6))
+            habits = tuple(workload_run.baseline_patterns_of(state.techniques))
+            on_card = dataclasses.replace(state, device="card")
+            run = self._run(on_card, (), habits, f"how much memory {work} needs", steps=1, on=host, keep=False)
+            needed_bytes = run.peak_bytes
+        if needed_bytes > USABLE_SHARE * free_bytes:
+            need = f"{'needs about' if is_large else 'should have'} {format_bytes(needed_bytes)} on the host"
+            raise HostMemoryTooSmall(
+                f"{work} {need}, and {format_bytes(free_bytes)} is free: the kernel may be killed. Take a smaller size "
+                "or batch, predict it for a GPU, or tick "
+                '"measure even if the memory here may not suffice" (force=True).'
+            )
+
+    def _baseline(self, state: LabState) -> LabRun | None:
+        """The pinned run, else the job without the techniques."""
         if state.baseline:
             return self._table[state.baseline]
         if not state.techniques:
             return None
-        habits = tuple(trials.habits_of(state.techniques))
-        known = (row for row in reversed(self._table.rows) if _is_baseline(row, state, habits))
-        if (row := next(known, None)) is not None:
-            return row
-        row, problem = self._tried(dataclasses.replace(state, techniques=()), (), habits)
+        habits = tuple(workload_run.baseline_patterns_of(state.techniques))
+        plain = dataclasses.replace(state, techniques=())
+        for row in reversed(self._table.rows):
+            is_same = dataclasses.replace(row.state, card=plain.card, force=plain.force, baseline="") == plain
+            if row.run is not None and row.habits == habits and is_same and row.state.place == plain.place:
+                return row
+        row, problem = self._tried(plain, (), habits)
         if problem is not None:
             raise problem
         return row
 
     def _tried(
         self,
-        state: State,
+        state: LabState,
         chosen: tuple[str, ...],
         habits: tuple[str, ...],
         left_out: Mapping[str, str] | None = None,
-    ) -> tuple[Row, BaseException | None]:
-        """The row of a run; a technique that finds nothing to change is left out, where there are others.
+    ) -> tuple[LabRun, BaseException | None]:
+        """The row of a run, without the techniques that find nothing to change, where there are others.
 
         The habit that it would have replaced stays then, as the baseline has it.
         """
-        left_out = dict(left_out or {})
+        left_out, problem = dict(left_out or {}), None
+        parts = [str(self._choices.work(state)), *chosen, *(f"habit of {one}" for one in habits)]
+        name = " + ".join(parts) if state.device == "cpu" else f"{' + '.join(parts)} on {state.place}"
+        name = self._table.new_name(name)
+        what = f"{'predicting' if state.device == 'card' else 'measuring'} {name}"
         try:
-            run = self._run(state, chosen, habits)
-        except DoesNotApply as error:
-            found = culprit(str(error), chosen) or self._each_alone(state, chosen)
-            fewer = tuple(one for one in chosen if one not in found)
-            if found and fewer:
-                left_out |= found
-                return self._tried(state, fewer, tuple(trials.habits_of(left_out)), left_out)
-            return self._failed(state, chosen, habits, left_out, error)
+            run = self._run(state, chosen, habits, what, steps=state.steps, name=name)
+            row = LabRun.of(run, state, chosen, habits, left_out=left_out)
         except Exception as error:
-            return self._failed(state, chosen, habits, left_out, error)
-        row = Row.of(run, state, chosen, habits, left_out=left_out)
-        self._table.add(row, state.baseline)
-        return row, None
+            inapplicable = self._inapplicable(error, state, chosen) if isinstance(error, DoesNotApply) else {}
+            if inapplicable and (fewer := tuple(one for one in chosen if one not in inapplicable)):
+                left_out |= inapplicable
+                return self._tried(state, fewer, tuple(workload_run.baseline_patterns_of(left_out)), left_out)
+            row, problem = LabRun(name, state, chosen, habits, left_out, error=error_line(error)), error
+        self._table.add(row, self._pinned)
+        return row, problem
 
-    def _each_alone(self, state: State, chosen: tuple[str, ...]) -> dict[str, str]:
-        """Technique -> why it does not apply, for an error of a step, which does not say whose it is: one step of each."""
-        found: dict[str, str] = {}
+    def _inapplicable(self, error: DoesNotApply, state: LabState, chosen: tuple[str, ...]) -> dict[str, str]:
+        """Technique -> why it does not apply: the one of the error, else those that fail alone."""
+        named = re.match(r"(\w+): (.*)", str(error), re.DOTALL)
+        if named and named[1] in chosen:
+            return {named[1]: named[2]}
+        reasons: dict[str, str] = {}
         for name in chosen if len(chosen) > 1 else ():
-            self._tell(f"trying {name} alone", 0, 1)
             try:
-                work, on = self._choices.work(state), self._choices.on(state)
-                runs.discard(trials.trial(work, (name,), (), on=on, steps=1, timed=False))
-            except DoesNotApply as error:
-                found[name] = str(error)
-        return found
+                self._run(state, (name,), (), f"trying {name} alone", steps=1, timed=False, keep=False)
+            except DoesNotApply as why:
+                reasons[name] = str(why)
+        return reasons
 
-    def _failed(
-        self, state: State, chosen: tuple[str, ...], habits: tuple[str, ...], left_out: dict[str, str], error: Exception
-    ) -> tuple[Row, BaseException]:
-        name = self._table.new_name(name_of(self._choices.work(state), chosen, habits, state))
-        row = Row(name, state, chosen, habits, left_out, error=said(error))
-        self._table.add(row, state.baseline)
-        return row, error
-
-    def _run(self, state: State, chosen: tuple[str, ...], habits: tuple[str, ...]) -> Run:
-        work, on = self._choices.work(state), self._choices.on(state)
-        name = self._table.new_name(name_of(work, chosen, habits, state))
-        what = f"{'predicting' if isinstance(on, Card) else 'measuring'} {name}"
-        self._tell(what, 0, state.steps)
-        return trials.trial(
-            work,
-            chosen,
-            habits,
-            on=on,
-            steps=state.steps,
-            name=name,
-            on_step=lambda done, total: self._tell(what, done, total),
-        )
-
-
-def compare(a: Run, b: Run) -> Any:
-    """The comparison of two runs."""
-    from memlab.session.compare import compare as compared
-
-    return compared(a, b)
-
-
-def name_of(work: trials.Work, chosen: tuple[str, ...], habits: tuple[str, ...], state: State) -> str:
-    """What a run is called."""
-    name = " + ".join([str(work), *chosen, *(f"habit of {one}" for one in habits)])
-    return name if state.device == "cpu" else f"{name} on {state.card if state.device == 'card' else state.device}"
+    def _run(
+        self, state: LabState, chosen: tuple[str, ...], habits: tuple[str, ...], what: str, *, steps: int, **more: Any
+    ) -> Run:
+        """Run it, on the device of the state or `on` another one, and tell how far it is."""
+        self._tell(what, 0, steps)
+        more = {"on": self._choices.on(state), "on_step": functools.partial(self._tell, what), "steps": steps, **more}
+        return workload_run.run_workload(self._choices.work(state), chosen, habits, **more)
 
 
 @functools.cache
 def _warm_up() -> None:
-    """What the first step of a process pays for all: else the first run would look slower than those after it.
+    """Do what the first step of a process pays for all, so that the first run looks no slower.
 
     Optimizers import torch._dynamo at their first use (torch/_compile.py), which takes longer than many a small run.
     """
@@ -176,31 +179,7 @@ def _warm_up() -> None:
         optimizer.zero_grad()
 
 
-def _is_baseline(row: Row, state: State, habits: tuple[str, ...]) -> bool:
-    def work(of: State) -> tuple[Any, ...]:
-        card = of.card if of.device == "card" else ""
-        return of.workload, of.size, dict(of.settings), of.device, card, of.steps
-
-    return row.run is not None and not row.techniques and row.habits == habits and work(row.state) == work(state)
-
-
-def _left_out_at_once(state: State) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
-    """The techniques that can be run here; a switch of CUDA's allocator can only be predicted, once that has started."""
-    if state.device == "card":
-        return state.techniques, (), {}
-    why = "it is said to CUDA's allocator before it starts: predict it for a card"
-    without = {name: why for name in state.techniques if techniques[name].conf}
-    rest = tuple(name for name in state.techniques if name not in without)
-    return (rest, tuple(trials.habits_of(without)), without) if rest else (state.techniques, (), {})
-
-
-def culprit(text: str, chosen: tuple[str, ...]) -> dict[str, str]:
-    """The technique with whose name the error begins, as it does where one is switched on, and why it does not apply."""
-    found = re.match(r"(\w+): (.*)", text, re.DOTALL)
-    return {found[1]: found[2]} if found and found[1] in chosen else {}
-
-
-def said(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error in one line."""
     text = one_line(" ".join(str(error).split()), 500)
     if isinstance(error, MemlabError):
@@ -208,8 +187,8 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def details(error: BaseException | None) -> str:
-    """What there is beside the line: the traceback; of an error of ours, which says all in its line, its notes."""
+def error_details(error: BaseException | None) -> str:
+    """The traceback; of an error of ours, which says all in its line, its notes."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return ""
     if isinstance(error, MemlabError):

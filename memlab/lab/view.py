@@ -1,8 +1,6 @@
-"""What a Lab shows in a notebook: controls, words for where there are none, the result, and the table of runs.
+"""What a Lab shows in a notebook: controls or a placeholder, the result, and the runs.
 
-Controls are widgets, which a saved notebook does not have: JupyterLab then shows an error text in their place. So two
-outputs stand there, and a style decides: the words are hidden by a style that lives in the controls, and the output that
-has lost its controls by one that comes with the words. Result and table are static, and kept current by display id.
+Result and table are static outputs, kept current by display id.
 """
 
 from __future__ import annotations
@@ -12,33 +10,33 @@ import itertools
 import os
 import threading
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memlab.lab import words
-from memlab.lab.experiment import said
-from memlab.lab.running import the_turn
-from memlab.session.show import ipython
-from memlab.views.bundle import PLOTLY
-
-if TYPE_CHECKING:
-    from memlab.lab.controls import Controls
-    from memlab.lab.lab import Lab
+from memlab.lab import widgets
+from memlab.lab.controls import LabControls
+from memlab.lab.experiment import error_line
+from memlab.lab.session import LabSession
+from memlab.lab.worker import execution_lock
+from memlab.torch_internals.traceback import running_shell
+from memlab.views.shown import PLOTLY
 
 _numbers = itertools.count(1)
+_open: list[LabView] = []
 
 
-class View:
-    """The outputs of one Lab. Whatever fails here is shown in the controls, and never fails a run."""
+class LabView:
+    """The outputs of one Lab. What fails here is shown, and never fails a run."""
 
-    def __init__(self, lab: Lab) -> None:
-        from memlab.lab.controls import Controls
-
-        self.lab = lab
+    def __init__(self, session: LabSession) -> None:
+        self.session = session
         # The process too: outputs of an earlier kernel may stand on the same page.
         self.name = f"memlab-lab-{os.getpid()}-{next(_numbers)}"
-        self.cell = _cell()
-        self.controls: Controls = Controls(lab, self.name)
-        self._places: dict[str, Any] = {}
+        self.cell = ""  # the one that is being executed, where the front end names it
+        with contextlib.suppress(Exception):
+            self.cell = str(running_shell().get_parent().get("metadata", {}).get("cellId") or "")
+        self.controls = LabControls(session, self.name)
+        self.progress, self.say = self.controls.progress, self.controls.say
+        self._handles: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._is_open = False
 
@@ -47,100 +45,74 @@ class View:
         from IPython.display import display
 
         for other in [one for one in _open if one.cell and one.cell == self.cell]:
-            other.lab.close()
+            other.session.close()
         _open.append(self)
-        the_turn.enter()
+        execution_lock.lab_opens()
         self._is_open = True
-        self._places["controls"] = display(self.controls.bundle(), raw=True, display_id=True)
-        self._places["words"] = display(words.bundle(self.name), raw=True, display_id=True)
-        for place, content in self._results().items():
-            self._places[place] = display(content, raw=True, display_id=True)
+        outputs = {"controls": self.controls.bundle(), "placeholder": widgets.placeholder(self.name), **self.results()}
+        for name, content in outputs.items():
+            self._handles[name] = display(content, raw=True, display_id=True)
 
     def close(self) -> None:
         """Replace the controls by a line and close them; the results stay."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        _open.remove(self)
-        the_turn.leave()
-        with contextlib.suppress(Exception):
-            self._places["controls"].update(words.closed(), raw=True)
-            self._places["words"].update({"text/plain": "", "text/html": ""}, raw=True)
+        if self._is_open:
+            self._is_open = False
+            _open.remove(self)
+            execution_lock.lab_closes()
+            with contextlib.suppress(Exception):
+                closed = {"text/plain": widgets.CLOSED, "text/html": f"<div><i>{widgets.CLOSED}</i></div>"}
+                self._handles["controls"].update(closed, raw=True)
+                self._handles["placeholder"].update({"text/plain": "", "text/html": ""}, raw=True)
         self.controls.close()
 
-    def show(self, what: str) -> None:
-        """Something of the Lab has changed: "state", "running", "ended" or "result"."""
-        if not self._is_open:
-            return
+    def changed(self, what: str) -> None:
+        """Show what has changed: "state", "running", "ended" or "result"."""
         with self._lock:
             self.controls.show()
-            if what in ("ended", "result"):
-                self.controls.show_result()
-                self._update()
+            if what not in ("ended", "result"):
+                return
+            self.controls.show_result()
+            for name, content in self.results().items() if self._is_open else ():
+                try:
+                    if PLOTLY in content:  # JupyterLab's extension does not draw over a figure that is there
+                        self._handles[name].update({"text/plain": content["text/plain"]}, raw=True)
+                    self._handles[name].update(content, raw=True)
+                except Exception as error:
+                    self.controls.error(error)
 
-    def _update(self) -> None:
-        for place, content in self._results().items():
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Output -> content. What cannot be drawn is said in its place."""
+        contents = {}
+        for name, make in (("figure", self._figure), ("table", self._table)):
             try:
-                if PLOTLY in content:  # JupyterLab's extension does not draw over a figure that is there
-                    self._places[place].update({"text/plain": content["text/plain"]}, raw=True)
-                self._places[place].update(content, raw=True)
+                contents[name] = make()
             except Exception as error:
                 self.controls.error(error)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Show how far the run is."""
-        if self._is_open:
-            self.controls.progress(what, done, total)
-
-    def say(self, text: str) -> None:
-        """Show a line."""
-        if self._is_open:
-            self.controls.say(text)
-
-    def _results(self) -> dict[str, dict[str, Any]]:
-        """Place -> content. What cannot be drawn is said in its place; the table does not depend on it."""
-        made = {}
-        for place, make in (("figure", self._figure), ("table", self._table)):
-            try:
-                made[place] = make()
-            except Exception as error:
-                self.controls.error(error)
-                made[place] = {"text/plain": f"This result cannot be shown: {said(error)}"}
-        return made
+                contents[name] = {"text/plain": f"This result cannot be shown: {error_line(error)}"}
+        return contents
 
     def _figure(self) -> dict[str, Any]:
         """The picture of the last comparison, or of the last run."""
-        found = self.lab.found
-        if found is None or found.row.run is None:
-            return {"text/plain": "The result of a run appears here." if found is None else ""}
-        if found.comparison is None:
-            return dict(found.row.run.report().figure_bundle())
-        return dict(found.comparison.figure_bundle())
+        result = self.session.result
+        if result is None or result.row.run is None:
+            return {"text/plain": "The result of a run appears here." if result is None else ""}
+        shown = result.comparison if result.comparison is not None else result.row.run.report()
+        return dict(shown.figure_bundle())
 
     def _table(self) -> dict[str, Any]:
         """The sentence, what went wrong, and all runs."""
-        lab = self.lab
-        if lab.found is None and not lab.problem:
+        session = self.session
+        if session.result is None and not session.problem:
             return {"text/plain": "", "text/html": ""}
-        listing = lab.listing()
-        lines = [*([lab.problem] if lab.problem and lab.problem not in lab.sentence else []), lab.sentence]
-        text = "\n".join([*lines, "", listing.text()] if lab.rows else lines)
-        said = "".join(f"<p style='margin:2px 0 6px'><b>{escape(line)}</b></p>" for line in lines)
-        return {"text/plain": text, "text/html": said + (listing.html() if lab.rows else "")}
-
-
-_open: list[View] = []
+        problem = [session.problem] if session.problem and session.problem not in session.sentence else []
+        lines, table = [*problem, session.sentence], session.listing()
+        heads = "".join(f"<p style='margin:2px 0 6px'><b>{escape(line)}</b></p>" for line in lines)
+        if not session.rows:
+            return {"text/plain": "\n".join(lines), "text/html": heads}
+        return {"text/plain": "\n".join([*lines, "", table.text()]), "text/html": heads + table.html()}
 
 
 def close_all() -> None:
     """Close every Lab that is shown."""
     for view in list(_open):
-        view.lab.close()
-
-
-def _cell() -> str:
-    """The cell that is being executed, where the front end names it."""
-    shell = ipython()
-    with contextlib.suppress(Exception):
-        return str(shell.get_parent().get("metadata", {}).get("cellId") or "")
-    return ""
+        view.session.close()

@@ -1,4 +1,4 @@
-"""What only the notebooks of the course need: guesses, accounts of a peak, claims, checks of exercises."""
+"""What the notebooks of the course need: guesses, claims, checks of exercises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of an exercise, which has two sides: a peak below a limit, and the same result as before."""
+"""The check of an exercise: a peak below a limit, and the same result."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from memlab.api.compare import compare
+from memlab.api.run import Run
+from memlab.api.track import track
 from memlab.errors import MemlabError
-from memlab.session.compare import compare
-from memlab.session.run import Run
-from memlab.session.runs import runs
-from memlab.session.track import track
-from memlab.units import format_bytes, format_seconds, parse_bytes
+from memlab.units import format_bytes, format_seconds, one_line, parse_bytes
 from memlab.workloads.job import seeded
 
 Step = Callable[[], Any]
@@ -20,7 +19,7 @@ Step = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an exercise is solved; `lines` say what is reached and, where it is not, what to look at next."""
+    """Whether an exercise is solved, and in `lines` what to look at next."""
 
     passed: bool
     lines: tuple[str, ...]
@@ -28,12 +27,13 @@ class Verdict:
     took_s: float = -1.0
 
     def __str__(self) -> str:
-        return "\n".join([("Solved. " if self.passed else "Not yet. ") + self.lines[0], *self.lines[1:]])
+        return ("Solved. " if self.passed else "Not yet. ") + "\n".join(self.lines)
 
     __repr__ = __str__
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self)}
+
+class NotWritten(Exception):
+    """The learner has not written the function yet."""
 
 
 class Check:
@@ -52,7 +52,7 @@ class Check:
         self._relative = 0.0
 
     def same_as(self, reference: Step, relative: float = 0.0) -> Check:
-        """What it gives must be what `reference` gives: bit for bit, or up to this share of the largest value."""
+        """Require this result: bit for bit, or up to this share of the largest value."""
         if not callable(reference):
             raise MemlabError(f"compare with a function without arguments, got {type(reference).__name__}.")
         self._reference, self._relative = reference, relative
@@ -62,72 +62,56 @@ class Check:
         """Run both and judge."""
         if self._reference is None:
             raise MemlabError("say what the result must be: check(yours).same_as(reference).peak_below(limit).")
-        verdict = self._judged(self._reference, parse_bytes(limit))
+        verdict = self._verdict(self._reference, parse_bytes(limit))
         self._on_verdict(verdict)
         return verdict
 
-    def _judged(self, expected: Step, limit_bytes: int) -> Verdict:
+    def _verdict(self, reference: Step, limit_bytes: int) -> Verdict:
+        name = _name(self._yours)
         try:
             mine, took_s = self._run(self._yours)
-        except Unwritten:
-            return Verdict(False, (f"{_name(self._yours)}() gives nothing back yet: write it, then run this cell.",))
+        except NotWritten:
+            return Verdict(False, (f"{name}() returns nothing yet: write it, then run this cell.",))
         except Exception as error:
-            return Verdict(False, (f"{_name(self._yours)}() raised {_in_a_line(error)}",))
-        reference, reference_s = self._run(expected)
-        peak, same = self._peak_side(mine, limit_bytes), self._result_side(reference, mine)
-        score = (
-            f"It takes {format_seconds(took_s)}, the reference {format_seconds(reference_s)} and {_size(reference)}."
-        )
-        return Verdict(peak[0] and same[0], (peak[1], same[1], score), mine, took_s)
+            first_line = one_line(next(iter(str(error).strip().splitlines()), ""))
+            text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+            return Verdict(False, (f"{name}() raised {text}",))
+        expected, expected_s = self._run(reference)
+        peak, limit = format_bytes(mine.peak_allocated_bytes), format_bytes(limit_bytes)
+        is_below, peak_line = mine.peak_allocated_bytes < limit_bytes, f"Peak {peak}, limit {limit}."
+        if not is_below:
+            owner, most = next(iter(mine.breakdown().items()), ("nothing", 0))
+            peak_line += f" {format_bytes(most)} of it are {owner}: lesson.verdicts[-1].run shows the rest."
+        is_same, result_line = self._result_side(expected, mine)
+        theirs = f"the reference {format_seconds(expected_s)} and {format_bytes(expected.peak_allocated_bytes)}"
+        score = f"It takes {format_seconds(took_s)}, {theirs}."
+        return Verdict(is_below and is_same, (peak_line, result_line, score), mine, took_s)
 
     def _run(self, step: Step) -> tuple[Run, float]:
         tracked = track(f"exercise {_name(step)}", device=self._device, show=False)
-        with runs.as_they_are(), seeded(), tracked as run:
+        tracked.is_kept = False
+        with seeded(), tracked as run:
             begin = time.perf_counter()
             result = step()
             took_s = time.perf_counter() - begin
         if result is None or result is Ellipsis:
-            raise Unwritten
+            raise NotWritten
         run.result(result)
         return run, took_s
 
-    @staticmethod
-    def _peak_side(run: Run, limit_bytes: int) -> tuple[bool, str]:
-        peak = run.peak_allocated_bytes
-        words = f"Peak {format_bytes(peak)}, limit {format_bytes(limit_bytes)}."
-        if peak < limit_bytes:
-            return True, words
-        name, most = next(iter(run.breakdown().items()), ("nothing", 0))
-        return (
-            False,
-            f"{words} At the peak {format_bytes(most)} were {name}: lesson.verdicts[-1].run shows who else.",
-        )
-
     def _result_side(self, reference: Run, mine: Run) -> tuple[bool, str]:
-        found = compare(reference, mine).results
-        if found.verdict == "not checked":
-            return True, f"Results not checked: {found.why}"
-        off = found.relative if found.relative is not None else float("inf")
-        if found.verdict == "equal" or off <= self._relative:
-            return True, "The same result" + (" bit for bit." if found.verdict == "equal" else f", within {off:.1g}.")
-        return (
-            False,
-            f"Results differ: {found.why} Allowed: {self._relative:g}. A saving must not change the answer here.",
-        )
-
-
-class Unwritten(Exception):
-    """The learner has not written it yet."""
+        results = compare(reference, mine).results
+        if results.verdict == "not checked":
+            return True, f"Results not checked: {results.why}"
+        if results.verdict == "equal":
+            return True, "The same result bit for bit."
+        off = results.relative if results.relative is not None else float("inf")
+        if off <= self._relative:
+            return True, f"The same result, within {off:.1g} of the largest value."
+        allowed = f"{self._relative:.1g} of the largest value" if self._relative else "no difference"
+        why = results.why.rstrip(". ")
+        return False, f"Results differ: {why}. Allowed: {allowed}. A saving must not change the answer here."
 
 
 def _name(step: Step) -> str:
     return str(getattr(step, "__name__", "yours"))
-
-
-def _in_a_line(error: Exception) -> str:
-    text = next(iter(str(error).strip().splitlines()), "")[:300]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _size(run: Run) -> str:
-    return format_bytes(run.peak_allocated_bytes)

@@ -1,14 +1,19 @@
-"""What a lesson claims, held against two runs: a saving of at least a share of the peak, or, for a myth, none."""
+"""What a lesson states of its runs: a saving, or for a myth none; and an account of a peak, term by term."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
+from memlab.api.predict import Prediction
+from memlab.api.run import Run
 from memlab.errors import ClaimRefuted, MemlabError
-from memlab.session.predict import Prediction
-from memlab.session.run import Run
 from memlab.units import format_bytes
+from memlab.views.page import Page
+from memlab.views.shown import Shown
+from memlab.views.table import Column, Table
 
 LEAST_SAVING = 0.25
 """Of the peak: what is taught as a saving has to be unmistakable."""
@@ -18,64 +23,130 @@ Measured = Run | int
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A sentence with the figures in it, and what they are: "measured" or "predicted for a card"."""
+    """A sentence with its figures, and their source, such as "measured on cpu"."""
 
-    text: str
+    sentence: str
     source: str
     saved_share: float
 
+    text = property(attrgetter("sentence"))  # what it was called before
+
     def __str__(self) -> str:
-        return f"Claim holds ({self.source}): {self.text}"
+        return f"Claim holds ({self.source}): {self.sentence}"
 
     __repr__ = __str__
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self)}
-
 
 def saves(what: str, before: Measured, after: Measured, at_least: float = LEAST_SAVING, of: str = "allocated") -> Claim:
-    """The claim that `what` takes at least this share from the peak; raises ClaimRefuted where it does not."""
+    """`what` takes at least this share from the peak, else ClaimRefuted."""
     if not 0 < at_least < 1:
         raise MemlabError(f"at_least is a share between 0 and 1, got {at_least!r:.80}.")
-    claim = _claimed(what, before, after, of)
+    claim = _claim(what, before, after, of)
     if claim.saved_share < at_least:
-        raise ClaimRefuted(f"not so here ({claim.source}): {claim.text} At least {at_least:.0%} was claimed.")
+        raise ClaimRefuted(f"not so here ({claim.source}): {claim.sentence} At least {at_least:.0%} was claimed.")
     return claim
 
 
 def saves_nothing(
     what: str, before: Measured, after: Measured, at_most: float = MOST_OF_A_MYTH, of: str = "allocated"
 ) -> Claim:
-    """The claim that `what` does not move the peak by more than this share; raises ClaimRefuted where it does."""
-    claim = _claimed(what, before, after, of)
+    """`what` does not move the peak by more than this share, else ClaimRefuted."""
+    claim = _claim(what, before, after, of)
     if abs(claim.saved_share) > at_most:
-        raise ClaimRefuted(f"not so here ({claim.source}): {claim.text} At most {at_most:.0%} was claimed.")
+        raise ClaimRefuted(f"not so here ({claim.source}): {claim.sentence} At most {at_most:.0%} was claimed.")
     return claim
 
 
-def _claimed(what: str, before: Measured, after: Measured, of: str) -> Claim:
-    sources = {_source(one) for one in (before, after)} - {""}
+def _claim(what: str, before: Measured, after: Measured, of: str) -> Claim:
+    sources: set[str] = set()
+    for run in (before, after):
+        if isinstance(run, Prediction):
+            sources.add(f"predicted for {run.card.name}")
+        elif isinstance(run, Run) and run.devices:
+            sources.add(f"measured on {run.devices[0].device.label}")
     if len(sources) > 1:
         raise MemlabError(f"a claim compares two of a kind, got {' and '.join(sorted(sources))}.")
     was, now = _peak(before, of), _peak(after, of)
     if was <= 0:
         raise MemlabError(f"the run without {what} has a peak of {was} bytes: there is nothing to save.")
     share = (was - now) / was
-    text = f"with {what} the peak of {of} is {format_bytes(now)} instead of {format_bytes(was)} ({0.0 - share:+.0%})."
-    return Claim(text, sources.pop() if sources else "measured", share)
+    sentence = (
+        f"with {what} the peak of {of} is {format_bytes(now)} instead of {format_bytes(was)} ({0.0 - share:+.0%})."
+    )
+    return Claim(sentence, sources.pop() if sources else "measured", share)
 
 
-def _peak(of_run: Measured, of: str) -> int:
-    if isinstance(of_run, Prediction) and of_run.fits == "no" and of in ("allocated", "reserved"):
-        return sum(of_run.allocated_bytes if of == "allocated" else of_run.reserved_bytes) // 2  # needed, not given
-    if isinstance(of_run, Run):
-        return int(getattr(of_run, f"peak_{of}_bytes"))
-    if isinstance(of_run, int) and not isinstance(of_run, bool):
-        return of_run
-    raise MemlabError(f"a claim compares runs, or numbers of bytes, got {type(of_run).__name__}.")
+def _peak(run: Measured, of: str) -> int:
+    if isinstance(run, Prediction) and run.fits == "no" and of in ("allocated", "reserved"):
+        return sum(run.allocated_bytes if of == "allocated" else run.reserved_bytes) // 2  # needed, not available
+    if isinstance(run, Run):
+        return int(getattr(run, f"peak_{of}_bytes"))
+    if isinstance(run, int) and not isinstance(run, bool):
+        return run
+    raise MemlabError(f"a claim compares runs, or numbers of bytes, got {type(run).__name__}.")
 
 
-def _source(of_run: Measured) -> str:
-    if isinstance(of_run, Prediction):
-        return f"predicted for {of_run.card.name}"
-    return f"measured on {of_run.devices[0].device.label}" if isinstance(of_run, Run) and of_run.devices else ""
+@dataclass(frozen=True, slots=True)
+class AccountTerm:
+    """One owner of bytes: `formula` is text for the reader, `predicted_bytes` its value."""
+
+    name: str
+    formula: str
+    predicted_bytes: int
+    measured_bytes: int
+
+    @property
+    def residual_bytes(self) -> int:
+        """What was measured beyond the formula."""
+        return self.measured_bytes - self.predicted_bytes
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Account(Shown):
+    """All terms of one figure; `total_bytes` is that figure as it was measured, and what no term explains is a row.
+
+    `source` heads the column of the figures: where they were simulated or predicted it says so.
+    """
+
+    title: str
+    total_bytes: int
+    terms: tuple[AccountTerm, ...]
+    source: str = "measured"
+
+    found = property(attrgetter("source"))  # what it was called before
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """The measured figure minus the sum of the formulas."""
+        return self.total_bytes - sum(term.predicted_bytes for term in self.terms)
+
+    @property
+    def unexplained_share(self) -> float:
+        """The same as a share of the figure."""
+        return self.unexplained_bytes / max(self.total_bytes, 1)
+
+    @property
+    def page(self) -> Page:
+        """The account as a table."""
+        total = AccountTerm("together", "", self.total_bytes - self.unexplained_bytes, self.total_bytes)
+        cells = attrgetter("name", "formula", "predicted_bytes", "measured_bytes", "residual_bytes")
+        sizes = (Column("predicted", "bytes"), Column(self.source, "bytes"), Column("residual", "change"))
+        left = f"{format_bytes(self.unexplained_bytes)} of {format_bytes(self.total_bytes)}"
+        note = f"The formulas leave {left} unexplained ({abs(self.unexplained_share):.1%})."
+        columns, rows = (Column("what"), Column("formula"), *sizes), tuple(map(cells, (*self.terms, total)))
+        return Page(self.title, (Table("", columns, rows, (note,)),))
+
+    def to_pandas(self) -> Any:
+        """One row per term, sizes in bytes."""
+        import pandas
+
+        names = ["formula", "predicted_bytes", "measured_bytes", "residual_bytes"]
+        rows = [{"what": one.name, **{name: getattr(one, name) for name in names}} for one in self.terms]
+        return pandas.DataFrame(rows)
+
+
+def account(
+    title: str, total_bytes: int, terms: Sequence[tuple[str, str, int, int]], source: str = "measured"
+) -> Account:
+    """An account; each term is name, formula as text, predicted and measured bytes."""
+    return Account(title, total_bytes, tuple(AccountTerm(*term) for term in terms), source)

@@ -5,38 +5,37 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from memlab.api import predict as predictions
+from memlab.api.runs import runs
 from memlab.errors import ClaimRefuted, MemlabError
-from memlab.lesson import claim, kept
-from memlab.lesson.account import Account, account
-from memlab.lesson.ask import ask
+from memlab.lesson import claim, guess_store
 from memlab.lesson.check import Check, Verdict
-from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Claim, Measured
-from memlab.lesson.drawn import Drawn
+from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, Claim, Measured
 from memlab.lesson.guess import Answer, Choice, Guess, Share, Size
-from memlab.lesson.knob import Knob
+from memlab.lesson.guess_plot import GuessPlot
+from memlab.lesson.guess_store import StoredGuess
+from memlab.lesson.guess_widget import show_guess
+from memlab.lesson.sweep import Sweep
 from memlab.probes.host import HostMemory
-from memlab.session.predict import Prediction, predict
-from memlab.session.runs import runs
-from memlab.units import format_bytes, parse_bytes
+from memlab.units import format_bytes, number_of, parse_bytes
+from memlab.views.shown import Shown, print_text
 
 HEADLINES = "application/vnd.memlab.headlines+json"
-"""The MIME type under which the end of a lesson keeps its figures, for the check that a fresh execution gives the same."""
-
-
+"""The MIME type of a lesson's figures, by which two executions are compared."""
 SMALL_WORKSPACE = ":4096:2:16:8"
-"""8.125 MiB for each handle, PyTorch's default but on Hopper and later, where it is 32 MiB: more than a lesson's exercise."""
+"""8.125 MiB for each handle: PyTorch's default except on Hopper and later, where 32 MiB are more than some exercises take."""
 
 
 class Lesson:
     """What a notebook of the course works with: `lesson = Lesson("08 checkpointing", needs="600 MiB")`.
 
     `device` is where its cells put things: "cuda" where there is one, else "cpu". cuBLAS is told to take the workspace it
-    takes on most cards, unless CUBLAS_WORKSPACE_CONFIG says something already. Raises MemlabError where the host has less
-    free memory than the lesson needs.
+    takes on most GPUs, unless CUBLAS_WORKSPACE_CONFIG is set already. Raises MemlabError where the host has less free memory
+    than the lesson needs.
     """
 
     def __init__(self, name: str, needs: str | int = "200 MiB", card: str = "RTX 4060") -> None:
@@ -47,11 +46,14 @@ class Lesson:
         self.claims: list[Claim] = []
         self.guesses: list[Guess] = []
         self.verdicts: list[Verdict] = []
-        _look_at_host(name, parse_bytes(needs))
+        free_bytes, needs_bytes = HostMemory().read().available_bytes, parse_bytes(needs)
+        if free_bytes < 1.2 * needs_bytes:
+            raise MemlabError(
+                f"lesson {name} takes about {format_bytes(needs_bytes)} of this machine's memory, and "
+                f"{format_bytes(free_bytes)} are free: close other notebooks and programs, then run this cell again."
+            )
         where = torch.cuda.get_device_name() if self.device == "cuda" else "this machine's CPU; no GPU was found"
-        print(f"Lesson {name}: measured on {where}.")
-
-    # --- guessing --------------------------------------------------------------------------------------------------------
+        print_text(f"Lesson {name}: measured on {where}.")
 
     def guess(
         self,
@@ -64,31 +66,27 @@ class Lesson:
         answer: Answer = Choice(tuple(choices)) if choices else Share()
         if between is not None:
             answer = Size(parse_bytes(between[0]), parse_bytes(between[1]))
-        guess = Guess(question, answer, clock=_measurements, on_change=self._note)
+        guess = Guess(question, answer, clock=lambda: tuple(map(id, runs.values())), on_change=self._store)
         self.guesses.append(guess)
-        ask(guess)
+        show_guess(guess)
         return guess
 
-    def _note(self, guess: Guess) -> None:
-        if guess.outcome is None:
-            return
-        ratio = guess.outcome.ratio
-        usable = ratio if math.isfinite(ratio) and ratio > 0 else None
-        kept.keep(
-            kept.Kept(self.name, guess.question, usable, "committed" if guess.state == "committed" else "skipped")
-        )
+    def _store(self, guess: Guess) -> None:
+        if guess.outcome is not None:
+            ratio = guess.outcome.ratio
+            usable = ratio if math.isfinite(ratio) and ratio > 0 else None
+            state: Literal["committed", "skipped"] = "committed" if guess.state == "committed" else "skipped"
+            guess_store.save(StoredGuess(self.name, guess.question, usable, state))
 
-    def guesses_so_far(self) -> Drawn:
+    def guesses_so_far(self) -> GuessPlot:
         """The learner's guesses over all lessons: guess over measurement, lesson by lesson."""
-        return Drawn(kept.read())
+        return GuessPlot(guess_store.load())
 
-    # --- a knob ----------------------------------------------------------------------------------------------------------
+    def sweep(self, name: str, runs: Mapping[Any, Measured]) -> Sweep:
+        """The peaks over the values of one setting: `lesson.sweep("batch", {8: run, 16: other})`."""
+        return Sweep(name, runs)
 
-    def knob(self, name: str, runs: Mapping[Any, Measured]) -> Knob:
-        """The peaks over the values of one setting: `lesson.knob("batch", {8: run, 16: other})`."""
-        return Knob(name, runs)
-
-    # --- claims ----------------------------------------------------------------------------------------------------------
+    knob = sweep  # what it was called before
 
     def saves(
         self, what: str, before: Measured, after: Measured, at_least: float = LEAST_SAVING, of: str = "allocated"
@@ -102,10 +100,10 @@ class Lesson:
         """Assert that `what` does not move the peak of `of`."""
         return self._claimed(what, claim.saves_nothing(what, before, after, at_most, of))
 
-    def _claimed(self, what: str, found: Claim) -> Claim:
-        self.claims.append(found)
-        self.headlines[f"{what}: share of the peak saved"] = round(found.saved_share, 4)
-        return found
+    def _claimed(self, what: str, claimed: Claim) -> Claim:
+        self.claims.append(claimed)
+        self.headlines[f"{what}: share of the peak saved"] = round(claimed.saved_share, 4)
+        return claimed
 
     def holds(self, sentence: str, is_so: bool) -> Claim:
         """Assert anything else that the lesson says."""
@@ -119,57 +117,56 @@ class Lesson:
         self.headlines[name] = figure
         return figure
 
-    def on_card(self, step: Callable[[], object], name: str | None = None, card: str | None = None) -> Prediction:
-        """What this machine cannot show, predicted for a card, and marked so."""
-        return predict(step, card or self.card, name=name)
+    def not_measurable(self, what: str, why: str) -> None:
+        """Say that this device cannot show `what`; a zero would read like a measurement."""
+        print_text(f"{what}: {self.headline(what, f'not measurable here: {why}')}.")
+
+    def predict(self, step: Callable[[], object], name: str | None = None, card: str | None = None) -> Any:
+        """Predict for a GPU what this machine cannot show."""
+        return predictions.predict(step, card or self.card, name=name)
+
+    on_card = predict  # what it was called before
 
     def account(
-        self, title: str, total_bytes: int, terms: Sequence[tuple[str, str, int, int]], found: str = "measured"
+        self,
+        title: str,
+        total_bytes: int,
+        terms: Sequence[tuple[str, str, int, int]],
+        source: str = "measured",
+        *,
+        found: str = "",
     ) -> Account:
-        """Every large term of a peak: name, formula, predicted bytes, measured bytes (or `found` in another way)."""
+        """Every large term of a peak: name, formula, predicted bytes, measured bytes.
+
+        `source` says what they are otherwise; `found` is what it was called before.
+        """
         self.headlines[title] = total_bytes
-        return account(title, total_bytes, terms, found)
+        return claim.account(title, total_bytes, terms, found or source)
 
     def check(self, yours: Callable[[], object]) -> Check:
         """Check an exercise: `lesson.check(yours).same_as(reference).peak_below("2 GiB")`."""
         return Check(yours, self.device, self.verdicts.append)
 
-    # --- the end ---------------------------------------------------------------------------------------------------------
-
-    def end(self) -> End:
+    def end(self) -> LessonEnd:
         """What was claimed and guessed; the last cell of a lesson."""
-        return End(self)
+        return LessonEnd(self)
 
 
-class End:
-    """What a lesson comes to."""
+class LessonEnd(Shown):
+    """The claims that held, the guesses, and for the build of the course the figures."""
 
     def __init__(self, lesson: Lesson) -> None:
         self._lesson = lesson
 
-    def __str__(self) -> str:
-        asked = len(self._lesson.guesses)
-        said = sum(guess.state == "committed" for guess in self._lesson.guesses)
-        lines = [f"Lesson {self._lesson.name}: {len(self._lesson.claims)} claims held on this machine."]
-        lines.append(f"You committed {said} of {asked} guesses." if asked else "")
-        lines += [f"  {guess.outcome}" for guess in self._lesson.guesses if guess.outcome is not None]
-        return "\n".join(filter(None, lines))
+    @property
+    def text(self) -> str:
+        """How many claims held and guesses were committed, and the outcome of each guess."""
+        lesson, guesses = self._lesson, self._lesson.guesses
+        committed = sum(guess.state == "committed" for guess in guesses)
+        lines = [f"Lesson {lesson.name}: {number_of(len(lesson.claims), 'claim')} held on this machine."]
+        lines += [f"You committed {committed} of {len(guesses)} guesses."] if guesses else []
+        return "\n".join([*lines, *(f"  {guess.outcome}" for guess in guesses if guess.outcome is not None)])
 
-    __repr__ = __str__
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"text/plain": str(self), HEADLINES: {"device": self._lesson.device, **self._lesson.headlines}}
-
-
-def _measurements() -> object:
-    """Something else after each measurement."""
-    return tuple(id(run) for run in runs.values())
-
-
-def _look_at_host(name: str, needs_bytes: int) -> None:
-    free_bytes = HostMemory().read().available_bytes
-    if free_bytes < 1.2 * needs_bytes:
-        raise MemlabError(
-            f"lesson {name} takes about {format_bytes(needs_bytes)} of this machine's memory, and {format_bytes(free_bytes)} "
-            "are free: close other notebooks and programs, then run this cell again."
-        )
+    def bundle(self) -> dict[str, Any]:
+        """MIME type -> the text, and the figures."""
+        return {"text/plain": self.text, HEADLINES: {"device": self._lesson.device, **self._lesson.headlines}}

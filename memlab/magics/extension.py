@@ -1,42 +1,100 @@
 """What `%load_ext memlab` puts into a shell, and takes out again.
 
-A tracked cell is not wrapped: its first line becomes a call that starts a run, and the end of the cell's execution ends it.
-So the last value, `;`, `await`, nested magics, errors and interrupts are what they are without the magic. Where a front
-end does not use IPython's input transformers, an ordinary cell magic of the same name serves.
+A tracked cell is not wrapped: its first line becomes a call that starts a run, and the end of the cell ends it. So the
+last value, `;`, `await`, nested magics, errors and interrupts are what they are without the magic. Where a front end does
+not use IPython's input transformers, an ordinary cell magic of the same name serves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import linecache
+import sys
+import threading
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.core.magic import Magics
 from IPython.display import display
 
 from memlab import cells
-from memlab.magics.cell import CellTracker
-from memlab.magics.compare import CompareMagics
-from memlab.magics.fit import FitMagics
-from memlab.magics.lab import LabMagics, close_labs
-from memlab.magics.ledger import LedgerMagics
-from memlab.magics.oom import OomMagics
-from memlab.magics.track import TrackMagics
-from memlab.magics.who import WhoMagics
-from memlab.session.executions import error_of
-from memlab.session.ledger import the_ledger
-from memlab.session.oom import note_oom
-from memlab.session.run import Run
+from memlab.api.ledger import depth_of, error_of, the_ledger
+from memlab.api.oom import note_oom
+from memlab.api.run import Run
+from memlab.api.track import Track
+from memlab.errors import BudgetExceeded, MemlabError
+from memlab.magics.line_magics import LineMagics, close_labs
+from memlab.magics.track import TrackMagics, asked_of, options_of, parse
 
-MAGICS: tuple[type[Magics], ...] = (
-    TrackMagics,
-    WhoMagics,
-    LedgerMagics,
-    OomMagics,
-    FitMagics,
-    LabMagics,
-    CompareMagics,
-)
+MAGICS: tuple[type[Magics], ...] = (TrackMagics, LineMagics)
 """Every class of magics that the extension installs."""
+
+
+class CellTracker(threading.local):
+    """Starts a run when a tracked cell begins, and ends it when exactly that cell has ended.
+
+    Cells run inside of cells (%%capture, run_cell), so there is a stack of them; and one in each thread (subshells).
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self._cells: list[tuple[Any, list[Track]]] = []  # what IPython tells of each, and its tracks
+
+    def before_cell(self, info: Any) -> None:
+        """pre_run_cell: remember which execution this is."""
+        self._cells.append((info, []))
+
+    def arm(self, line: str) -> None:
+        """The call in the first line of a tracked cell."""
+        # Tracebacks show the cell as the user wrote it; IPython keeps the transformed lines in linecache.
+        file = sys._getframe(1).f_code.co_filename
+        entry = linecache.cache.get(file)
+        if entry is not None and len(entry) == 4:
+            size, changed, lines, name = entry
+            linecache.cache[file] = (size, changed, list(map(cells.as_written, lines)), name)
+        track = Track(parse(line))
+        if not self._cells:
+            raise UsageError("%memtrack: this cell runs silently, so its end is not seen; use memlab.track() in it.")
+        try:
+            track.start()
+        except MemlabError as error:
+            raise UsageError(f"%memtrack: {error}") from None
+        info, tracks = self._cells[-1]
+        track.run.cell_text = cells.body_of(info.raw_cell)
+        tracks.append(track)
+
+    def predict(self, line: str, body: str) -> None:
+        """The call that stands for a cell that is to be predicted."""
+        from memlab.magics.predict import predict_cell  # late: without it nothing of prediction is loaded
+
+        asked = asked_of(line)
+        predict_cell(self.shell, asked, options_of(asked), line, body)
+
+    def after_cell(self, result: Any) -> list[Run]:
+        """post_run_cell: end the runs of the cell, and those inside of it; give them back."""
+        depth = depth_of([info for info, _ in self._cells], result)
+        ended, self._cells[depth:] = self._cells[depth:], []
+        tracks = [track for _, inside in reversed(ended) for track in reversed(inside)]
+        for track in tracks:
+            if track in ended[0][1]:  # the value is that of this cell, not of one inside of it
+                track.run.offer(getattr(result, "result", None))
+            self._end(track, result)
+        return [track.run for track in tracks]
+
+    def _end(self, track: Track, result: Any) -> None:
+        """End a run; a budget that was exceeded, or an error at the end, fails the cell."""
+        error = error_of(result)
+        try:
+            problem: BaseException | None = track.stop(error)
+        except (Exception, KeyboardInterrupt) as raised:
+            problem = raised
+        finally:
+            track.run.offer(None)  # a run never refers to what is the user's
+        if problem is None or (error is not None and isinstance(problem, BudgetExceeded)):
+            return  # a cell that raised has its own error to tell
+        self.shell.showtraceback((type(problem), problem, None), exception_only=True)
+        if result is not None and error is None:
+            result.error_in_exec = problem  # the front end is told, and whoever runs all cells stops here
 
 
 class Extension:
@@ -63,10 +121,14 @@ class Extension:
         self.tracker.before_cell(info)
 
     def after_cell(self, result: Any) -> None:
-        """post_run_cell: end the runs, explain an out-of-memory while its frames are there, then close the books."""
+        """post_run_cell: end the runs, explain an out-of-memory, then close the books."""
         runs = self.tracker.after_cell(result)
-        if runs or the_ledger.is_on:
-            _explain(error_of(result), runs[-1] if runs else None)  # of runs within runs the last has seen all
+        error = error_of(result)
+        if error is not None and (runs or the_ledger.is_on):
+            explained = note_oom(error, runs[-1] if runs else None)  # of runs within runs the last has seen all
+            if explained is not None:
+                with contextlib.suppress(Exception):  # a front end that shows nothing must not fail the cell
+                    display(explained)
         the_ledger.after_cell(result, runs)
 
     def install(self) -> None:
@@ -79,14 +141,15 @@ class Extension:
         setattr(shell, cells.PREDICT, self.tracker.predict)
         managed = shell.magics_manager.magics
         for magics in MAGICS:
-            self._replaced += [(kind, name, managed[kind].get(name)) for kind, name in _names(magics)]
+            for kind, table in magics.magics.items():  # kind is "line" or "cell"
+                self._replaced += [(kind, name, managed[kind].get(name)) for name in table]
             shell.register_magics(magics(shell))
 
     def remove(self) -> None:
         """Take everything out; a run that is still open ends."""
         shell = self.shell
         close_labs()
-        self.tracker.close()
+        self.tracker.after_cell(None)
         the_ledger.close()
         if self.transform in shell.input_transformers_cleanup:
             shell.input_transformers_cleanup.remove(self.transform)
@@ -101,19 +164,6 @@ class Extension:
                 shell.magics_manager.magics[kind][name] = magic
         for magics in MAGICS:
             shell.magics_manager.registry.pop(magics.__name__, None)
-
-
-def _names(magics: type[Magics]) -> list[tuple[str, str]]:
-    """(kind, name) of each magic of a class; kind is "line" or "cell"."""
-    return [(kind, name) for kind, table in magics.magics.items() for name in table]
-
-
-def _explain(error: BaseException | None, run: Run | None) -> None:
-    """Show below the cell why it ran out of memory, if it did."""
-    explained = note_oom(error, run) if error is not None else None
-    if explained is not None:
-        with contextlib.suppress(Exception):  # a front end that shows nothing must not fail the cell
-            display(explained)
 
 
 _loaded: dict[int, Extension] = {}

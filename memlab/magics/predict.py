@@ -1,25 +1,24 @@
-"""`%%memtrack --predict CARD`: a cell on a card that is not there."""
+"""`%%memtrack --predict CARD`: a cell predicted for a GPU that need not be there."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from IPython.core.error import UsageError
 
+from memlab.api.display import Progress
+from memlab.api.predict import Prediction, configured, failure, prediction_from
+from memlab.api.runs import runs
+from memlab.api.track import Options
 from memlab.errors import BudgetExceeded, MemlabError
-from memlab.predictor import child
-from memlab.predictor.cards import Card, find
-from memlab.predictor.child import ChildError, Outcome
-from memlab.predictor.child.step import Around
-from memlab.predictor.rehearsal import prepare, rehearsal
-from memlab.session.predict import Prediction, configured, failure, finished
-from memlab.session.progress import Progress
-from memlab.session.runs import runs
-from memlab.session.track import Options
+from memlab.prediction.cards import Card, find
+from memlab.prediction.child import Child, ChildOutcome
+from memlab.prediction.child.work import Around
+from memlab.prediction.dry_run import dry_run, dry_runs, prepare
 from memlab.units import format_bytes
 
 
@@ -30,23 +29,35 @@ class CellError(Exception):
 def predict_cell(
     shell: Any, asked: argparse.Namespace, wanted: Options, line: str, body: str, local: dict[str, Any] | None = None
 ) -> None:
-    """Rehearse the body of a cell for a card, and show the report; the cell's own error goes out, as from any cell.
+    """Dry-run the body of a cell for a card, and show the report; the cell's own error goes out, as from any cell.
 
     `local` has the names of the function in which the magic stands.
     """
-    card = _card(asked)
-    conf = _conf()
+    try:
+        card, conf = find(asked.predict), configured(None)
+    except MemlabError as error:
+        raise UsageError(f"%memtrack --predict: {error}") from None
+    names = None if local is shell.user_ns else local  # those of a function
     prepare()
-    around: Around = functools.partial(rehearsal, card, conf, asked.raises_oom)
-    if local is not None and local is not shell.user_ns:
-        around = functools.partial(_with_names, shell, local, around)
     with Progress(card.name) as progress:
-        outcome = child.run_cell(shell, body, around, on_frame=progress.show, above=f"%%memtrack {line}".strip())
+
+        def run(variant: Card, left_s: float | None, is_first: bool) -> ChildOutcome:
+            around: Around = functools.partial(dry_run, variant, conf, asked.raises_oom)
+            if names is not None:
+                around = functools.partial(_with_names, shell, names, around)
+            child = Child(left_s, progress.show, is_quiet=not is_first)
+            return child.run_cell(shell, body, around, f"%%memtrack {line}".strip())
+
+        outcome, traces = dry_runs(card, run)
     found = None
-    if outcome.result is not None:
-        found = finished(outcome, wanted.name or runs.new_name(), card, conf)
-        found.again = "" if local is not None and local is not shell.user_ns else body
-        _show(found, wanted)
+    if traces:
+        found = prediction_from(outcome, traces, wanted.name or runs.new_name(), card, conf)
+        runs.add(found)
+        found.cell_text = "" if names is not None else body
+        if wanted.save is not None:  # first: a terminal that cannot print the report must not cost the file
+            found.save(wanted.save)
+        if wanted.show is not False:
+            found.report()._ipython_display_()
     _raise(outcome, found, wanted)
 
 
@@ -58,53 +69,30 @@ def _with_names(shell: Any, names: dict[str, Any], around: Around) -> Iterator[A
         yield finish
 
 
-def _card(asked: argparse.Namespace) -> Card:
-    try:
-        return find(asked.predict)
-    except MemlabError as error:
-        raise UsageError(f"%memtrack --predict: {error}") from None
-
-
-def _conf() -> str:
-    try:
-        return configured(None)
-    except MemlabError as error:
-        raise UsageError(f"%memtrack --predict: {error}") from None
-
-
-def _show(found: Prediction, wanted: Options) -> None:
-    if wanted.show is not False:
-        found.report()._ipython_display_()
-    if wanted.save is not None:
-        found.save(wanted.save)
-
-
-def _raise(outcome: Outcome, found: Prediction | None, wanted: Options) -> None:
+def _raise(outcome: ChildOutcome, found: Prediction | None, wanted: Options) -> None:
     """What the cell ends with, if it does not end well."""
-    if outcome.error is not None:
-        raise _as_raised(outcome.error)
-    if found is None:
-        raise _in_one_line(failure(outcome))
+    if (
+        outcome.error is not None
+    ):  # it has the name, the text and the traceback of that in the child; nothing is rebuilt
+        kind = type(outcome.error.name, (CellError,), {"__module__": "builtins"})
+        raise _shown_as(outcome.error.traceback, kind(outcome.error.text))
+    problem: MemlabError | None = None
     limit = wanted.budget_bytes
-    if limit is not None and found.allocated_bytes[0] > limit:
+    if found is None:
+        problem = failure(outcome)
+    elif limit is not None and found.allocated_bytes[0] > limit:
         needs = format_bytes(found.allocated_bytes[0])
         text = f"run {found.name!r}: needs {needs} allocated, above its budget of {format_bytes(limit)}."
-        raise _in_one_line(BudgetExceeded(text))
+        problem = BudgetExceeded(text)
+    if problem is not None:
+        lines = [f"{type(problem).__name__}: {problem}", *getattr(problem, "__notes__", ())]
+        try:
+            raise _shown_as(lines, problem)
+        finally:
+            del problem  # else the error holds this frame, and with it what is the user's
 
 
-def _in_one_line(error: MemlabError) -> MemlabError:
-    """The error, which the shell shows without our frames."""
-    lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-    error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+def _shown_as(lines: Sequence[str], error: Exception) -> Exception:
+    """The error, of which the shell shows these lines, and none of our frames."""
+    error._render_traceback_ = lambda: list(lines)  # type: ignore[attr-defined]
     return error
-
-
-def _as_raised(error: ChildError) -> CellError:
-    """An error with the name, the text and the traceback of the one in the child; nothing of it is rebuilt."""
-
-    def shown(self: Any) -> list[str]:
-        return list(error.traceback)
-
-    kind = type(error.name, (CellError,), {"_render_traceback_": shown, "__module__": "builtins"})
-    raised: CellError = kind(error.text)
-    return raised

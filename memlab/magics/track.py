@@ -19,8 +19,8 @@ from IPython.core.magic import (
     output_can_be_silenced,
 )
 
+from memlab.api.track import Options, Track
 from memlab.errors import MemlabError
-from memlab.session.track import Options, Track, options
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,21 +41,14 @@ def _parser() -> _Parser:
     add("-f", "--function", metavar="FUNCTION", action="append", help="the lines of this function too; may be repeated")
     add("--shapes", action="store_true", help="the shape of what was allocated; slower")
     add("--budget", metavar="SIZE", help="fail above it: 2GiB, 500MB")
-    add("--save", metavar="FILE", help="write the run to a file; memlab.load() reads it")
+    add("--save", metavar="FILE", help="write the run to a file; memlab.load(FILE) reads it")
     add("--rate", metavar="HZ", type=float, default=10.0, help="how often to sample, at most 20")
     add("--ring", metavar="ENTRIES", type=int, help="so many of CUDA's events are kept until they are read")
     add("--no-live", action="store_true", help="no curve while the cell runs")
     add("--quiet", action="store_true", help="no report")
-    add("--predict", metavar="CARD", help="run nothing here: foretell the cell on that card")
+    add("--predict", metavar="CARD", help="run nothing here: predict the cell for that GPU")
     add("--raises-oom", action="store_true", help="with --predict: raise where memory would run out")
     return parser
-
-
-def _with_options(magic: Any) -> Any:
-    """What `%%memtrack?` shows says the options too."""
-    _, _, told = _parser().format_help().partition("options:")
-    magic.__doc__ = f"{magic.__doc__ or ''}\n\nOptions:{told.rstrip()}"  # -OO takes docstrings away
-    return magic
 
 
 def asked_of(line: str) -> argparse.Namespace:
@@ -68,20 +61,15 @@ def asked_of(line: str) -> argparse.Namespace:
     asked, rest = parser.parse_known_args(words)
     if rest:
         parser.error(f"unknown {' '.join(rest)[:80]!r}")
-    if asked.predict is not None:
-        _check_predicted(asked)
-    elif asked.raises_oom:
+    if asked.predict is None and asked.raises_oom:
         raise UsageError("%memtrack: --raises-oom goes with --predict CARD.")
+    if asked.predict is not None:  # it has a card instead of a device, and no sampler
+        others = {"--device": asked.device, "--ring": asked.ring, "-f": asked.function}
+        others |= {"--lines": asked.lines, "--shapes": asked.shapes}
+        for name, value in others.items():
+            if value:
+                raise UsageError(f"%memtrack: {name} does not go with --predict, which measures nothing. Leave it out.")
     return asked
-
-
-def _check_predicted(asked: argparse.Namespace) -> None:
-    """A prediction has a card instead of a device, and no sampler."""
-    others = {"--device": asked.device, "--ring": asked.ring, "-f": asked.function}
-    others |= {"--lines": asked.lines, "--shapes": asked.shapes}
-    wrong = [name for name, value in others.items() if value]
-    if wrong:
-        raise UsageError(f"%memtrack: {wrong[0]} does not go with --predict, which measures nothing. Leave it out.")
 
 
 def parse(line: str) -> Options:
@@ -95,20 +83,10 @@ def parse(line: str) -> Options:
 def options_of(asked: argparse.Namespace) -> Options:
     """The options of a track, from the words of a magic's line."""
     ring = {} if asked.ring is None else {"entries": asked.ring}
+    same: dict[str, Any] = {name: getattr(asked, name) for name in ("device", "budget", "save", "lines", "shapes")}
+    same |= {"live": not asked.no_live, "show": not asked.quiet, "rate_hz": asked.rate}
     try:
-        return options(
-            asked.name,
-            device=asked.device,
-            budget=asked.budget,
-            save=asked.save,
-            rate_hz=asked.rate,
-            live=not asked.no_live,
-            show=not asked.quiet,
-            lines=asked.lines,
-            functions=asked.function or (),
-            shapes=asked.shapes,
-            **ring,
-        )
+        return Options(asked.name, functions=asked.function or (), **same, **ring)
     except MemlabError as error:
         raise UsageError(f"%memtrack: {error}") from None
 
@@ -121,23 +99,17 @@ class TrackMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @output_can_be_silenced
-    @_with_options
     def memtrack(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         """Measure the memory of a cell or of one statement: `%%memtrack [options]`, `%memtrack statement`."""
-        if cell is not None:
-            return self._track(line, cell, local_ns)
-        if not line.strip():
+        if cell is None and not line.strip():
             raise UsageError("%memtrack needs a statement, or put %%memtrack on the first line of a cell.")
-        return self._track(*_split(line), local_ns)
-
-    def _track(self, line: str, code: str, local_ns: dict[str, Any] | None) -> Any:
-        """Measure, or predict."""
-        asked = asked_of(line)
+        options, code = (line, cell) if cell is not None else _split(line)
+        asked = asked_of(options)
         if asked.predict is None:
             return self._run(Track(options_of(asked)), code, local_ns)
-        from memlab.magics.predict import predict_cell  # late: without it nothing of the predictor is loaded
+        from memlab.magics.predict import predict_cell  # late: without it nothing of prediction is loaded
 
-        predict_cell(self.shell, asked, options_of(asked), line, code, local_ns)
+        predict_cell(self.shell, asked, options_of(asked), options, code, local_ns)
         return None
 
     def _run(self, track: Track, code: str, local_ns: dict[str, Any] | None) -> Any:
@@ -148,10 +120,10 @@ class TrackMagics(Magics):
         tree = shell.compile.ast_parse(source, filename=place)
         track.code = ast.Module([*tree.body], [])
         last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        # In a function the names are those of its frame; at the top they are the notebook's own, and not a copy.
+        # In a function the names are those of its frame; at the top the notebook's own, no copy.
         is_inside = local_ns is not None and local_ns is not shell.user_ns
         names = {**shell.user_ns, **local_ns} if is_inside and local_ns else shell.user_ns
-        track.run.again = "" if is_inside else code
+        track.run.cell_text = "" if is_inside else code
         with track:
             if tree.body:
                 exec(compile(tree, place, "exec"), shell.user_ns, local_ns)
@@ -160,11 +132,15 @@ class TrackMagics(Magics):
             return value
 
 
+# What `%%memtrack?` shows says the options too; -OO takes docstrings away.
+_options = _parser().format_help().partition("options:")[2].rstrip()
+TrackMagics.memtrack.__doc__ = f"{TrackMagics.memtrack.__doc__ or ''}\n\nOptions:{_options}"
+
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Divide a line into the options before and the statement: options begin with a dash, their values follow."""
+    """The options of a line, which begin with a dash, and the statement after them."""
     takes_value = {"--name", "--device", "--budget", "--save", "--rate", "--ring", "--predict", "-f", "--function"}
     rest, wanted = line.strip(), []
     while rest.startswith("-") and (word := _WORD.match(rest)):

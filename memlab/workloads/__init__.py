@@ -1,7 +1,7 @@
-"""Small plain models in training, sized by a knob, as lessons, tests, benchmarks and the Lab use them.
+"""Small plain models in training, in several sizes, as lessons, tests, benchmarks and the Lab use them.
 
 `memlab.workloads["gpt"]` is a Workload, `.sized("laptop", batch=4)` what makes its model, optimizer, batch and loss, and a `Job` is
-what runs them. The package is a mapping, name -> Workload. Its functions are older and plainer: each builds everything and
+what runs them. The package is a mapping, name -> Workload. Its functions are plainer: each builds everything and
 returns `step`, a callable without arguments; `vgg16` and `vgg19` return the model alone. Nothing here measures anything.
 
 What techniques may count on: equal layers in `blocks` (`nn.Sequential`); ReLU and GELU as modules, not in place; `conv1`, `bn1`,
@@ -13,11 +13,15 @@ embedding `token` by the setting `tied`). A model with `job_step(job)` has steps
 from __future__ import annotations
 
 import sys
-from typing import cast
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, cast
 
+from memlab.errors import MemlabError
+from memlab.workloads import images, language, others
+from memlab.workloads.images import vgg16, vgg19
 from memlab.workloads.language import gpt2, transformer
-from memlab.workloads.registry import Workloads
-from memlab.workloads.vision import resnet, unet, vgg, vgg16, vgg19
+from memlab.workloads.vision import resnet, unet, vgg
 from memlab.workloads.workload import SIZES, Workload
 
 __all__ = [
@@ -33,6 +37,51 @@ __all__ = [
     "vgg19",
     "workloads",
 ]
+
+KNOWN = {one.name: one for one in (others.MLP, *images.WORKLOADS, *language.WORKLOADS, others.GAN)}
+
+
+class Workloads(ModuleType, Mapping[str, Workload]):
+    """A module that is a mapping, name -> Workload: Python lets a module change its class (data model, 3.3.2.1)."""
+
+    def __getitem__(self, name: str) -> Workload:
+        try:
+            return KNOWN[name]
+        except (KeyError, TypeError):
+            raise MemlabError(f"there is no workload {name!r:.80}. Known: {', '.join(KNOWN)}.") from None
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in KNOWN
+
+    def get(self, name: str, default: Any = None) -> Any:  # Mapping's own expects a KeyError
+        """The workload of that name, or `default`."""
+        return KNOWN[name] if name in self else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(KNOWN)
+
+    def __len__(self) -> int:
+        return len(KNOWN)
+
+    # A module is itself and no other, whatever it holds: what keeps modules in sets and tables relies on it.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        width = max(map(len, KNOWN))
+        return "\n".join(f"{one.name:<{width}}  {one.idea}" for one in KNOWN.values())
+
+    def to_pandas(self) -> Any:
+        """One row per workload and size, with its settings."""
+        import pandas
+
+        rows = [
+            (one.name, size, one.idea, ", ".join(f"{key}={value}" for key, value in settings.items()))
+            for one in KNOWN.values()
+            for size, settings in one.sizes.items()
+        ]
+        return pandas.DataFrame(rows, columns=["name", "size", "idea", "settings"]).set_index(["name", "size"])
+
 
 sys.modules[__name__].__class__ = Workloads
 workloads = cast(Workloads, sys.modules[__name__])

@@ -11,32 +11,23 @@ from torch import Tensor
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same with every tensor changed: a named tuple stays one, a dict of a class of its own too. Other things stay."""
+    """The same with every tensor changed: a named tuple stays one, a dict subclass too. Other things stay."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, MutableMapping):
-        return _filled(value, change)
+        made = copy.copy(value)  # only a copy keeps the class and what else it has: outputs of libraries are such dicts
+        for key in list(value):
+            made[key] = mapped(value[key], change)
+        return made
     if isinstance(value, list | tuple):
-        made = [mapped(one, change) for one in value]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        parts = [mapped(one, change) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _replaced(value, change)
+        new: Any = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(new, field.name, mapped(getattr(value, field.name), change))  # a frozen one, too
+        return new
     return value
-
-
-def _filled(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A copy, as only that keeps the class and what else it has: outputs and batches of libraries are such dicts."""
-    made = copy.copy(value)
-    for key in list(value):
-        made[key] = mapped(value[key], change)
-    return made
-
-
-def _replaced(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    made = copy.copy(value)
-    for field in dataclasses.fields(value):
-        object.__setattr__(made, field.name, mapped(getattr(value, field.name), change))  # a frozen one, too
-    return made
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -1,11 +1,15 @@
-"""A workload: a small plain model with its optimizer, batch and loss, sized by a knob."""
+"""A workload: a small plain model with its optimizer, batch and loss, in several sizes; and what many of them share."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from memlab.errors import MemlabError
 from memlab.workloads.job import Parts
@@ -29,32 +33,35 @@ class Workload:
             raise MemlabError(
                 f"workload {self.name!r} has no size {size!r:.80}. Choose one of {', '.join(self.sizes)}."
             )
-        wrong = sorted(set(settings) - set(self.sizes[size]))
-        if wrong:
-            known = ", ".join(self.sizes[size])
-            raise MemlabError(f"workload {self.name!r} has no setting {wrong[0]!r:.80}. It has {known}.")
+        usual_settings = self.sizes[size]
+        for key in sorted(set(settings) - set(usual_settings)):
+            known = ", ".join(usual_settings)
+            raise MemlabError(f"workload {self.name!r} has no setting {key!r:.80}. It has {known}.")
         for key, value in settings.items():
-            self._check(key, value, self.sizes[size][key])
-        return functools.partial(self.make, **{**self.sizes[size], **settings})
-
-    def _check(self, key: str, value: Any, usual: Any) -> None:
-        least = min(1, usual) if type(usual) is int else 0
-        if type(usual) in (int, bool) and (type(value) is not type(usual) or value < least):
-            what = f"a whole number from {least}" if type(usual) is int else "True or False"
-            raise MemlabError(f"{key} of workload {self.name!r} is {what}, got {value!r:.80}.")
+            usual = usual_settings[key]
+            least = min(1, usual) if type(usual) is int else 0
+            if type(usual) in (int, bool) and (type(value) is not type(usual) or value < least):
+                what = f"a whole number from {least}" if type(usual) is int else "True or False"
+                raise MemlabError(f"{key} of workload {self.name!r} is {what}, got {value!r:.80}.")
+        return functools.partial(self.make, **{**usual_settings, **settings})
 
     def __call__(self) -> Parts:
         """The four parts at the size of a laptop."""
         return self.sized()()
 
     def __str__(self) -> str:
-        rows = [
-            f"  {size:<7} {', '.join(f'{key}={value}' for key, value in at.items())}" for size, at in self.sizes.items()
-        ]
-        return "\n".join([f"{self.name}: {self.idea}", *rows])
+        lines = [f"{self.name}: {self.idea}"]
+        for size, settings in self.sizes.items():
+            lines.append(f"  {size:<7} {', '.join(f'{key}={value}' for key, value in settings.items())}")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<Workload {self.name!r}: {self.idea}>"
+
+
+def settings_of(names: str, *sizes: tuple[int, ...]) -> dict[str, dict[str, int]]:
+    """Size -> settings: the names in one text, the values of "tiny", "laptop" and "card" one after the other."""
+    return {size: dict(zip(names.split(), values, strict=True)) for size, values in zip(SIZES, sizes, strict=True)}
 
 
 def divided(whole: str, by: str, **settings: int) -> None:
@@ -63,6 +70,39 @@ def divided(whole: str, by: str, **settings: int) -> None:
         raise MemlabError(f"{whole} has to be a multiple of {by}, got {settings[whole]} and {settings[by]}.")
 
 
-def named(found: Iterable[Workload]) -> dict[str, Workload]:
-    """Name -> Workload."""
-    return {one.name: one for one in found}
+def images_and_classes(batch: int, side: int, classes: int) -> tuple[Tensor, Tensor]:
+    """A batch of random square images, each with a random class."""
+    return torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))
+
+
+def classifying(model: nn.Module, batch: int, side: int, classes: int) -> Parts:
+    """The model with SGD and momentum, as convolutional networks were trained, and cross-entropy."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return model, optimizer, images_and_classes(batch, side, classes), functional.cross_entropy
+
+
+def stepping(make: Callable[[], Parts], device: str) -> Callable[[], float]:
+    """A training step of the parts, seeded and made on the device, which gives its loss."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model, optimizer, (*inputs, target), loss_of = make()
+
+    def step() -> float:
+        assert optimizer is not None and loss_of is not None
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(model(*inputs), target)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def inference(make: Callable[[], Parts]) -> Callable[[], Parts]:
+    """The same work without training: the model in evaluation mode, with its inputs alone."""
+    return functools.partial(_inferring, make)  # which can be pickled
+
+
+def _inferring(make: Callable[[], Parts]) -> Parts:
+    model, optimizer, batch, _ = make()
+    return model.eval(), None, batch if optimizer is None else batch[:-1], None

@@ -1,6 +1,6 @@
-"""Who runs a Lab's work: the caller of `lab.run()`, or a thread of its own after a press of Run, so that Stop is heard.
+"""Who executes a Lab's run: the caller of `lab.run()`, or a thread after a press of Run.
 
-A cell and a run never go at once: cells wait until a run has ended, and a run that was asked for waits for the cell.
+A cell and a run never execute at once, or each would be in the other's figures.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memlab.seams import threads
-from memlab.session.live import interrupt_main
-from memlab.session.show import ipython
+from memlab.api.display import interrupt_main
+from memlab.torch_internals import threads
+from memlab.torch_internals.traceback import running_shell
 
 GRACE_S = 1.0
-"""How long a stop waits for a step to end before it breaks into it."""
+"""How long a stop waits for a step to end before it interrupts it."""
+OnProgress = Callable[[str, int, int], None]
+"""Hears what is being run, how many of its steps are done, and of how many."""
 
 
 class Stopped(KeyboardInterrupt):
     """The end that somebody asked for, between two steps."""
 
 
-class Turn:
-    """Whose turn it is: cells of the notebook, or the run of a Lab."""
+class ExecutionLock:
+    """Held by the cell that executes, or by the run of a Lab."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._cells = 0
+        self._cells = self._labs = 0
         self._run: Worker | None = None
-        self._labs = 0
 
     def cell_begins(self, *_: Any) -> None:
         """pre_run_cell: wait for the run that goes on; the notebook's interrupt button stops it."""
@@ -57,8 +58,8 @@ class Turn:
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def taken(self, worker: Worker) -> Iterator[None]:
-        """A run's turn; it waits until no cell and no other run is at work."""
+    def held_by(self, worker: Worker) -> Iterator[None]:
+        """Wait until no cell and no other run executes, then hold the lock for this run."""
         with self._changed:
             while self._cells or self._run is not None:
                 worker.check()
@@ -76,24 +77,24 @@ class Turn:
         """Whether a run could start at once."""
         return not self._cells and self._run is None
 
-    def enter(self) -> None:
+    def lab_opens(self) -> None:
         """A Lab with controls opens; with the first of them the cells are watched."""
         self._labs += 1
-        if self._labs == 1 and (shell := ipython()) is not None:
+        if self._labs == 1 and (shell := running_shell()) is not None:
             shell.events.register("pre_run_cell", self.cell_begins)
             shell.events.register("post_run_cell", self.cell_ends)
 
-    def leave(self) -> None:
+    def lab_closes(self) -> None:
         """A Lab has closed; with the last of them nothing is watched any more."""
         self._labs -= 1
-        if self._labs == 0 and (shell := ipython()) is not None:
+        if self._labs == 0 and (shell := running_shell()) is not None:
             for event, callback in (("pre_run_cell", self.cell_begins), ("post_run_cell", self.cell_ends)):
                 with contextlib.suppress(ValueError):
                     shell.events.unregister(event, callback)
             self._cells = 0
 
 
-the_turn = Turn()
+execution_lock = ExecutionLock()
 
 
 class Worker:
@@ -106,12 +107,15 @@ class Worker:
         self._work, self._ended = work, ended
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._inside = 0
-        """The thread that works now; 0 before and after."""
+        self._working_thread = 0  # its ident; 0 before and after the work
         self._thread: threading.Thread | None = None
-        self._breaker: threading.Timer | None = None
-        self._has_broken = False
-        """Whether the thread was broken into: it may not have noticed yet."""
+        self._interrupter: threading.Timer | None = None
+        self._is_interrupted = False  # the thread may not have noticed yet
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the work has begun and not ended."""
+        return self._working_thread != 0
 
     @property
     def is_stopped(self) -> bool:
@@ -119,47 +123,44 @@ class Worker:
         return self._stopped.is_set()
 
     def check(self) -> None:
-        """Called between steps: where the end was asked for, it ends here."""
+        """Raise Stopped where the end was asked for; called between steps."""
         if self._stopped.is_set():
             raise Stopped
 
     def start(self) -> None:
-        """Work in a thread; what it says goes to the cell that it was started from, and it ends with the kernel."""
+        """Work in a thread, which prints to the cell that started it."""
         context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._threaded,), name="memlab lab", daemon=True)
+        self._thread = threading.Thread(target=context.run, args=(self._in_thread,), name="memlab lab", daemon=True)
         self._thread.start()
 
-    def _threaded(self) -> None:
+    def _in_thread(self) -> None:
         try:
-            with contextlib.suppress(KeyboardInterrupt), the_turn.taken(self):
-                self._called()
+            with contextlib.suppress(KeyboardInterrupt), execution_lock.held_by(self):
+                self._call_work()
         finally:
             self._ended(self)
 
     def call(self) -> None:
-        """Work here, and come back when it has ended."""
+        """Work here, and return when it has ended."""
         try:
-            self._called()
+            self._call_work()
         finally:
             self._ended(self)
 
-    def _called(self) -> None:
+    def _call_work(self) -> None:
         with self._lock:
-            self._inside = threading.get_ident()
+            self._working_thread = threading.get_ident()
         try:
             self._work(self)
         finally:
             with self._lock:
-                self._inside = 0
-            self._end_break()
-
-    def _end_break(self) -> None:
-        """No break may come after the work: one that was not noticed yet is withdrawn."""
-        if self._breaker is not None:
-            self._breaker.cancel()
-            self._breaker.join()
-        if self._has_broken:
-            threads.take_back()
+                self._working_thread = 0
+            # No interrupt may come after the work: one that was not noticed yet is withdrawn.
+            if self._interrupter is not None:
+                self._interrupter.cancel()
+                self._interrupter.join()
+            if self._is_interrupted:
+                threads.take_back()
 
     def stop(self) -> None:
         """Ask for the end: after the step that goes on, or inside of it where it lasts."""
@@ -167,20 +168,18 @@ class Worker:
             if self._stopped.is_set():
                 return
             self._stopped.set()
-            if self._inside and self._inside != threading.get_ident():
-                self._breaker = threading.Timer(GRACE_S, self._break)
-                self._breaker.name, self._breaker.daemon = "memlab lab's stop", True
-                self._breaker.start()
+            if self._working_thread and self._working_thread != threading.get_ident():
+                self._interrupter = threading.Timer(GRACE_S, self._interrupt)
+                self._interrupter.name, self._interrupter.daemon = "memlab lab's stop", True
+                self._interrupter.start()
 
-    def _break(self) -> None:
+    def _interrupt(self) -> None:
         with self._lock:
-            if not self._inside:
-                return
-            if self._inside == threading.main_thread().ident:
+            if self._working_thread == threading.main_thread().ident:
                 interrupt_main()
-            else:
-                self._has_broken = True
-                threads.break_into(self._inside, KeyboardInterrupt)
+            elif self._working_thread:
+                self._is_interrupted = True
+                threads.break_into(self._working_thread, KeyboardInterrupt)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread; whether it has ended."""

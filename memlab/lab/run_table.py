@@ -1,0 +1,187 @@
+"""The runs of a Lab, one row each: what it took, what it saved, against what."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memlab.api.predict import Prediction
+from memlab.api.run import Run
+from memlab.errors import MemlabError
+from memlab.lab.state import LabState
+from memlab.units import ByteRange, MiB, format_bytes, one_line
+from memlab.views.table import Column, Table
+
+MOST_BYTES = 512 * MiB
+"""Of the traces that a Lab keeps; rows of older ones keep their figures."""
+CSV = "table.csv"
+COLUMNS = (
+    Column("run", limit=180), Column("peak", "bytes"), Column("saved", "bytes"), Column("a step", "seconds"),
+    Column("where"), Column("fits"), Column("results"),
+)  # fmt: skip
+_FITS = {"yes": "yes", "no": "no", "close": "too close to call"}
+
+
+@dataclass(frozen=True, slots=True)
+class LabRun:
+    """One run of a Lab; `run` is None where it failed (`error`), or was dropped to bound memory.
+
+    `left_out` says why techniques do not apply here, `notes` what they say beside the figures.
+    """
+
+    name: str
+    state: LabState
+    techniques: tuple[str, ...] = ()
+    habits: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    run: Run | None = None
+    peak_bytes: ByteRange | None = None
+    step_s: float | None = None
+    fits: str = ""
+    verdict: str = ""
+    against: str = ""
+    saved_bytes: ByteRange | None = None
+    results: str = ""
+    error: str = ""
+
+    where = property(operator.attrgetter("state.where"))  # what it was called before
+
+    @classmethod
+    def of(cls, run: Run, state: LabState, techniques: tuple[str, ...], habits: tuple[str, ...], **more: Any) -> LabRun:
+        """The row of a run that has figures; seconds are the middle of the steps that were timed."""
+        facts = run.trace.notes.get("trial", {})
+        more["notes"] = tuple(map(str, facts.get("notes") or ()))
+        more["step_s"] = statistics.median(facts["step_s"]) if facts.get("step_s") else None
+        more["peak_bytes"] = run.devices[0].levels[0].peak.bytes if run.devices else ByteRange.exact(0)
+        if isinstance(run, Prediction):
+            fits, card = str(run.fits), run.card
+            answer = {"yes": "fits", "no": "does not fit", "close": "too close to call"}[fits]
+            needed = f"needs {run.peak_device_bytes} of {format_bytes(card.usable_bytes)} usable"
+            more |= {"peak_bytes": run.allocated_bytes, "fits": fits, "verdict": f"{answer} on {card.name}: {needed}"}
+        return cls(run.name, state, techniques, habits, run=run, **more)
+
+    def compared(self, comparison: Any) -> LabRun:
+        """With what a comparison says of it; this run is the second of the two."""
+        saved = comparison.saved_bytes
+        saved_bytes = ByteRange.exact(saved) if isinstance(saved, int) else ByteRange(*saved)
+        return dataclasses.replace(
+            self, against=comparison.a.name, saved_bytes=saved_bytes, results=str(comparison.results.verdict)
+        )
+
+    @property
+    def note(self) -> str:
+        """What has to be said in addition to the figures."""
+        left_out = (f"left out {name}: {why}" for name, why in self.left_out.items())
+        return "; ".join(filter(None, [*left_out, *self.notes, self.error]))
+
+    def facts(self) -> dict[str, Any]:
+        """A row of `lab.table`."""
+        state = self.state
+        settings = ", ".join(f"{key}={value}" for key, value in state.settings.items())
+        peak, saved = (bounds.numbers() if bounds else (None, None) for bounds in (self.peak_bytes, self.saved_bytes))
+        chosen = {"name": self.name, "workload": state.workload, "size": state.size, "settings": settings}
+        where = {"device": state.place, "how": state.where.partition(" ")[0]}
+        what = {"techniques": ", ".join(self.techniques), "habits": ", ".join(self.habits)}
+        peaks = {"peak_bytes": peak[0], "peak_high_bytes": peak[1], "fits": self.fits}
+        compared = {"against": self.against, "saved_bytes": saved[0], "saved_high_bytes": saved[1]}
+        rest = {"step_s": self.step_s, "results": self.results, "note": self.note}
+        return {**chosen, **where, **what, **peaks, **compared, **rest}
+
+    def cells(self) -> tuple[str | float | ByteRange | None, ...]:
+        """A row of the table that is shown."""
+        peak = self.peak_bytes if self.peak_bytes is not None else "no figures"
+        where, fits = self.state.where, _FITS.get(self.fits, "")
+        return (self.name, peak, self.saved_bytes, self.step_s, where, fits, self.results)
+
+
+FACTS = tuple(LabRun("", LabState("")).facts())
+
+
+class RunTable:
+    """The rows of a Lab, the oldest first; a number tells names apart that would be equal."""
+
+    def __init__(self) -> None:
+        self.rows: list[LabRun] = []
+        self._saved: dict[Path, str] = {}
+
+    def __getitem__(self, name: str) -> LabRun:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        known = ", ".join(repr(row.name) for row in self.rows[-10:]) or "none yet"
+        raise MemlabError(f"this Lab has no run {name!r:.100}. It has: {known}.")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the rows that still have their run: what can be pinned and compared."""
+        return [row.name for row in self.rows if row.run is not None]
+
+    def require_run(self, name: str) -> None:
+        """Raise MemlabError where there is no run of this name any more."""
+        if self[name].run is None:
+            why = self[name].error or "it was dropped to bound memory: run it again"
+            raise MemlabError(f"run {name!r:.100} has no figures: {why}.")
+
+    def new_name(self, wanted: str) -> str:
+        """This name, or with a number where it is taken."""
+        taken = {row.name for row in self.rows}
+        wanted = one_line(wanted, 180)
+        numbered = (f"{wanted} ({number})" for number in range(2, len(taken) + 3))
+        return wanted if wanted not in taken else next(name for name in numbered if name not in taken)
+
+    def add(self, row: LabRun, pinned: str = "") -> None:
+        """Add a row; the oldest runs are dropped where their traces take too many bytes."""
+        self.rows.append(row)
+        for old in self.rows[:-1]:
+            if sum(one.run.nbytes() for one in self.rows if one.run is not None) <= MOST_BYTES:
+                return
+            if old.name != pinned:
+                self.replace(old, dataclasses.replace(old, run=None))
+
+    def replace(self, old: LabRun, new: LabRun) -> None:
+        """Put a row in the place of another."""
+        self.rows = [new if row is old else row for row in self.rows]
+
+    def table(self) -> Table:
+        """The rows as text and HTML."""
+        notes = tuple(f"{row.name}: {row.note}" for row in self.rows if row.note)
+        return Table(f"Runs of this Lab ({len(self.rows)})", COLUMNS, tuple(row.cells() for row in self.rows), notes)
+
+    def to_pandas(self) -> Any:
+        """One row for each run; sizes in bytes."""
+        import pandas
+
+        return pandas.DataFrame([row.facts() for row in self.rows], columns=list(FACTS))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write every run and the table into a folder; files of others are refused."""
+        if not isinstance(path, str | os.PathLike) or not str(path).strip():
+            raise MemlabError("name a folder to save to.")
+        folder = Path(path)
+        files = {}
+        for number, row in enumerate(self.rows, 1):
+            slug = re.sub(r"[^a-z0-9]+", "-", row.name.lower()).strip("-")[:60] or "run"
+            if row.run is not None:
+                files[folder / f"{number:02d}-{slug}.memlab"] = row
+        for file in (*files, folder / CSV):
+            if file.exists() and file.resolve() not in self._saved:
+                raise MemlabError(f"{str(file)!r:.200} is there already: name another folder.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for file, row in files.items():
+                if self._saved.get(file.resolve()) != row.name and row.run is not None:
+                    row.run.save(file)
+                    self._saved[file.resolve()] = row.name
+            self.to_pandas().to_csv(folder / CSV, index=False)
+            self._saved[(folder / CSV).resolve()] = CSV
+        except OSError as error:
+            raise MemlabError(f"cannot save to {str(folder)!r:.200}: {error.strerror or error}.") from None
+        return folder

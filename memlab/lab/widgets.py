@@ -1,0 +1,107 @@
+"""Pieces of the controls, and what stands in their place where there are none.
+
+Controls are widgets, which a saved notebook does not have, nor a page without a kernel: JupyterLab then shows an error
+text in their place. So a second output stands there, the placeholder, and styles decide: one in the controls hides the
+placeholder, one in the placeholder hides the output that has lost its controls.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import Any
+
+import ipywidgets
+
+from memlab.torch_internals import let_clicks_through
+
+USE = "Run this cell to use the Lab: its controls need a running kernel. The last result is below."
+CLOSED = "This Lab is closed: run this cell to use it again."
+CONTROLS = "memlab-lab"
+"""The class of the controls."""
+_CHILD = ".jp-OutputArea-child"
+_LOST = "jupyter-widgets-disconnected"
+
+
+def placeholder(name: str) -> dict[str, Any]:
+    """MIME type -> the placeholder, which hides an output before it that has lost its controls.
+
+    JupyterLab's class names, seen in 4.2 to 4.6; elsewhere the placeholder just stands below the controls.
+    """
+    lost = f"{_CHILD}:not(:has(.{CONTROLS})):has(+ {_CHILD} .{name})"
+    style = f"<style>{lost} {{ display: none }}</style>"
+    return {"text/plain": USE, "text/html": f"{style}<div class='{name}'><i>{USE}</i></div>"}
+
+
+def hiding_style(name: str) -> str:
+    """The style, part of the controls, that hides the placeholder while they live.
+
+    Those of a kernel that was restarted are hidden instead: ipywidgets 8 marks what has lost its kernel.
+    """
+    live = f"body:has(.{name}-controls:not(.{_LOST}))"
+    hidden = f"{live} {_CHILD}:has(.{name}), {live} .{name}, .{name}-controls.{_LOST}"
+    return f"<style>{hidden} {{ display: none !important }}</style>"
+
+
+def clickable(widget: Any, width: str = "auto") -> Any:
+    """The widget, heard also while a cell runs, and as wide as its words."""
+    let_clicks_through(widget)
+    widget.layout.width, widget.layout.max_width = width, "100%"
+    if hasattr(widget.style, "description_width"):
+        widget.style.description_width = "initial"
+    return widget
+
+
+def flowing(*children: Any) -> Any:
+    """Children in a row, which goes on below where the window is narrow."""
+    return ipywidgets.HBox(list(children), layout=ipywidgets.Layout(flex_flow="row wrap", width="100%"))
+
+
+def setting_entry(name: str, value: Any) -> Any:
+    """An entry for one setting of a workload; None for what has no entry."""
+    if isinstance(value, bool):
+        entry = ipywidgets.Checkbox(value=value, description=name, indent=False)
+    elif isinstance(value, int):
+        entry = ipywidgets.IntText(value=value, description=name)
+    elif isinstance(value, float):
+        entry = ipywidgets.FloatText(value=value, description=name)
+    elif isinstance(value, str):
+        entry = ipywidgets.Text(value=value, description=name, continuous_update=False)
+    else:
+        return None
+    clickable(entry).layout.max_width = "210px"
+    return entry
+
+
+def set_options(widget: Any, options: list[Any], value: Any) -> None:
+    """Set the options and the value among them; nothing is sent where they are as they were."""
+    if list(widget.options) != list(options):
+        widget.options = options
+    widget.value = value
+
+
+def line(text: str, role: str = "status") -> str:
+    """A line for an HTML widget, which a screen reader reads when it changes."""
+    return f"<div role='{role}'>{prose(text)}</div>" if text else ""
+
+
+def problem(text: str, details: str) -> str:
+    """What went wrong in one line, with details to open."""
+    more = f"<details><summary>Details</summary><pre>{escape(details)}</pre></details>" if details else ""
+    return f"<div role='alert' class='memlab-problem'><b>{prose(text)}</b>{more}</div>" if text else ""
+
+
+def prose(text: str) -> str:
+    """Text as HTML, with `code` in backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def close_all(widget: Any) -> None:
+    """Close a widget with its children, and the layout and style of each."""
+    for child in getattr(widget, "children", ()):
+        close_all(child)
+    parts = [getattr(widget, name, None) for name in ("layout", "style")]
+    widget.close()
+    for part in parts:
+        if isinstance(part, ipywidgets.Widget):
+            part.close()

@@ -1,0 +1,128 @@
+"""The guesses over all lessons: guess over measurement, one row for each lesson."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from memlab.lesson.guess_store import StoredGuess
+from memlab.units import one_line
+from memlab.views import theme
+from memlab.views.scene import Axis, Mark, Panel, Scene, Shade
+from memlab.views.shown import ShownPicture
+
+EDGE = 16.0
+"""Further off than this many times is drawn at the edge."""
+NEAR = 2.0
+"""Within this factor a guess is near."""
+ROW, TOP, BOTTOM = 22, 12, 42
+WRONG_AT, SKIPPED_AT = 2.9, 3.8
+"""Where wrong words and skipped questions stand, right of the axis of log4."""
+_TICKS = {"1/16": 1 / 16, "1/4": 1 / 4, "1/2": 1 / 2, "right": 1.0, "2x": 2.0, "4x": 4.0, "16x": 16.0}
+_MARKS = {
+    "near": ("dot", theme.SERIES["used"]), "off": ("dot", theme.SERIES["allocated"]),
+    "wrong": ("cross", theme.CAPACITY), "skipped": ("ring", theme.TEXT),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GuessPoint:
+    """One guess: `place` is log4 of guess over measurement, or right of the axis."""
+
+    row: int
+    place: float
+    kind: str
+    words: str
+
+    says = property(attrgetter("words"))  # what it was called before
+
+
+class GuessPlot(ShownPicture):
+    """All guesses so far; `points` and `to_pandas()` have the values."""
+
+    def __init__(self, guesses: Iterable[StoredGuess]) -> None:
+        self.guesses = tuple(guesses)
+        self.lessons = tuple(sorted({one.lesson for one in self.guesses}))
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Guess over measurement of all that were committed and are no words."""
+        return tuple(one.ratio for one in self.guesses if one.ratio is not None)
+
+    @property
+    def points(self) -> tuple[GuessPoint, ...]:
+        """Where each guess is drawn; several of a lesson that have no ratio stand side by side."""
+        points = []
+        for one in self.guesses:
+            row = self.lessons.index(one.lesson)
+            if one.ratio is not None:
+                kind = "near" if 1 / NEAR <= one.ratio <= NEAR else "off"
+                place = math.log(min(max(one.ratio, 1 / EDGE), EDGE), 4)
+                points.append(GuessPoint(row, place, kind, f"{one.question} {one.ratio:.2f} times what was measured."))
+                continue
+            alike = [two for two in self.guesses if (two.lesson, two.state, two.ratio) == (one.lesson, one.state, None)]
+            shift = min(0.13, 0.7 / len(alike)) * (alike.index(one) - (len(alike) - 1) / 2)
+            at, kind, words = SKIPPED_AT, "skipped", "Skipped."
+            if one.state != "skipped":
+                at, kind, words = WRONG_AT, "wrong", "The wrong word."
+            points.append(GuessPoint(row, at + shift, kind, f"{one.question} {words}"))
+        return tuple(points)
+
+    @property
+    def sentence(self) -> str:
+        """How many were answered, and how near."""
+        if not self.guesses:
+            return "No guesses yet: a guess is stored as soon as it was compared with a measurement."
+        asked, ratios, kinds = len(self.guesses), sorted(self.ratios), [one.kind for one in self.points]
+        skipped = kinds.count("skipped")
+        answered = f"Of {asked} questions you answered {asked - skipped} and skipped {skipped}."
+        if skipped == asked:
+            return answered
+        near = f"{kinds.count('near')} were within a factor of {NEAR:g}"
+        low, high = sum(ratio < 1 for ratio in ratios), sum(ratio > 1 for ratio in ratios)
+        counts = f"{near}, {low} too low, {high} too high, {kinds.count('wrong')} the wrong word."
+        middle = ratios[(len(ratios) - 1) // 2 : len(ratios) // 2 + 1]  # one or two: ratios average geometrically
+        median = f" The median is {statistics.geometric_mean(middle):.2f} times the truth." if middle else ""
+        return f"{answered} {counts}{median}"
+
+    @property
+    def text(self) -> str:
+        """The sentence, and the ratios of each lesson; `-` is skipped, `x` a wrong word."""
+        names = [one_line(lesson, 26) for lesson in self.lessons]
+        lines = [self.sentence]
+        for name, lesson in zip(names, self.lessons, strict=True):
+            signs = []
+            for one in self.guesses:
+                if one.lesson == lesson:
+                    word = "-" if one.state == "skipped" else "x"
+                    signs.append(word if one.state == "skipped" or one.ratio is None else f"{one.ratio:.2f}")
+            lines.append(f"  {name.ljust(max(map(len, names)))}  {'  '.join(signs)}")
+        return "\n".join(lines)
+
+    def bundle(self) -> dict[str, Any]:
+        """MIME type -> the picture; words where there is nothing to draw."""
+        return super().bundle() if self.guesses else {"text/plain": self.text}
+
+    def to_pandas(self) -> Any:
+        """One row per guess."""
+        import pandas
+
+        return pandas.DataFrame(self.guesses, columns=["lesson", "question", "state", "ratio"])
+
+    def scene(self) -> Scene:
+        """A mark for each guess, in the row of its lesson."""
+        ticks = [(math.log(value, 4), text) for text, value in _TICKS.items()]
+        ticks += [(WRONG_AT, "wrong word"), (SKIPPED_AT, "skipped")]
+        rows = tuple((row, one_line(lesson, 26)) for row, lesson in enumerate(self.lessons))
+        x = Axis(-2.2, SKIPPED_AT + 0.4, tuple(ticks), "guess over measurement", has_grid=True, has_zero=True)
+        near = Shade(-math.log(NEAR, 4), math.log(NEAR, 4), _MARKS["near"][1], 0.1)
+        marks = (Mark(one.place, one.row, *_MARKS[one.kind], one.words) for one in self.points)
+        return Scene(
+            "Guess over measurement, lesson by lesson", self.text,
+            (Panel(Axis(len(rows) - 0.5, -0.5, rows), {"": (x,)}, (near, *marks)),),
+            height=TOP + ROW * len(rows) + BOTTOM, left=190, top=TOP, bottom=BOTTOM,
+        )  # fmt: skip

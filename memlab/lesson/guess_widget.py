@@ -1,0 +1,77 @@
+"""The widget of a guess, and below it its state as static text."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import ipywidgets
+from IPython.display import display
+
+from memlab import torch_internals
+from memlab.errors import MemlabError
+from memlab.lab.widgets import close_all
+from memlab.lesson.guess import Choice, Guess, Share
+from memlab.torch_internals.traceback import running_shell
+from memlab.units import format_bytes
+from memlab.views.shown import print_text
+
+
+def show_guess(guess: Guess) -> None:
+    """Show the question: with a widget in a notebook, else as text."""
+    if torch_internals.is_kernel(running_shell()):
+        GuessWidget(guess)
+    else:
+        print_text(str(guess))
+
+
+class GuessWidget:
+    """The controls of one guess, which go when it is settled, and its state."""
+
+    def __init__(self, guess: Guess) -> None:
+        self._guess = guess
+        self._input, self._row = _inputs(guess)
+        self._problem = ipywidgets.HTML()
+        commit = ipywidgets.Button(description="Commit", button_style="primary", tooltip="Lock this guess")
+        skip = ipywidgets.Button(description="Skip", tooltip="Go on without a guess; the outcome will say so")
+        commit.on_click(lambda button: self._try(lambda: guess.commit(self._input.value)))
+        skip.on_click(lambda button: self._try(guess.skip))
+        self._controls = ipywidgets.VBox([self._row, ipywidgets.HBox([commit, skip, self._problem])])
+        self._next_listener, guess.on_change = guess.on_change, self._changed
+        self._controls_display = display(self._controls, display_id=True)
+        self._text_display = display({"text/plain": str(guess)}, raw=True, display_id=True)
+
+    def _try(self, change: Any) -> None:
+        try:
+            change()
+        except MemlabError as error:
+            self._problem.value = f"<span role='alert'>{escape(str(error))}</span>"
+
+    def _changed(self, guess: Guess) -> None:
+        self._next_listener(guess)
+        if self._text_display is not None:
+            self._text_display.update({"text/plain": str(guess)}, raw=True)
+        if guess.state != "open" and self._controls_display is not None:
+            self._controls_display.update({"text/plain": ""}, raw=True)
+            self._controls_display = None
+            close_all(self._controls)
+
+
+def _inputs(guess: Guess) -> tuple[Any, Any]:
+    """The widget that has the value, and the row that it stands in."""
+    answer, style = guess.answer, {"description_width": "initial"}
+    if isinstance(answer, Choice):
+        radio = ipywidgets.RadioButtons(options=list(answer.options), description=guess.question, style=style)
+        return radio, radio
+    if isinstance(answer, Share):
+        share = ipywidgets.IntSlider(50, 0, 100, description=guess.question, style=style, layout={"width": "95%"})
+        return share, share
+    # A slider over powers of two, and a box that takes "1.5 GiB" and follows it.
+    low, high = (max(count, 1).bit_length() - 1 for count in (answer.low_bytes, answer.high_bytes))
+    slider = ipywidgets.FloatLogSlider(
+        value=2 ** ((low + high) / 2), base=2, min=low, max=high, step=0.05, readout=False, description=guess.question,
+        style=style, layout={"width": "75%"},
+    )  # fmt: skip
+    box = ipywidgets.Text(format_bytes(int(slider.value)), description="or type", layout={"width": "14em"})
+    slider.observe(lambda change: setattr(box, "value", format_bytes(int(change["new"]))), "value")
+    return box, ipywidgets.HBox([slider, box])

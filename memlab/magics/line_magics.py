@@ -1,0 +1,180 @@
+"""The line magics that ask and show, from `%memwho` to `%memlab`."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
+
+from memlab.api.ledger import ledger, the_ledger
+from memlab.api.oom import explain_oom, release
+from memlab.api.runs import runs
+from memlab.api.who import Who, who
+from memlab.errors import MemlabError
+
+if TYPE_CHECKING:
+    from memlab.api.compare import Comparison
+    from memlab.api.fit import FitTable
+    from memlab.api.run import Run
+    from memlab.lab import Lab
+
+
+@contextlib.contextmanager
+def _usage_errors(magic: str) -> Iterator[None]:
+    """Show the errors of memlab in one line, without a traceback."""
+    try:
+        yield
+    except MemlabError as error:
+        raise UsageError(f"%{magic}: {error}") from None
+
+
+@magics_class
+class LineMagics(Magics):
+    """What needs prediction or widgets is loaded when it is asked for."""
+
+    @line_magic
+    @no_var_expand
+    @needs_local_scope
+    def memwho(self, line: str, local_ns: dict[str, Any] | None = None) -> Who:
+        """Who holds memory now: `%memwho`; what keeps a tensor alive: `%memwho EXPR`; one device: `%memwho -d cuda:0`."""
+        device, expression = None, line.strip()
+        if line.split(maxsplit=1)[:1] in (["-d"], ["--device"]):
+            _, device, expression = [*line.split(maxsplit=2), "", ""][:3]
+            if not device:
+                raise UsageError("%memwho: -d needs a device, for example -d cuda:0.")
+        shell: Any = self.shell
+        found, problem = _who(expression, device, shell.user_ns, local_ns)
+        if found is None:  # here, where no variable holds the value: the traceback keeps this frame
+            raise UsageError(f"%memwho: {problem}")
+        return found
+
+    @line_magic
+    def memledger(self, line: str) -> Any:
+        """Show what each cell took and did not free: `%memledger`; `%memledger on`, `off` or `clear`."""
+        word = line.strip()
+        if not word:
+            return ledger()
+        actions = {"on": the_ledger.on, "off": the_ledger.off, "clear": the_ledger.clear}
+        if word not in actions:
+            raise UsageError(
+                f"%memledger: unknown {word[:80]!r}. %memledger shows what each cell did not free; %memledger on, off or clear."
+            )
+        return actions[word]()
+
+    @line_magic
+    def memoom(self, line: str) -> Any:
+        """Explain the last out-of-memory: `%memoom`; free what its cell still holds: `%memoom release`."""
+        words = line.split()
+        if words[:1] == ["release"] and words[1:] in ([], ["--keep-outputs"]):
+            return release(outputs=not words[1:])
+        if words:
+            raise UsageError(
+                f"%memoom: unknown {line.strip()[:80]!r}. %memoom explains the last out-of-memory; "
+                "%memoom release [--keep-outputs] frees what it still holds."
+            )
+        with _usage_errors("memoom"):
+            return explain_oom()
+
+    @line_magic
+    @no_var_expand
+    def memfit(self, line: str) -> FitTable:
+        """A run against the GPUs: `%memfit`, `%memfit RUN`, `%memfit RUN RTX 4060, A100 80GB`."""
+        from memlab.api.fit import fit
+
+        with _usage_errors("memfit"):
+            return fit(*_run_and_cards(line.strip()))
+
+    @line_magic
+    @no_var_expand
+    def memcompare(self, line: str) -> Comparison:
+        """The second run against the first: `%memcompare A B`, names, files or `last`; `%memcompare` alone: the last two."""
+        from memlab.api.compare import compare
+
+        with _usage_errors("memcompare"):
+            return compare(*_two_runs(line))
+
+    @line_magic
+    @no_var_expand
+    def memlab(self, line: str) -> Lab:
+        """The Lab: `%memlab`, `%memlab gpt`, `%memlab gpt checkpoint,autocast_bf16`, `%memlab my_function`."""
+        from memlab.lab import Lab
+        from memlab.lab.state import known_workloads
+
+        words = line.replace(",", " ").split()
+        with _usage_errors("memlab"):
+            if not words:
+                return Lab()
+            own = self.shell.user_ns.get(words[0]) if self.shell is not None else None
+            workload = own if words[0] not in known_workloads() and callable(own) else words[0]
+            return Lab(workload, techniques=words[1:]) if words[1:] else Lab(workload)
+
+
+def _who(
+    expression: str, device: str | None, names: dict[str, Any], local: dict[str, Any] | None
+) -> tuple[Who | None, str]:
+    """The answer, or what is wrong in one line."""
+    try:
+        if not expression:
+            return who(device=device), ""
+        # In a function the names are those of its frame; at the top the notebook's own, no copy.
+        value = eval(expression, {**names, **local} if local is not None and local is not names else names)
+        if value is None:
+            return None, f"{expression[:80]} is None."
+        return who(value, device, name=expression), ""
+    except MemlabError as error:
+        return None, str(error)
+    except Exception as error:
+        return None, f"{expression[:80]!r} failed: {type(error).__name__}: {str(error)[:200]}"
+
+
+def _run_and_cards(text: str) -> tuple[Run | None, list[str] | None]:
+    """The run whose name the line begins with, and the GPUs after it."""
+    from memlab.prediction.cards import find
+
+    named = max((name for name in runs if text == name or text.startswith(f"{name} ")), key=len, default="")
+    wanted = [one.strip() for one in text.removeprefix(named).split(",") if one.strip()]
+    for card in wanted:
+        try:
+            find(card)
+        except MemlabError as error:
+            known = ", ".join(list(runs)[-5:]) or "none yet"
+            raise MemlabError(
+                f"{error}{'' if named else f' Nor is there a run of that name; known: {known}.'}"
+            ) from None
+    return (runs[named] if named else None), wanted or None
+
+
+def _two_runs(line: str) -> tuple[str, str]:
+    """Two words, or names where the line is cut in one place."""
+    from memlab.api.compare import is_run
+
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise MemlabError(f"{error} in {line[:80]!r}.") from None
+    if not words:
+        latest = list(runs)[-2:]
+        if len(latest) < 2:
+            there = "is one" if latest else "is none"
+            raise MemlabError(f"two runs are needed and there {there}: %memcompare A B.")
+        return latest[0], latest[1]
+    if len(words) == 1:
+        return words[0], "last"
+    cuts = [(" ".join(words[:i]), " ".join(words[i:])) for i in range(1, len(words))]
+    found = [cut for cut in cuts if all(map(is_run, cut))]
+    if found or len(words) == 2:
+        return (found or cuts)[0]
+    known = ", ".join(map(repr, list(runs)[-5:])) or "none yet"
+    raise MemlabError(f"{line.strip()[:80]!r} does not name two runs: %memcompare A B. Known: {known}.")
+
+
+def close_labs() -> None:
+    """Close every Lab that is shown; nothing is loaded for it."""
+    view = sys.modules.get("memlab.lab.view")
+    if view is not None:
+        view.close_all()
