@@ -1,6 +1,6 @@
 """Calls of matrix products, and the workspaces that PyTorch makes for them: run as a program on the pretend device.
 
-`CALLS` is name -> (code, the operators in it as a pretend run would note them: name, shapes, dtype, in backward).
+`CALLS` is name -> (code, the operators in it as a dry run would note them: name, shapes, dtype, in backward).
 """
 
 from __future__ import annotations
@@ -9,72 +9,49 @@ import json
 import os
 from typing import Any
 
-F = "float32"
 KEPT = "all in a row"
+
+
+def noted(text: str) -> tuple[Any, ...]:
+    """An operator as a dry run would note it, of "mm 64x48 48x80", and what else is to be said of it: dtype, backward."""
+    name, *words = text.split()
+    overload = name if "." in name else f"{name}.default"
+    shapes = tuple(tuple(map(int, one.split("x"))) for one in words if one[0].isdigit())
+    dtype = next((one for one in words if one[0].isalpha() and one != "backward"), "float32")
+    return (f"aten.{overload}", shapes, dtype, *[True for one in words if one == "backward"])
+
+
+_LINEAR = "F.linear(E(64, 48).{0}(), E(80, 48).{0}(), E(80).{0}())"
 CALLS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
-    "linear": ("F.linear(E(64, 48), E(80, 48), E(80))", [("aten.addmm.default", ((80,), (64, 48), (48, 80)), F)]),
-    "one row": ("F.linear(E(1, 48), E(80, 48), E(80))", [("aten.addmm.default", ((80,), (1, 48), (48, 80)), F)]),
-    "one column": ("F.linear(E(64, 48), E(1, 48), E(1))", [("aten.addmm.default", ((1,), (64, 48), (48, 1)), F)]),
-    "inner 1": ("F.linear(E(64, 1), E(80, 1), E(80))", [("aten.addmm.default", ((80,), (64, 1), (1, 80)), F)]),
-    "inner 2": ("F.linear(E(64, 2), E(2, 2), E(2))", [("aten.addmm.default", ((2,), (64, 2), (2, 2)), F)]),
-    "nothing": ("F.linear(E(0, 48), E(80, 48), E(80))", [("aten.addmm.default", ((80,), (0, 48), (48, 80)), F)]),
-    "inner 0": ("F.linear(E(64, 0), E(80, 0), E(80))", [("aten.addmm.default", ((80,), (64, 0), (0, 80)), F)]),
-    "no bias": ("F.linear(E(64, 48), E(80, 48))", [("aten.mm.default", ((64, 48), (48, 80)), F)]),
-    "3-D": ("F.linear(E(2, 32, 48), E(80, 48), E(80))", [("aten.addmm.default", ((80,), (64, 48), (48, 80)), F)]),
-    "half": (
-        "F.linear(E(64, 48).half(), E(80, 48).half(), E(80).half())",
-        [("aten.addmm.default", ((80,), (64, 48), (48, 80)), "float16")],
-    ),
-    "double": (
-        "F.linear(E(64, 48).double(), E(80, 48).double(), E(80).double())",
-        [("aten.addmm.default", ((80,), (64, 48), (48, 80)), "float64")],
-    ),
-    "complex": (
-        "F.linear(E(64, 48).cfloat(), E(80, 48).cfloat(), E(80).cfloat())",
-        [("aten.addmm.default", ((80,), (64, 48), (48, 80)), "complex64")],
-    ),
-    "addmm 2-D": (
-        "torch.addmm(E(64, 80), E(64, 48), E(48, 80))",
-        [("aten.addmm.default", ((64, 80), (64, 48), (48, 80)), F)],
-    ),
-    "addmm (1, n)": (
-        "torch.addmm(E(1, 80), E(64, 48), E(48, 80))",
-        [("aten.addmm.default", ((1, 80), (64, 48), (48, 80)), F)],
-    ),
-    "addmm (n, 1)": (
-        "torch.addmm(E(64, 1), E(64, 48), E(48, 80))",
-        [("aten.addmm.default", ((64, 1), (64, 48), (48, 80)), F)],
-    ),
-    "addmm scalar": (
-        "torch.addmm(E(1), E(64, 48), E(48, 80))",
-        [("aten.addmm.default", ((1,), (64, 48), (48, 80)), F)],
-    ),
-    "activation": (
-        "torch._addmm_activation(E(80), E(64, 48), E(48, 80))",
-        [("aten._addmm_activation.default", ((80,), (64, 48), (48, 80)), F)],
-    ),
-    "mm": ("torch.mm(E(64, 48), E(48, 80))", [("aten.mm.default", ((64, 48), (48, 80)), F)]),
-    "bmm": ("torch.bmm(E(3, 64, 48), E(3, 48, 80))", [("aten.bmm.default", ((3, 64, 48), (3, 48, 80)), F)]),
-    "baddbmm": (
-        "torch.baddbmm(E(80), E(3, 64, 48), E(3, 48, 80))",
-        [("aten.baddbmm.default", ((80,), (3, 64, 48), (3, 48, 80)), F)],
-    ),
-    "addbmm": (
-        "torch.addbmm(E(64, 80), E(3, 64, 48), E(3, 48, 80))",
-        [("aten.addbmm.default", ((64, 80), (3, 64, 48), (3, 48, 80)), F)],
-    ),
-    "mv": ("torch.mv(E(64, 48), E(48))", [("aten.mv.default", ((64, 48), (48,)), F)]),
-    "dot": ("torch.dot(E(64), E(64))", [("aten.dot.default", ((64,), (64,)), F)]),
-    "add": ("E(64) + E(64)", [("aten.add.Tensor", ((64,), (64,)), F)]),
-    "backward": (
-        "F.linear(E(64, 48).requires_grad_(), E(80, 48).requires_grad_(), E(80).requires_grad_()).sum().backward()",
-        [
-            ("aten.addmm.default", ((80,), (64, 48), (48, 80)), F),
-            ("aten.mm.default", ((64, 80), (80, 48)), F, True),
-            ("aten.mm.default", ((80, 64), (64, 48)), F, True),
-        ],
-    ),
-}
+    name: (code, [noted(one) for one in operators.split(", ")]) for name, code, operators in (
+        ("linear", "F.linear(E(64, 48), E(80, 48), E(80))", "addmm 80 64x48 48x80"),
+        ("one row", "F.linear(E(1, 48), E(80, 48), E(80))", "addmm 80 1x48 48x80"),
+        ("one column", "F.linear(E(64, 48), E(1, 48), E(1))", "addmm 1 64x48 48x1"),
+        ("inner 1", "F.linear(E(64, 1), E(80, 1), E(80))", "addmm 80 64x1 1x80"),
+        ("inner 2", "F.linear(E(64, 2), E(2, 2), E(2))", "addmm 2 64x2 2x2"),
+        ("nothing", "F.linear(E(0, 48), E(80, 48), E(80))", "addmm 80 0x48 48x80"),
+        ("inner 0", "F.linear(E(64, 0), E(80, 0), E(80))", "addmm 80 64x0 0x80"),
+        ("no bias", "F.linear(E(64, 48), E(80, 48))", "mm 64x48 48x80"),
+        ("3-D", "F.linear(E(2, 32, 48), E(80, 48), E(80))", "addmm 80 64x48 48x80"),
+        ("half", _LINEAR.format("half"), "addmm 80 64x48 48x80 float16"),
+        ("double", _LINEAR.format("double"), "addmm 80 64x48 48x80 float64"),
+        ("complex", _LINEAR.format("cfloat"), "addmm 80 64x48 48x80 complex64"),
+        ("addmm 2-D", "torch.addmm(E(64, 80), E(64, 48), E(48, 80))", "addmm 64x80 64x48 48x80"),
+        ("addmm (1, n)", "torch.addmm(E(1, 80), E(64, 48), E(48, 80))", "addmm 1x80 64x48 48x80"),
+        ("addmm (n, 1)", "torch.addmm(E(64, 1), E(64, 48), E(48, 80))", "addmm 64x1 64x48 48x80"),
+        ("addmm scalar", "torch.addmm(E(1), E(64, 48), E(48, 80))", "addmm 1 64x48 48x80"),
+        ("activation", "torch._addmm_activation(E(80), E(64, 48), E(48, 80))", "_addmm_activation 80 64x48 48x80"),
+        ("mm", "torch.mm(E(64, 48), E(48, 80))", "mm 64x48 48x80"),
+        ("bmm", "torch.bmm(E(3, 64, 48), E(3, 48, 80))", "bmm 3x64x48 3x48x80"),
+        ("baddbmm", "torch.baddbmm(E(80), E(3, 64, 48), E(3, 48, 80))", "baddbmm 80 3x64x48 3x48x80"),
+        ("addbmm", "torch.addbmm(E(64, 80), E(3, 64, 48), E(3, 48, 80))", "addbmm 64x80 3x64x48 3x48x80"),
+        ("mv", "torch.mv(E(64, 48), E(48))", "mv 64x48 48"),
+        ("dot", "torch.dot(E(64), E(64))", "dot 64 64"),
+        ("add", "E(64) + E(64)", "add.Tensor 64 64"),
+        ("backward", f"{_LINEAR.format('requires_grad_')}.sum().backward()",
+         "addmm 80 64x48 48x80, mm 64x80 80x48 backward, mm 80x64 64x48 backward"),
+    )
+}  # fmt: skip
 
 
 def main() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from memlab.analysis.growth import Entry, Level
-from memlab.session.ledger import Ledger, book
+from memlab.analysis.growth import Entry, LevelAfterRun
+from memlab.api import ledger as cell_ledger
+from memlab.api.ledger import Ledger
 
 
 class Cells:
@@ -66,8 +67,8 @@ class Cells:
 
 def take_your_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ledgers have all the time they want: a busy machine must not decide what is seen."""
-    monkeypatch.setattr(book, "NAMES_S", 60.0)
-    monkeypatch.setattr(book, "LOOK_S", 60.0)
+    monkeypatch.setattr(cell_ledger, "NAMES_S", 60.0)
+    monkeypatch.setattr(cell_ledger, "LOOK_S", 60.0)
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cells]:
     gc.collect()
 
 
-def level(entry: Entry, device: str = "cpu") -> Level:
+def level(entry: Entry, device: str = "cpu") -> LevelAfterRun:
     """The level of one device."""
     return next(one for one in entry.levels if one.device == device)
 

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch  # here, so that `leftovers` knows torch's functions before any test could have replaced them
@@ -23,8 +24,38 @@ def leaves_nothing_behind() -> Iterator[None]:
     assert not left, "the test left behind:\n  " + "\n  ".join(left)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-prediction", action="store_true", help="all frozen predictions instead of a sample")
+    parser.addoption("--part", default="1/1", help="2/3: the second of three parts of the files with tests")
+
+
+QUICK = {"allocator", "analysis", "trace", "views", "test_units.py", "test_architecture.py", "test_language.py"}
+"""Folders and files of tests that start no process and train nothing."""
+
+
+_LIST = Path(__file__).with_name("slow_tests.txt")
+SLOW = frozenset(_LIST.read_text().splitlines() if _LIST.exists() else ())
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what `make test` leaves to CI, and what `make test-quick` runs."""
+    path = item.path.relative_to(Path(__file__).parent)
+    if f"{path.as_posix()}::{getattr(item, 'originalname', item.name)}" in SLOW:
+        item.add_marker("slow")
+    place = path.parts[0]
+    if place in QUICK and not any(item.get_closest_marker(marker) for marker in ("slow", *NEEDS)):
+        item.add_marker("quick")
+
+
+@pytest.hookimpl(trylast=True)  # after -m has chosen, so that the parts are of what is left
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips what this machine cannot run; a machine is only asked about what was chosen to run."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    files = sorted({item.path for item in items})
+    left_out = [item for item in items if files.index(item.path) % parts != part - 1]
+    if left_out:
+        items[:] = [item for item in items if files.index(item.path) % parts == part - 1]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         for marker, why_not in NEEDS.items():
             if item.get_closest_marker(marker) and (reason := why_not()):

@@ -30,9 +30,9 @@ class Script:
         device = self.devices[0].index if device is None else device
         self.rows.append((self.now, kind, block, requested, allocated, device, 0, 0))
 
-    def adopt(self, allocated: int, requested: int | None = None, device: int | None = None) -> int:
+    def preexisting(self, allocated: int, requested: int | None = None, device: int | None = None) -> int:
         """A block that was there at the start."""
-        block = self._block(allocated, requested, Kind.ADOPT, 0, device)
+        block = self._block(allocated, requested, Kind.PREEXISTING, 0, device)
         self.first_row, self.now = len(self.rows), 0
         return block
 
@@ -62,6 +62,10 @@ class Script:
     def segment(self, size: int, at: int | None = None, device: int | None = None) -> None:
         """A segment comes, or (negative) goes."""
         self._row(Kind.SEGMENT_ALLOC if size > 0 else Kind.SEGMENT_FREE, -1, 0, abs(size), at, device)
+
+    def oom(self, asked: int, free: int, device: int | None = None) -> None:
+        """The allocator could not have so many bytes; the driver had so many left."""
+        self._row(Kind.OOM, -1, asked, free, None, device)
 
     def here_it_starts(self) -> None:
         """All rows so far were there before."""
@@ -104,7 +108,7 @@ def busy(events: int = 40_000, seed: int = 0) -> Trace:
     """A trace of many events and phases on one device, random but always the same."""
     random = np.random.default_rng(seed)
     script = Script()
-    script.adopt(1 << 28)
+    script.preexisting(1 << 28)
     script.segment(1 << 31, at=0)
     script.here_it_starts()
     alive: list[int] = []  # of blocks

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import mse_loss
+from torch.optim import SGD
 
 import memlab
-from memlab.savings import techniques
-from memlab.session.runs import runs
+from memlab.api.runs import runs
+from memlab.saving_techniques import techniques
 from memlab.workloads.job import Job, Parts, digest, seeded
 
 
@@ -75,6 +80,30 @@ def prepared(make: Callable[[], Parts], *names: str, habits: Iterable[str] = (),
     return job
 
 
+def training(model: torch.nn.Module, *batch: Any, loss: Any = mse_loss, kind: Any = SGD, **settings: Any) -> Parts:
+    """The parts of a training, by plain SGD and the mean squared error unless others are given."""
+    return model, kind(model.parameters(), **{"lr": 0.1, **settings}), batch, loss
+
+
+def one_layer() -> Parts:
+    """A training with next to nothing in it."""
+    return training(torch.nn.Linear(2, 2), torch.ones(1, 2), torch.ones(1, 2))
+
+
+def one_inference() -> Parts:
+    """An inference with next to nothing in it."""
+    return torch.nn.Sequential(torch.nn.Linear(2, 2)), None, (torch.ones(1, 2),), None
+
+
+def ran(make: Callable[[], Parts], names: Iterable[str] = (), habits: Iterable[str] = (), steps: int = 2) -> Job:
+    """A job that took its steps, seeded."""
+    job = Job("cpu", steps)
+    with seeded():
+        techniques.prepare(job, make, names, habits)
+        job.run()
+    return job
+
+
 def tried(make: Callable[[], Parts], *names: str, habits: Iterable[str] = (), steps: int = 2) -> Tried:
     gc.collect()
     with one_thread(), seeded(), memlab.track(show=False) as run:
@@ -83,6 +112,14 @@ def tried(make: Callable[[], Parts], *names: str, habits: Iterable[str] = (), st
         job.run()
     runs.discard(run)
     return Tried(rise(run), *results(job), job.notes)
+
+
+def no_new_runs() -> Iterator[None]:
+    """For a fixture: what is listed within is not listed afterwards."""
+    before = set(runs.values())
+    yield
+    for run in set(runs.values()) - before:
+        runs.discard(run)
 
 
 def rise(run: memlab.Run) -> int:
@@ -99,18 +136,46 @@ def results(job: Job) -> tuple[np.ndarray, str, str]:
     return values, digest([one.detach() for one in job.model.parameters()]), digest(list(job.model.buffers()))
 
 
-def naive(make: Callable[[], Parts], steps: int = 2) -> tuple[int, list[float]]:
-    """A training loop that knows nothing of techniques: its peak and its losses."""
+def measured(step: Callable[[], object]) -> int:
+    """The peak of what runs."""
     gc.collect()
-    with one_thread(), seeded(), memlab.track(show=False) as run:
-        model, optimizer, (*inputs, target), loss_of = make()
+    with memlab.track(show=False) as run:
+        step()
+    runs.discard(run)
+    return rise(run)
+
+
+def printed(code: str, **env: str) -> list[str]:
+    """What a process of its own prints, where CUDA is not initialized yet.
+
+    It ends at once after that: where a thread of the autograd engine still starts when Python ends, as on a busy machine,
+    the process is aborted ("terminate called without an active exception", https://github.com/pytorch/pytorch/issues/38228).
+    """
+    command = [sys.executable, "-c", f"{code}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split()
+
+
+def loop(
+    make: Callable[[], Parts],
+    steps: int = 3,
+    clear: Callable[..., object] = lambda model, optimizer: optimizer.zero_grad(),
+    backward: Callable[..., object] = torch.Tensor.backward,
+    before_step: Callable[..., object] = lambda model, loss: None,
+) -> list[float]:
+    """A training loop, or an inference, as users write it, which knows nothing of techniques: its losses, or its output."""
+    with seeded():
+        model, optimizer, batch, loss_of = make()
+        if optimizer is None:
+            return model.eval()(*batch).detach().float().flatten().tolist()
         losses = []
         for _ in range(steps):
-            optimizer.zero_grad()
-            loss = loss_of(model(*inputs), target)
-            loss.backward()
+            clear(model, optimizer)
+            loss = loss_of(model(*batch[:-1]), batch[-1])
+            backward(loss)
+            before_step(model, lambda: loss_of(model(*batch[:-1]), batch[-1]))
             optimizer.step()
             losses.append(loss.item())
-            del loss
-    runs.discard(run)
-    return rise(run), losses
+        return losses

@@ -38,6 +38,11 @@ class Reply:
         return [int(number) for number in re.findall(r"-+> (\d+)", self.traceback)]
 
     @property
+    def said(self) -> str:
+        """What it says of an error."""
+        return self.stderr + self.traceback
+
+    @property
     def kinds(self) -> list[set[str]]:
         """The MIME types of each display."""
         return [set(data) for data in self.shown]
@@ -82,11 +87,15 @@ class Kernel:
         reply.error = answer["content"].get("ename", "")
         return reply
 
+    def ok(self, code: str) -> Reply:
+        """Run a cell that must not fail."""
+        reply = self.run(code)
+        assert reply.status == "ok", reply.said
+        return reply
+
     def value(self, expression: str) -> Any:
         """The value of an expression, by its repr."""
-        reply = self.run(f"print(repr({expression}))")
-        assert reply.status == "ok", reply.traceback
-        return eval(reply.stdout)
+        return eval(self.ok(f"print(repr({expression}))").stdout)
 
 
 @contextmanager
@@ -95,7 +104,12 @@ def kernel(folder: Path, *cells: str) -> Iterator[Kernel]:
     if torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython"), "NO_COLOR": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "NO_COLOR": "1",
+    }
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=environment, cwd=str(folder))
     client = manager.client()
@@ -104,8 +118,7 @@ def kernel(folder: Path, *cells: str) -> Iterator[Kernel]:
         client.wait_for_ready(timeout=60)
         found = Kernel(client, manager)
         for cell in cells:
-            reply = found.run(cell)
-            assert reply.status == "ok", reply.traceback
+            found.ok(cell)
         yield found
     finally:
         client.stop_channels()

@@ -1,14 +1,13 @@
-"""What the tests of the Lab run: a workload of a few milliseconds, and a comparison that compares nothing."""
+"""What the tests of the Lab run: a workload of a few milliseconds, and what hears of a Lab."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-
-from memlab.session.run import Run
 
 
 def tiny() -> Any:
@@ -19,29 +18,24 @@ def tiny() -> Any:
     return model, torch.optim.SGD(model.parameters(), lr=0.1), batch, nn.functional.mse_loss
 
 
-@dataclass
-class Check:
-    verdict: str = "equal"
+class Listener:
+    """Hears of a Lab as its view does; `on_progress` is called with what the view would show."""
 
+    def __init__(self, on_progress: Callable[[str, int, int], object] = lambda what, done, total: None) -> None:
+        self.heard: list[str] = []
+        self.stepped = threading.Event()
+        self._on_progress = on_progress
 
-@dataclass
-class FakeComparison:
-    """The face that the Lab uses."""
+    def changed(self, what: str) -> None:
+        self.heard.append(what)
 
-    a: Run
-    b: Run
+    def progress(self, what: str, done: int, total: int) -> None:
+        if done:
+            self.stepped.set()
+        self._on_progress(what, done, total)
 
-    @property
-    def saved_bytes(self) -> int:
-        return self.a.peak_bytes - self.b.peak_bytes
+    def say(self, text: str) -> None:
+        self.heard.append(text)
 
-    @property
-    def results(self) -> Check:
-        return Check()
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.b.name} saves {self.saved_bytes:,} bytes against {self.a.name}, results equal"
-
-    def figure_bundle(self) -> dict[str, Any]:
-        return dict(self.b.report().figure_bundle())
+    def close(self) -> None:
+        self.heard.append("closed")

@@ -1,4 +1,4 @@
-"""Traces for tests of snapshots: a small one by hand, and long ones that the simulated allocator settled."""
+"""Traces for tests of snapshots: a small one by hand, and long ones that the simulated allocator simulated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from handmade import GPU, Script
 
-from memlab.allocator.replay import settle
+from memlab.allocator.replay import simulate
 from memlab.trace import Category, MarkKind, Phase, Trace, deltas
 from memlab.trace.columns import Array
 from memlab.units import MiB
@@ -17,7 +17,7 @@ def small() -> Trace:
     """One block that was there, two that come, one that goes; every kind of text."""
     script = Script()
     script.segment(20 * MiB)
-    script.adopt(4096, 4000)
+    script.preexisting(4096, 4000)
     script.blocks[0] |= {"category": Category.PARAMETER}
     script.here_it_starts()
     script.mark(MarkKind.PHASE_BEGIN, "backward", 1000)
@@ -30,7 +30,7 @@ def small() -> Trace:
 
 
 @functools.cache
-def settled(conf: str = "", seed: int = 0, rows: int = 600) -> Trace:
+def simulated(conf: str = "", seed: int = 0, rows: int = 600) -> Trace:
     """Requests at random on two streams, as the allocator of a card would have served them; some were there before."""
     random = np.random.default_rng(seed)
     script = Script(GPU)
@@ -46,7 +46,7 @@ def settled(conf: str = "", seed: int = 0, rows: int = 600) -> Trace:
         alive.append(script.alloc(size, at=row * 2000, category=int(random.integers(8)), line=f"train.py:{row % 9}"))
         script.rows[-1] = (*script.rows[-1][:6], int(random.integers(2)) * 7, 0)
     trace = script.trace()
-    return settle(_streams(trace), 6 << 30, conf)
+    return simulate(_streams(trace), 6 << 30, conf)
 
 
 def _streams(trace: Trace) -> Trace:

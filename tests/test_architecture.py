@@ -1,4 +1,4 @@
-"""The rooms of memlab import only what the table in the design allows; this is that table."""
+"""What each package of memlab may import: the table below is the authority, and files never import each other in a circle."""
 
 from __future__ import annotations
 
@@ -12,177 +12,240 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "memlab"
-ROOMS_OF_SESSION = {
-    "units", "errors", "seams", "trace", "allocator", "analysis", "probes", "predictor", "names", "savings",
-    "sizes", "workloads", "views",
-}  # fmt: skip
+BASE = {"units", "errors", "torch_internals", "trace", "allocator", "analysis"}
+MEASURE = BASE | {"probes", "prediction", "fake_cuda", "references", "saving_techniques", "workloads", "views"}
 
-# room -> (what it may import from memlab, which third parties). A name with a dot allows that module alone.
+# package -> (what it may import from memlab, which third parties). A name with a dot allows that module alone.
 # IPython.display is for making output, not for the shell.
 ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "units": ({"errors"}, set()),  # parse_bytes refuses what is no size
     "cells": (set(), set()),
     "errors": (set(), set()),
     "trace": ({"units", "errors"}, {"numpy"}),
-    # The books follow events, and events are what the columns of a trace say they are.
-    "allocator": ({"trace.columns", "units", "errors"}, {"numpy"}),
+    # The block tracker follows events, and events are what the columns of a trace say they are.
+    "allocator": ({"trace", "units", "errors"}, {"numpy"}),
     "analysis": ({"trace", "allocator", "units", "errors"}, {"numpy", "pandas"}),
-    # Private hooks of torch and IPython in one place, so that a new version of either is met in one file.
-    "seams": ({"errors"}, {"torch", "IPython", "ipykernel", "traitlets"}),
-    # What is alive is found by the census of names; the probes tell from it what each block is for.
-    "probes": ({"allocator", "names", "trace", "units", "errors", "seams"}, {"torch", "numpy", "pynvml", "psutil"}),
-    # A prediction is a probe of pretend tensors: it marks and claims as the others do.
-    "predictor": (
-        {"probes", "names", "allocator", "trace", "units", "errors", "seams"},
-        {"torch", "numpy", "pandas", "pynvml"},
-    ),
-    "names": ({"trace", "units", "errors", "seams"}, {"torch"}),
-    # What a step will take, before it runs: a rehearsal of the forward on tensors without data.
-    "sizes": ({"units", "errors", "seams"}, {"torch", "pandas"}),
-    "savings": ({"workloads", "units", "errors", "seams"}, {"torch", "pandas"}),
+    # Private hooks of torch and IPython in one place, so that a new version of either is met in one package.
+    "torch_internals": ({"errors"}, {"torch", "IPython", "ipykernel", "traitlets"}),
+    # What is alive is found by the live storages of `references`; the probes learn from it what each block is for.
+    "probes": ({"allocator", "references", "trace", "units", "errors", "torch_internals"},
+               {"torch", "numpy", "pynvml", "psutil"}),
+    # Fake tensors log their births as the CPU tracker does, and ask the allocator what it would hand out.
+    "fake_cuda": ({"allocator", "probes", "trace", "units", "errors", "torch_internals"}, {"torch", "numpy"}),
+    # A prediction is a probe of fake CUDA tensors: it marks and labels as the others do.
+    "prediction": ({"fake_cuda", "probes", "references", "allocator", "analysis", "trace", "units", "errors", "torch_internals"},
+                   {"torch", "numpy", "pandas", "pynvml", "cloudpickle"}),
+    "references": ({"trace", "units", "errors", "torch_internals"}, {"torch"}),
+    "saving_techniques": ({"workloads", "units", "errors", "torch_internals"}, {"torch", "pandas"}),
     "workloads": ({"units", "errors"}, {"torch", "numpy", "pandas"}),
-    # The live view hands its Stop button to the kernel, which is a private matter of ipykernel: hence seams.
-    "views": (
-        {"analysis", "trace", "units", "errors", "seams"},
-        {"plotly", "anywidget", "ipywidgets", "traitlets", "numpy", "pandas", "IPython.display"},
-    ),
-    "session": (ROOMS_OF_SESSION, {"torch", "numpy", "pandas", "IPython.display"}),
-    "lesson": (ROOMS_OF_SESSION | {"session", "lab"}, {"torch", "ipywidgets", "pandas", "IPython.display"}),
-    "lab": (ROOMS_OF_SESSION | {"session"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
-    "magics": (ROOMS_OF_SESSION | {"cells", "session", "lesson", "lab"}, {"IPython"}),
+    # The live view hands its Stop button to the kernel, which is a private matter of ipykernel: hence torch_internals.
+    "views": ({"analysis", "trace", "units", "errors", "torch_internals"},
+              {"plotly", "anywidget", "ipywidgets", "traitlets", "numpy", "pandas", "IPython.display"}),
+    "api": (MEASURE, {"torch", "numpy", "pandas", "IPython.display"}),
+    "lesson": (MEASURE | {"api", "lab"}, {"torch", "ipywidgets", "pandas", "IPython.display"}),
+    "lab": (MEASURE | {"api"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
+    "magics": (MEASURE | {"cells", "api", "lesson", "lab"}, {"IPython"}),
     # The public face: names are imported when they are asked for.
-    "__main__": ({"predictor", "session"}, set()),
-    "__init__": (ROOMS_OF_SESSION | {"session", "lesson", "lab", "magics"}, set()),
-}
+    "__main__": ({"prediction", "api"}, set()),
+    "__init__": (MEASURE | {"api", "lesson", "lab", "magics"}, set()),
+}  # fmt: skip
 
-# Imports that may only stand inside a function: (room, what).
+# Imports that may only stand inside a function: (package, what).
 LATE_ONLY = {
-    ("trace", "pandas"),
-    ("seams", "IPython"),
-    ("seams", "ipykernel"),
-    ("seams", "traitlets"),
-    ("predictor", "pandas"),
-    ("savings", "pandas"),
-    ("workloads", "pandas"),
-    ("lab", "pandas"),
-    ("lesson", "pandas"),
+    *(("torch_internals", one) for one in ("IPython", "ipykernel", "traitlets")),
+    *((one, "pandas") for one in ("trace", "prediction", "saving_techniques", "workloads", "lab", "lesson")),
 }
 
 
-def breaches(package: Path) -> list[str]:
+def breaches(package: Path) -> Iterator[str]:
     """One line for each import under `package` that the table does not allow."""
-    return [line for path in sorted(package.rglob("*.py")) for line in breaches_of(path, package)]
-
-
-def breaches_of(path: Path, package: Path) -> Iterator[str]:
-    parts = path.relative_to(package).with_suffix("").parts
-    room = parts[0]
-    if room not in ALLOWED:
-        yield f"{'/'.join(parts)}: the room {room} is not in the table"
-        return
-    for node, late in imports(ast.parse(path.read_text(encoding="utf-8")), late=False):
-        where = f"{'/'.join(parts)}.py:{node.lineno}"
-        if isinstance(node, ast.ImportFrom) and node.level:
-            yield f"{where}: relative import"
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        if parts[0] not in ALLOWED:
+            yield f"{'/'.join(parts)}: the package {parts[0]} is not in the table"
             continue
-        for name in imported(node):
-            if not may(room, name, late):
-                yield f"{where}: {room} must not import {name}{' at the top' if late_only(room, name) else ''}"
+        for node, late in imports(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                yield f"{'/'.join(parts)}.py:{node.lineno}: relative import"
+                continue
+            for name in imported_names(node):
+                if not is_allowed(parts[0], name, late):
+                    yield f"{'/'.join(parts)}.py:{node.lineno}: {parts[0]} must not import {name}{'' if late else ' at the top'}"
 
 
-def imports(tree: ast.AST, late: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Every import statement, and whether it waits for a call; those for type checkers alone do not count."""
+def imports(tree: ast.AST, late: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Every import statement, those for type checkers included, and whether it waits for a call (or only types need it)."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node, late
-        elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for other in node.orelse:
-                yield from imports(ast.Module([other], []), late)
         else:
-            yield from imports(node, late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+            waits = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from imports(node, late or waits or is_for_types(node))
 
 
-def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
     """Full names: `from memlab import units` may be the module memlab.units, and a name in a module begins like it."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [f"{node.module}.{alias.name}" for alias in node.names]
 
 
-def may(room: str, name: str, late: bool) -> bool:
-    ours, others = ALLOWED[room]
+def is_allowed(package: str, name: str, late: bool) -> bool:
+    ours, others = ALLOWED[package]
     top, _, rest = name.partition(".")
-    if top == PACKAGE.name:
-        return rest.split(".")[0] == room or covers(ours, rest)
-    if late_only(room, name):
+    if top == "memlab":
+        return rest.split(".")[0] == package or covers(ours, rest)
+    if (package, top) in LATE_ONLY:
         return late
     return top in sys.stdlib_module_names or covers(others, name)
-
-
-def late_only(room: str, name: str) -> bool:
-    return (room, name.partition(".")[0]) in LATE_ONLY
 
 
 def covers(allowed: set[str], name: str) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in allowed)
 
 
-def test_every_room_keeps_to_the_table():
-    assert breaches(PACKAGE) == []
+def circles(package: Path) -> list[str]:
+    """The groups of files that import each other in a circle: late imports and those for type checkers count."""
+    files = {module_name(path, package): path for path in package.rglob("*.py")}
+    graph = {
+        name: {target for node, _ in imports(ast.parse(path.read_text(encoding="utf-8"))) for one in imported_names(node)
+               if (target := longest_known(one, files)) and target != name}
+        for name, path in files.items()
+    }  # fmt: skip
+    return [" <-> ".join(sorted(group)) for group in strongly_connected(graph) if len(group) > 1]
 
 
-def toy(tmp_path: Path, **files: str) -> list[str]:
-    """The breaches of a package memlab with these files; `probes__nvml` is probes/nvml.py."""
+def module_name(path: Path, package: Path) -> str:
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def longest_known(name: str, files: dict[str, Path]) -> str:
+    while name and name not in files:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def repeated_class_names(package: Path) -> dict[str, list[str]]:
+    """Class names that stand for more than one class, with the files that define them."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module_name(path, package))
+    return {name: files for name, files in places.items() if len(files) > 1}
+
+
+def strongly_connected(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Tarjan's algorithm, without recursion being a problem at this size."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            groups.append(set(stack[stack.index(node) :]))
+            del stack[stack.index(node) :]
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return groups
+
+
+def test_every_package_keeps_to_the_table():
+    assert list(breaches(PACKAGE)) == []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert circles(PACKAGE) == []
+
+
+def test_a_class_name_stands_for_one_class(tmp_path):
+    assert repeated_class_names(PACKAGE) == {}
+    package = toy(tmp_path, views__peak="class Peak: ...", analysis__peak="class Peak: ...")
+    assert repeated_class_names(package) == {"Peak": ["memlab.analysis.peak", "memlab.views.peak"]}
+
+
+def toy(tmp_path: Path, **files: str) -> Path:
+    """A package memlab with these files; `probes__nvml` is probes/nvml.py."""
     for name, text in files.items():
         path = tmp_path / "memlab" / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
-    return breaches(tmp_path / "memlab")
+    return tmp_path / "memlab"
 
 
 @pytest.mark.parametrize(
-    ("room", "text", "why"),
+    ("package", "text", "why"),
     [
         ("units", "import numpy", "units must not import numpy"),
         ("trace__file", "import pandas", "trace must not import pandas at the top"),
-        ("analysis__peak", "import torch", "analysis must not import torch"),
         ("analysis__peak", "def f():\n    import torch", "analysis must not import torch"),
-        ("analysis__peak", "from memlab.views import table", "analysis must not import memlab.views"),
         ("analysis__peak", "from memlab import views", "analysis must not import memlab.views"),
         ("analysis__peak", "import memlab.probes.nvml", "analysis must not import memlab.probes.nvml"),
         ("probes__nvml", "try:\n    import pandas\nexcept ImportError: pass", "probes must not import pandas"),
-        ("probes__nvml", "from memlab.session import Run", "probes must not import memlab.session"),
-        ("predictor__step", "from memlab.session import run", "predictor must not import memlab.session"),
+        ("views__size", "if TYPE_CHECKING:\n    from memlab.api import Run", "views must not import memlab.api"),
         ("views__live", "from IPython import get_ipython", "views must not import IPython"),
-        ("views__live", "import IPython", "views must not import IPython"),
-        ("seams", "import IPython", "seams must not import IPython at the top"),
-        ("session", "from memlab.magics import track", "session must not import memlab.magics"),
+        ("torch_internals", "import IPython", "torch_internals must not import IPython at the top"),
         ("units", "import memlab", "units must not import memlab"),
-        ("trace__file", "from . import columns", "relative import"),
         ("trace__file", "from .columns import Column", "relative import"),
-        ("utils", "", "the room utils is not in the table"),
+        ("utils", "", "the package utils is not in the table"),
     ],
-)  # fmt: skip
-def test_a_breach_is_found(tmp_path, room, text, why):
-    found = toy(tmp_path, **{room: text})
-    assert len(found) == 1
-    assert why in found[0]
+)
+def test_a_breach_is_found(tmp_path, package, text, why):
+    (found,) = breaches(toy(tmp_path, **{package: text}))
+    assert why in found
 
 
 @pytest.mark.parametrize(
-    ("room", "text"),
+    ("package", "text"),
     [
         ("trace__file", "def to_pandas():\n    import pandas"),
-        ("trace__file", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pandas"),
+        ("trace__file", "if TYPE_CHECKING:\n    import pandas"),
         ("trace__file", "from memlab.trace.columns import Column\nfrom memlab.units import MiB\nimport os.path"),
-        ("seams", "def mode():\n    import torch._C"),
-        ("predictor__step", "from memlab.probes.marks import Marks\nfrom memlab.probes import dispatch"),
+        ("torch_internals", "def mode():\n    import torch._C"),
         ("views__live", "from IPython.display import display\nimport IPython.display"),
-        ("magics", "import IPython\nfrom memlab.session import track\nfrom memlab.views.html import page"),
     ],
 )
-def test_what_the_table_allows_is_no_breach(tmp_path, room, text):
-    assert toy(tmp_path, **{room: text}) == []
+def test_what_the_table_allows_is_no_breach(tmp_path, package, text):
+    assert list(breaches(toy(tmp_path, **{package: text}))) == []
+
+
+def test_a_circle_behind_type_checking_is_found(tmp_path):
+    package = toy(
+        tmp_path,
+        api__run="from memlab.api.report import show",
+        api__report="if TYPE_CHECKING:\n    from memlab.api.run import Run",
+        units="",
+    )
+    assert circles(package) == ["memlab.api.report <-> memlab.api.run"]
+
+
+def test_no_module_replaces_a_public_name():
+    """A package memlab/predict/ would replace memlab.predict() as soon as anything imports it."""
+    python("""
+        import importlib, pkgutil, memlab
+        first = {name: getattr(memlab, name) for name in memlab.__all__}
+        for module in pkgutil.walk_packages(memlab.__path__, "memlab."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+        for name, thing in first.items():
+            assert getattr(memlab, name) is thing, name
+    """)
 
 
 def python(code: str) -> None:
@@ -190,15 +253,6 @@ def python(code: str) -> None:
         [sys.executable, "-c", textwrap.dedent(code)], cwd=PACKAGE.parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_importing_memlab_loads_nothing_heavy():
-    python("""
-        import sys, memlab
-        heavy = {"torch", "IPython", "plotly", "pandas", "numpy", "ipywidgets", "anywidget"}
-        loaded = heavy & set(sys.modules)
-        assert not loaded, f"import memlab alone loads {loaded}"
-    """)
 
 
 BLOCKED = """
@@ -212,14 +266,13 @@ BLOCKED = """
 """
 
 
-@pytest.mark.skipif(not (PACKAGE / "probes").exists(), reason="memlab.probes is not written yet")
 def test_the_probes_need_torch_numpy_psutil_and_pynvml_alone():
     python(
         BLOCKED
         + """
     import importlib, pkgutil, memlab.probes, memlab.trace, memlab.allocator
-    for room in (memlab.probes, memlab.trace, memlab.allocator):
-        for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+    for package in (memlab.probes, memlab.trace, memlab.allocator):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             importlib.import_module(module.name)
     """
     )

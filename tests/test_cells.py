@@ -7,7 +7,7 @@ import ast
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from memlab.cells import armed, is_tracked
+from memlab.cells import armed, body_of, is_tracked
 
 CALL = "get_ipython()._memlab_arm('--name x')"
 
@@ -26,17 +26,8 @@ def test_a_cell_is_tracked_when_it_begins_with_the_magic(first):
 
 @pytest.mark.parametrize(
     "first",
-    [
-        "%%memtrackx\n",
-        "%%memtrack?\n",
-        "%memtrack x\n",
-        " %%memtrack\n",
-        "%%time\n",
-        "# %%memtrack\n",
-        "\n",
-        "%%memtrack_2",
-    ],
-)
+    ["%%memtrackx\n", "%%memtrack?\n", "%memtrack x\n", " %%memtrack\n", "%%time\n", "# %%memtrack\n", "\n", "%%memtrack_2"],
+)  # fmt: skip
 def test_any_other_cell_is_not(first):
     assert not is_tracked([first, "%%memtrack\n"])
     assert not is_tracked([])
@@ -115,3 +106,18 @@ def test_the_same_text_gives_the_same_text():
     first, second = armed(lines, str), armed(lines, str)
     assert first == second
     assert lines == ["%%memtrack\n", "from __future__ import a\n", "x\n"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "body"),
+    [
+        ("%%memtrack\nx\n", "x\n"),
+        ("\n\n%%memtrack --name a\n\nx\n", "\nx\n"),
+        ("  %%memtrack\n  x", "  x"),
+        ("%%memtracks\nx", ""),
+        ("x = 1\n%%memtrack\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_text_below_the_magic(raw, body):
+    assert body_of(raw) == body

@@ -40,20 +40,9 @@ def handle(register: object, *arguments: object) -> Iterator[None]:
     one.remove()
 
 
-@contextmanager
-def dispatch_mode() -> Iterator[None]:
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
-    with Mode():
-        yield
-
-
-@contextmanager
-def function_mode() -> Iterator[None]:
-    with torch.device("meta"):
-        yield
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -85,11 +74,13 @@ def trace_function(module: object, kind: str) -> Iterator[None]:
     getattr(module, f"set{kind}")(old)
 
 
-@contextmanager
-def monitoring_tool() -> Iterator[None]:
-    sys.monitoring.use_tool_id(3, "memlab")
-    yield
-    sys.monitoring.free_tool_id(3)
+def found_after(do: object, undo: object) -> list[str]:
+    """What is found after `do`; nothing is after `undo`."""
+    before = record()
+    with called(do, undo):
+        found = leftovers(before)
+    assert leftovers(before) == []
+    return found
 
 
 module = torch.nn.modules.module
@@ -98,16 +89,10 @@ LEAKS = {
     "a module hook": ("_global_forward_hooks", lambda: handle(module.register_module_forward_hook, nothing)),
     "a module pre-hook": ("_global_forward_pre", lambda: handle(module.register_module_forward_pre_hook, nothing)),
     "a backward hook": ("_global_backward_pre", lambda: handle(module.register_module_full_backward_pre_hook, nothing)),
-    "an optimizer hook": (
-        "_global_optimizer_pre",
-        lambda: handle(register_optimizer_step_pre_hook, nothing),
-    ),
-    "a second optimizer hook": (
-        "_global_optimizer_post",
-        lambda: handle(register_optimizer_step_post_hook, nothing),
-    ),
-    "a dispatch mode": ("modes: was (0, 0), is (1, 0)", dispatch_mode),
-    "a function mode": ("modes: was (0, 0), is (0, 1)", function_mode),
+    "an optimizer hook": ("_global_optimizer_pre", lambda: handle(register_optimizer_step_pre_hook, nothing)),
+    "another optimizer hook": ("_global_optimizer_post", lambda: handle(register_optimizer_step_post_hook, nothing)),
+    "a dispatch mode": ("modes: was (0, 0), is (1, 0)", Mode),
+    "a function mode": ("modes: was (0, 0), is (0, 1)", lambda: torch.device("meta")),
     "a replaced engine": ("autograd functions", lambda: replaced(torch.autograd, "_engine_run_backward", nothing)),
     "another replaced engine": (
         "autograd functions",
@@ -117,6 +102,7 @@ LEAKS = {
     "gradients off": ("gradient modes", torch.no_grad),
     "inference mode": ("gradient modes", torch.inference_mode),
     "saved tensor hooks": ("saved tensor hooks", lambda: torch.autograd.graph.saved_tensors_hooks(id, id)),
+    "a trace function": ("trace and profile functions: was", lambda: trace_function(sys, "trace")),
     "a profile function": ("profile functions", lambda: trace_function(sys, "profile")),
     "a profile function for threads": ("of new threads", lambda: trace_function(threading, "profile")),
     "a trace function for threads": ("of new threads", lambda: trace_function(threading, "trace")),
@@ -141,24 +127,11 @@ def test_a_leftover_is_found_and_its_removal_too(kind):
     assert leftovers(before) == []
 
 
-def test_a_trace_function_is_found():
-    before = record()
-    old = sys.gettrace()
-    sys.settrace(nothing)
-    found = leftovers(before)
-    sys.settrace(old)
-    assert len(found) == 1
-    assert found[0].startswith("trace and profile functions: was")
-
-
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
 def test_a_monitoring_tool_is_found():
-    before = record()
-    with monitoring_tool():
-        found = leftovers(before)
-    assert len(found) == 1
-    assert found[0].startswith("sys.monitoring tools: ")
-    assert "'memlab'" in found[0]
+    (found,) = found_after(lambda: sys.monitoring.use_tool_id(3, "memlab"), lambda: sys.monitoring.free_tool_id(3))
+    assert found.startswith("sys.monitoring tools: ")
+    assert "'memlab'" in found
 
 
 def test_a_thread_that_others_keep_is_no_leftover():
@@ -194,23 +167,15 @@ def memlab_transform(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("place", ["cleanup_transforms", "line_transforms"])
 def test_a_transformer_is_found(shell, place):
-    before = record()
     transforms = getattr(shell.input_transformer_manager, place)
-    transforms.append(memlab_transform)
-    found = leftovers(before)
-    transforms.remove(memlab_transform)
-    assert len(found) == 1
-    assert place in found[0]
-    assert leftovers(before) == []
+    (found,) = found_after(lambda: transforms.append(memlab_transform), lambda: transforms.remove(memlab_transform))
+    assert place in found
 
 
 def test_an_event_callback_is_found(shell):
-    before = record()
-    shell.events.register("post_run_cell", memlab_transform)
-    found = leftovers(before)
-    shell.events.unregister("post_run_cell", memlab_transform)
-    assert len(found) == 1
-    assert "event post_run_cell" in found[0]
+    event = "post_run_cell", memlab_transform
+    (found,) = found_after(lambda: shell.events.register(*event), lambda: shell.events.unregister(*event))
+    assert "event post_run_cell" in found
 
 
 def test_in_a_shell_that_is_new_only_what_is_ours_counts(shell):
@@ -226,16 +191,12 @@ def test_in_a_shell_that_is_new_only_what_is_ours_counts(shell):
 @pytest.mark.fakegpu
 def test_allocator_history_is_found():
     torch.cuda.init()
-    before = record()
-    torch.cuda.memory._record_memory_history()
-    found = leftovers(before)
-    torch.cuda.memory._record_memory_history(enabled=None)
-    assert found == ["CUDA allocator history: was False, is True"]
-    assert leftovers(before) == []
+    history = torch.cuda.memory._record_memory_history
+    assert found_after(history, lambda: history(enabled=None)) == ["CUDA allocator history: was False, is True"]
 
 
 def test_every_state_is_proven_somewhere_here():
-    source = " ".join([*(words for words, _ in LEAKS.values()), "trace and profile functions", "sys.monitoring tools"])
+    source = " ".join([*(words for words, _ in LEAKS.values()), "sys.monitoring tools"])
     by_hand = {"threads", "CUDA allocator history", "IPython's hooks", "torch's global hooks"}
     unproven = [name for name in STATES if name not in by_hand and not set(name.split()) & set(source.split())]
     assert unproven == []

@@ -140,6 +140,13 @@ def test_what_is_promised_to_packagers_is_there():
 def test_every_marker_that_is_left_out_by_default_is_run_by_ci_or_make():
     options = pyproject()["tool"]["pytest"]["ini_options"]
     left_out = set(re.findall(r"not (\w+)", options["addopts"][-1]))
-    assert left_out == {line.partition(":")[0] for line in options["markers"]}
+    assert left_out == {line.partition(":")[0] for line in options["markers"]} - {"quick"}
     commands = (ROOT / ".ci/run").read_text() + (ROOT / "Makefile").read_text()
     assert {marker for marker in left_out if not re.search(rf"-m {marker}\b", commands)} == set()
+
+
+def test_the_list_of_slow_tests_names_tests_that_exist():
+    lines = (ROOT / "tests/slow_tests.txt").read_text().splitlines()
+    listed = [line.split("::") for line in lines if not line.startswith("#")]
+    assert listed
+    assert [name for file, name in listed if f"def {name}(" not in (ROOT / "tests" / file).read_text()] == []

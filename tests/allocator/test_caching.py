@@ -1,15 +1,16 @@
-"""The simulated allocator on small examples: the figures are PyTorch's (research of its sources), not ours."""
+"""The simulated allocator on small examples, under settings, on devices of every kind: the figures are PyTorch's, not ours."""
 
 from __future__ import annotations
 
+import contextlib
 import doctest
-import itertools
 
 import numpy as np
 import pytest
 
-from memlab.allocator import CachingAllocator, OutOfMemory, conf, oom, rules
+from memlab.allocator import CachingAllocator, OutOfMemory, conf, out_of_memory, rules
 from memlab.errors import MemlabError
+from memlab.trace import Kind
 from memlab.units import GiB, MiB
 
 ROOMY = 64 * GiB
@@ -24,73 +25,42 @@ def figures(allocator: CachingAllocator) -> tuple[int, int]:
     return allocator.allocated_bytes, allocator.reserved_bytes
 
 
-@pytest.mark.parametrize("module", [rules, conf, oom])
+@pytest.mark.parametrize("module", [rules, conf, out_of_memory])
 def test_the_examples_in_the_docstrings_hold(module):
     assert not doctest.testmod(module).failed
 
 
-# --- twelve vectors, derived from the rules of PyTorch 2.13 ------------------------------------------------------------
+# --- twelve vectors, derived from the rules of PyTorch 2.13 ---
 
 
-def test_1_one_byte_takes_a_block_of_512_in_a_segment_of_2_mib():
-    allocator, _ = after(1)
-    assert (*figures(allocator), allocator.requested_bytes) == (512, 2 * MiB, 1)
-    assert allocator.memory_stats()["inactive_split_bytes.all.current"] == 2 * MiB - 512
+@pytest.mark.parametrize(
+    ("sizes", "allocated", "reserved"),
+    [
+        ([1], 512, 2 * MiB),  # a block of 512 in a segment of 2 MiB
+        ([MiB], MiB, 2 * MiB),  # the pools meet at 1 MiB
+        ([MiB + 1], MiB + 512, 20 * MiB),
+        ([10 * MiB - 1], 10 * MiB, 10 * MiB),  # segments of 20 MiB are for what rounds to less than 10
+        ([10 * MiB - 512], 10 * MiB - 512, 20 * MiB),
+        ([19.5 * MiB], 20 * MiB, 20 * MiB),  # a rest of up to 1 MiB stays with the block
+        ([19 * MiB - 512], 19 * MiB - 512, 20 * MiB),
+        ([6 * MiB] * 3, 18 * MiB, 20 * MiB),  # three blocks of 6 MiB share a segment
+        ([6 * MiB] * 4, 24 * MiB, 40 * MiB),
+    ],
+)
+def test_what_is_handed_out_and_what_is_asked_of_the_driver(sizes, allocated, reserved):
+    allocator, _ = after(*sizes)
+    assert (*figures(allocator), allocator.requested_bytes) == (allocated, reserved, sum(map(int, sizes)))
+    assert allocator.memory_stats()["inactive_split_bytes.all.current"] == reserved - allocated
 
 
-def test_2_no_bytes_take_nothing():
+def test_no_bytes_take_nothing():
     allocator, [block] = after(0)
     allocator.free(block)
     allocator.record_stream(block, 3)
     assert (block, *figures(allocator)) == (None, 0, 0)
 
 
-def test_3_the_pools_meet_at_1_mib():
-    assert after(MiB)[0].reserved_bytes == 2 * MiB
-    assert figures(after(MiB + 1)[0]) == (MiB + 512, 20 * MiB)
-
-
-def test_4_segments_of_20_mib_are_for_what_rounds_to_less_than_10():
-    assert after(10 * MiB - 1)[0].reserved_bytes == 10 * MiB
-    assert after(10 * MiB - 512)[0].reserved_bytes == 20 * MiB
-
-
-def test_5_a_rest_of_up_to_1_mib_stays_with_the_block():
-    assert figures(after(19.5 * MiB)[0]) == (20 * MiB, 20 * MiB)
-    assert figures(after(19 * MiB - 512)[0]) == (19 * MiB - 512, 20 * MiB)
-
-
-def test_6_three_blocks_of_6_mib_share_a_segment():
-    assert after(*[6 * MiB] * 3)[0].reserved_bytes == 20 * MiB
-    assert after(*[6 * MiB] * 4)[0].reserved_bytes == 40 * MiB
-
-
-def test_7_free_neighbours_join_and_go_back_when_the_cache_is_emptied():
-    allocator, blocks = after(*[6 * MiB] * 4)
-    for block in blocks:
-        allocator.free(block)
-    assert figures(allocator) == (0, 40 * MiB)
-    allocator.empty_cache()
-    assert figures(allocator) == (0, 0)
-    assert (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes) == (24 * MiB, 40 * MiB)
-
-
-def test_8_a_segment_in_use_stays():
-    allocator, [first, _] = after(6 * MiB, 6 * MiB)
-    allocator.free(first)
-    allocator.empty_cache()
-    assert figures(allocator) == (6 * MiB, 20 * MiB)
-
-
-def test_9_the_smallest_free_block_that_is_enough_is_taken():
-    allocator, blocks = after(14 * MiB, 12 * MiB)
-    for block in blocks:
-        allocator.free(block)
-    assert allocator.malloc(int(11.5 * MiB)).address == blocks[1].address
-    assert allocator.allocated_bytes == 12 * MiB
-
-
-def test_10_the_text_of_an_out_of_memory_names_the_segment_that_was_asked_for():
+def test_the_text_of_an_out_of_memory_names_the_segment_that_was_asked_for():
     with pytest.raises(OutOfMemory) as caught:
         after(3 * MiB, total=10 * MiB)
     assert str(caught.value).startswith(
@@ -99,58 +69,95 @@ def test_10_the_text_of_an_out_of_memory_names_the_segment_that_was_asked_for():
     assert caught.value.requested_bytes == 3 * MiB
 
 
-def test_11_a_full_device_gets_its_cache_back_and_is_asked_again():
-    allocator, [block] = after(40 * MiB, total=100 * MiB)
-    allocator.free(block)
-    allocator.malloc(80 * MiB)
-    assert (allocator.num_alloc_retries, allocator.num_ooms, allocator.reserved_bytes) == (1, 0, 80 * MiB)
+# --- what is taken, what goes back ---
+
+EXPANDABLE, SPLIT = {"conf": "expandable_segments:True"}, {"conf": "max_split_size_mb:32"}
+GARBAGE = {"conf": "garbage_collection_threshold:0.5", "memory_fraction": 0.2, "total": GiB}
+PLAYED: dict[str, tuple[str, dict, dict]] = {
+    "free neighbours join": ("6 6 6 6 -0 -1 -2 -3", {}, {"allocated_bytes": 0, "reserved_bytes": 40}),
+    "and go back when the cache is emptied": (
+        "6 6 6 6 -0 -1 -2 -3 E", {}, {"reserved_bytes": 0, "peak_allocated_bytes": 24, "peak_reserved_bytes": 40},
+    ),
+    "a segment in use stays": ("6 6 -0 E", {}, {"allocated_bytes": 6, "reserved_bytes": 20}),
+    "the smallest free block that is enough": ("14 12 -0 -1 11.5", {}, {"offsets": [14], "allocated_bytes": 12}),
+    # A split gives the low part a new object, so what is left of a segment at its end is older than all before it.
+    "of equal blocks the older object": ("5 5 5 5 -0 -3 5 5", {}, {"offsets": [0, 5, 10, 15, 15, 0]}),
+    # Two segments of ten: the object of block 13 is made larger, and that of block 2, which is older.
+    "a merge keeps the object of the block being freed": ("2 " * 20 + "-12 -13 -3 -2 4", {}, {"offsets": [4]}),
+    "streams do not share": ("6 -0 6@7 6", {}, {"offsets": [0, 20, 0], "reserved_bytes": 40}),
+    "a full device gets its cache back and is asked again": (
+        "40 -0 80", {"total": 100 * MiB}, {"num_alloc_retries": 1, "num_ooms": 0, "reserved_bytes": 80},
+    ),
+    "it goes on after an out-of-memory": (
+        "50 60! 60! -0 60", {"total": 100 * MiB}, {"num_ooms": 2, "num_alloc_retries": 3, "reserved_bytes": 60},
+    ),
+    "oversize blocks are kept": ("60 -0 20", SPLIT, {"offsets": [0, 60], "reserved_bytes": 80}),  # 60 would be split
+    "for oversize requests": (  # for 39 more than 20 would be wasted
+        "60 -0 20 39 41 32", SPLIT,
+        {"offsets": [80, 0, 120], "oversize_allocations.current": 3, "oversize_segments.current": 3, "max_split_size": 32 * MiB},
+    ),
+    "one oversize block goes before the whole cache": (
+        "60 24 -0 -1 30", {**SPLIT, "total": 100 * MiB}, {"num_alloc_retries": 0, "reserved_bytes": 54},
+    ),
+    "several oversize blocks go, from the largest down": (
+        "40 50 60 -0 -1 -2 110", {**SPLIT, "total": 150 * MiB},
+        {"events": ["free 60", "free 50", "alloc 110"], "num_alloc_retries": 0},
+    ),
+    "garbage goes before the driver is asked: what waited longest, and no more": (
+        "40 30 20 -0 5@7 5@7 -1 50", GARBAGE,
+        {"events": ["free 40", "alloc 50"], "num_alloc_retries": 0},
+    ),
+    "garbage that is as old as all other": ("40 65 -0 90", GARBAGE, {"events": ["free 40", "alloc 90"]}),
+    "expandable segments grow by 20 MiB": ("6 6 6", EXPANDABLE, {"events": ["map 20"], "reserved_bytes": 20}),
+    "and blocks lie across their pages": ("6 6 6 6", EXPANDABLE, {"offsets": [0, 6, 12, 18], "reserved_bytes": 40}),
+    "they are given back whole": ("6 6 6 6 -0 -1 -2 -3 E", EXPANDABLE, {"events": ["unmap 40"], "reserved_bytes": 0}),
+    "of 30 to 60 MiB one page lies wholly inside": (
+        "30 30 30 30 -1 E", EXPANDABLE, {"events": ["map 40", "map 20", "unmap 20"], "reserved_bytes": 100},
+    ),
+    "it comes back in the gap": (
+        "30 30 30 30 -1 E 30", EXPANDABLE, {"events": ["unmap 20", "map 20"], "offsets": [30], "reserved_bytes": 120},
+    ),
+    "pages of a mapping that failed half way stay mapped": (
+        "20 20 20 20 -1 E 60!", {**EXPANDABLE, "total": 100 * MiB}, {"allocated_bytes": 60, "reserved_bytes": 60},
+    ),
+    "the limit counts a whole segment also where segments expand": (
+        "3 15 9!", {**EXPANDABLE, "total": 100 * MiB, "memory_fraction": 0.3}, {"allocated_bytes": 18},
+    ),
+    "addresses of expandable segments are used again": ("30 -0 E 30 -1 E 30", EXPANDABLE, {"offsets": [0, 0, 0]}),
+}  # fmt: skip
 
 
-def test_12_expandable_segments_grow_by_20_mib():
-    allocator, blocks = after(*[6 * MiB] * 3, conf="expandable_segments:True")
-    assert allocator.reserved_bytes == 20 * MiB
-    blocks.append(allocator.malloc(6 * MiB))
-    assert allocator.reserved_bytes == 40 * MiB
-    assert [later.address - block.address for block, later in itertools.pairwise(blocks)] == [6 * MiB] * 3
-    for block in blocks:
-        allocator.free(block)
-    allocator.empty_cache()
-    assert figures(allocator) == (0, 0)
+@pytest.mark.parametrize(("steps", "options", "expected"), PLAYED.values(), ids=PLAYED)
+def test_what_is_taken_and_what_goes_back(steps, options, expected):
+    """Steps: `6` asks for 6 MiB (`6@7` on stream 7, `6!` in vain), `-0` frees the first block, `E` empties the cache.
+
+    Sizes are MiB, of `offsets` (of blocks, from the first one) and `events` (of segments) the last so many.
+    """
+    events: list[str] = []
+    names = {kind: kind.name.removeprefix("SEGMENT_").lower() for kind in Kind}
+    allocator = CachingAllocator(
+        options.get("total", ROOMY),
+        on_event=lambda kind, address, size, stream: events.append(f"{names[kind]} {size // MiB}"),
+        **{name: value for name, value in options.items() if name != "total"},
+    )
+    blocks, addresses = [], []
+    for step in steps.split():
+        if step == "E":
+            allocator.empty_cache()
+        elif step.startswith("-"):
+            allocator.free(blocks[int(step[1:])])
+        else:
+            size, _, stream = step.rstrip("!").partition("@")
+            with pytest.raises(OutOfMemory) if step.endswith("!") else contextlib.nullcontext():
+                blocks.append(allocator.malloc(int(float(size) * MiB), int(stream or 0)))
+                addresses.append(blocks[-1].address)
+    found = {"events": events, "offsets": [(address - addresses[0]) / MiB for address in addresses]}
+    found = {name: values[-len(expected.get(name, ())) :] for name, values in found.items()}
+    found |= {name: getattr(allocator, name) / MiB for name in expected if name.endswith("_bytes")}
+    assert {name: found.get(name, allocator.memory_stats().get(name)) for name in expected} == expected
 
 
-# --- which block is taken ----------------------------------------------------------------------------------------------
-
-
-def test_of_equal_blocks_the_one_whose_object_is_older_is_taken():
-    """A split gives the low part a new object, so what is left of a segment at its end is older than all before it."""
-    allocator, blocks = after(*[5 * MiB] * 4)
-    first, _, _, last = (block.address for block in blocks)
-    allocator.free(blocks[0])
-    allocator.free(blocks[3])
-    assert [allocator.malloc(5 * MiB).address for _ in range(2)] == [last, first]
-
-
-def test_a_merge_keeps_the_object_of_the_block_being_freed():
-    allocator, blocks = after(*[2 * MiB] * 20)  # two segments of ten
-    first, second = blocks[2:4], blocks[12:14]
-    at = first[0].address
-    allocator.free(second[0])
-    allocator.free(second[1])  # 4 MiB: the object of blocks[13]
-    allocator.free(first[1])
-    allocator.free(first[0])  # 4 MiB: the object of blocks[2], the older one
-    assert allocator.malloc(4 * MiB).address == at
-
-
-def test_streams_do_not_share():
-    allocator, [block] = after(6 * MiB)
-    at = block.address
-    allocator.free(block)
-    other = allocator.malloc(6 * MiB, stream=7)
-    assert (other.stream, allocator.reserved_bytes) == (7, 40 * MiB)
-    assert allocator.malloc(6 * MiB).address == at
-
-
-# --- other streams -------------------------------------------------------------------------------------------------------
+# --- other streams ---
 
 
 def test_a_block_that_another_stream_used_comes_free_with_the_next_request():
@@ -193,7 +200,7 @@ def test_a_synchronisation_ends_the_waiting(how):
     assert allocator.reserved_bytes == (30 * MiB if how == "retry" else 0)
 
 
-# --- what is refused, and what is told -------------------------------------------------------------------------------------
+# --- what is refused, and what is told ---
 
 
 def test_a_block_is_freed_once():
@@ -221,12 +228,9 @@ def test_sizes_of_numpy_do_as_well():
         ({"total_bytes": 5, "memory_fraction": 1.5}, "between 0 and 1, got 1.5"),
     ],
 )
-def test_impossible_devices(arguments, message):
+def test_impossible_devices_and_sizes(arguments, message):
     with pytest.raises(MemlabError, match=message):
         CachingAllocator(**arguments)
-
-
-def test_a_negative_size():
     with pytest.raises(MemlabError, match="-5 bytes"):
         CachingAllocator(GiB).malloc(-5)
 
@@ -234,17 +238,6 @@ def test_a_negative_size():
 def test_the_context_is_not_there_to_be_had():
     with pytest.raises(OutOfMemory, match=r"of which 60.00 MiB is free.*this process has 40.00 MiB memory in use"):
         after(80 * MiB, total=100 * MiB, context_bytes=40 * MiB)
-
-
-def test_it_goes_on_after_an_out_of_memory():
-    allocator = CachingAllocator(100 * MiB)
-    block = allocator.malloc(50 * MiB)
-    for _ in range(2):
-        with pytest.raises(OutOfMemory):
-            allocator.malloc(60 * MiB)
-    allocator.free(block)
-    allocator.malloc(60 * MiB)
-    assert (allocator.num_ooms, allocator.num_alloc_retries, allocator.reserved_bytes) == (2, 3, 60 * MiB)
 
 
 def test_peaks_can_be_counted_anew():
@@ -268,3 +261,78 @@ def test_many_events_are_counted_as_few_are():
     stats = allocator.memory_stats()
     assert (stats["allocation.all.allocated"], stats["allocation.all.freed"]) == (70_000, 70_000)
     assert (stats["allocation.all.peak"], stats["requested_bytes.all.peak"]) == (1, 1000)
+
+
+# --- settings ---
+
+
+def test_the_memory_fraction_is_a_limit_that_counts_segments():
+    allocator = CachingAllocator(100 * MiB, memory_fraction=0.3)
+    allocator.malloc(3 * MiB)
+    with pytest.raises(OutOfMemory, match=r"80.00 MiB is free.* 30.00 MiB allowed; "):
+        allocator.malloc(18 * MiB)
+    assert (allocator.num_alloc_retries, allocator.num_ooms) == (1, 1)
+
+
+def test_large_segments_may_be_smaller_and_sizes_rounded_to_parts_of_powers_of_two():
+    assert after(3 * MiB, conf="large_segment_size_mb:12")[0].reserved_bytes == 12 * MiB
+    _, [block] = after(1200, conf="roundup_power2_divisions:2")
+    assert (block.size, block.requested_bytes) == (1536, 1200)
+
+
+# --- devices that grow, and large ones ---
+
+
+def test_a_device_that_is_full_may_grow():
+    allocator = CachingAllocator(100 * MiB, memory_fraction=0.5)
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(60 * MiB)
+    allocator.grow(50 * MiB)
+    allocator.malloc(60 * MiB)
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(20 * MiB)
+    allocator.set_memory_fraction(1.0)
+    allocator.malloc(20 * MiB)
+    assert (allocator.total_bytes, allocator.free_bytes) == (150 * MiB, 70 * MiB)
+
+
+def test_a_huge_device_with_expandable_segments_keeps_its_order():
+    """Its reservations are larger than what addresses usually are."""
+    allocator = CachingAllocator(64 << 40, "expandable_segments:True")
+    for stream in range(40):
+        blocks = [allocator.malloc(size, stream) for size in (5 * MiB, 300, 5 * MiB, 300, 5 * MiB, 300)]
+        first = blocks[0].address
+        for block in blocks[:3]:
+            allocator.free(block)
+        assert allocator.malloc(5 * MiB, stream).address == first
+    assert allocator.allocated_bytes == 40 * (10 * MiB + 1024)
+
+
+# --- versions ---
+
+
+def order_of_equals(allocator: CachingAllocator) -> list[int]:
+    """In which order the equal free blocks 1 and 3 (first segment) and 5 (second) are taken."""
+    blocks = [allocator.malloc(5 * MiB) for _ in range(8)]
+    names = {block.address: number for number, block in enumerate(blocks)}
+    for number in (5, 3, 1):
+        allocator.free(blocks[number])
+    return [names[allocator.malloc(5 * MiB).address] for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("version", "order", "downwards"),
+    [
+        ("", [3, 1, 5], [3, 1, 5]),  # by age: what was left of the first segment is its first object
+        ("2.12.1+cu130", [3, 1, 5], [3, 1, 5]),
+        ("2.13.0", [3, 1, 5], [3, 1, 5]),
+        ("2.14.0", [1, 3, 5], [1, 3, 5]),
+        ("2.15.0+cu132", [1, 3, 5], [1, 3, 5]),
+        ("2.11.0", [1, 3, 5], [5, 1, 3]),  # before 2.12 it mattered where the driver puts segments
+    ],
+)
+def test_versions_take_equal_blocks_in_other_orders(version, order, downwards):
+    assert order_of_equals(CachingAllocator(ROOMY, torch_version=version)) == order
+    places = iter((1 << 40, 1 << 39))
+    allocator = CachingAllocator(ROOMY, torch_version=version, place=lambda size, stream: next(places))
+    assert order_of_equals(allocator) == downwards

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from memlab.allocator import CachingAllocator, OutOfMemory, parse_conf, retrace
+from benchmarks import retrace
+from memlab.allocator import CachingAllocator, OutOfMemory, parse_conf
 from memlab.units import GiB, MiB
 
 pytestmark = pytest.mark.fakegpu
@@ -105,7 +106,7 @@ import contextlib, io, json, sys
 import torch
 import memlab
 from benchmarks.programs import PROGRAMS
-from memlab.allocator import settle
+from memlab.allocator import simulate
 
 conf, name = sys.argv[1:]
 if conf:
@@ -114,10 +115,10 @@ torch.cuda.init()
 free, total = torch.cuda.mem_get_info()
 with contextlib.redirect_stdout(io.StringIO()), memlab.track(name) as run:
     PROGRAMS[name]()
-settled = settle(run.trace, total, conf, total - free)
+simulated = simulate(run.trace, total, conf, total - free)
 columns = ("kind", "block", "requested_bytes", "allocated_bytes", "stream")
-differ = [name for name in columns if getattr(run.trace.events, name).tolist() != getattr(settled.events, name).tolist()]
-print(json.dumps([len(settled.events), differ, run.trace.made_by.device(0) == settled.made_by.device(0)]))
+differ = [name for name in columns if getattr(run.trace.events, name).tolist() != getattr(simulated.events, name).tolist()]
+print(json.dumps([len(simulated.events), differ, run.trace.made_by.device(0) == simulated.made_by.device(0)]))
 """
 
 

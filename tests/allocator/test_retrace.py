@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memlab.allocator.retrace import EMPTY_CACHE, Device, retrace
+from benchmarks.retrace import EMPTY_CACHE, Device, retrace
 from memlab.units import GiB, MiB
 
 CARD = Device(GiB, 24 * MiB)

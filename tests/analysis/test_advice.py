@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from memlab.analysis.advice import Findings, Tried, cheapest, interval_text, ranked, saved
+from memlab.analysis.advice import LEAST_BYTES, PLURAL, Findings, Tried, cheapest, interval_text, pointer, ranked, saved
+from memlab.trace import Category
 
 MiB = 1 << 20
 BEFORE = (100 * MiB, 100 * MiB)
@@ -17,10 +18,11 @@ def names(found: list[Tried]) -> list[str]:
     return [one.name for one in found]
 
 
-def test_a_saving_of_predictions_takes_like_ends_from_each_other():
+def test_a_saving_of_predictions_takes_like_ends_from_each_other_and_below_zero_has_a_sign_that_is_read():
     assert saved((100, 120), (60, 70)) == (40, 50)
     assert saved((100, 120), (60, 100)) == (20, 40)
     assert saved((100, 100), (130, 130)) == (-30, -30)
+    assert (interval_text((-MiB, MiB)), interval_text((0, 0))) == ("−1.00 MiB to 1.00 MiB", "0 B")
 
 
 def test_bytes_for_extra_time_decide_where_time_was_measured():
@@ -42,19 +44,9 @@ def test_without_times_what_declares_no_price_comes_first_and_what_changes_train
     assert names(ranked([other, costly, free], BEFORE)) == ["free", "costly", "other"]
 
 
-@pytest.mark.parametrize(
-    "useless",
-    [
-        tried("failed", failed="does not apply"),
-        tried("wrong", saves=50, is_wrong=True),
-        tried("nothing"),
-        tried("crumbs", saves=1),
-        tried("worse", saves=-5),
-    ],
-    ids=lambda one: one.name,
-)
-def test_what_does_not_help_is_not_ranked(useless):
-    assert ranked([useless], BEFORE) == []
+def test_what_does_not_help_is_not_ranked():
+    useless = [tried("failed", failed="does not apply"), tried("wrong", saves=50, is_wrong=True)]
+    assert ranked([*useless, tried("nothing"), tried("crumbs", saves=1), tried("worse", saves=-5)], BEFORE) == []
 
 
 def test_an_interval_counts_by_what_is_certain():
@@ -73,13 +65,13 @@ def test_the_cheapest_that_reaches_the_target():
     assert cheapest([tried("wrong", saves=60, is_wrong=True)], 50 * MiB) is None
 
 
-def test_by_how_much_a_target_is_missed():
+@pytest.mark.parametrize(
+    ("target", "reaches", "missed"), [(50 * MiB, False, 20 * MiB), (70 * MiB, True, 0), (None, None, 0)]
+)
+def test_by_how_much_a_target_is_missed(target, reaches, missed):
     best = tried("best", saves=30, ratio=1.0)
-    found = Findings("work", "cpu", "allocated", BEFORE, 50 * MiB, tried=(best,), recommended=best)
-    assert (found.reaches, found.missed_bytes) == (False, 20 * MiB)
-    reached = Findings("work", "cpu", "allocated", BEFORE, 70 * MiB, tried=(best,), recommended=best)
-    assert (reached.reaches, reached.missed_bytes) == (True, 0)
-    assert Findings("work", "cpu", "allocated", BEFORE).reaches is None
+    found = Findings("work", "cpu", "allocated", BEFORE, target, tried=(best,), recommended=best)
+    assert (found.reaches, found.missed_bytes) == (reaches, missed)
 
 
 def test_a_row_for_each_that_was_tried_and_no_figures_where_there_are_none():
@@ -92,6 +84,32 @@ def test_a_row_for_each_that_was_tried_and_no_figures_where_there_are_none():
     assert frame.failed[1] == "does not apply: no ReLU"
 
 
-def test_sizes_below_zero_have_a_sign_that_is_read():
-    assert interval_text((-MiB, MiB)) == "−1.00 MiB to 1.00 MiB"
-    assert interval_text((0, 0)) == "0 B"
+LARGE = {"activation": 74 * MiB, "parameter": 26 * MiB}
+
+
+def test_the_line_names_the_share_and_how_many_are_tried():
+    call = "memlab.advise(memlab.runs['a'])"
+    line = pointer(LARGE, {"activation": 7}, call)
+    assert line == f"Activations hold 74 % of the peak: {call} finds out which of 7 techniques, if any, would lower it."
+    assert "which of 1 technique, if any, would" in pointer(LARGE, {"activation": 1}, "f()")
+    assert "of what was allocated" in pointer(LARGE, {"activation": 1}, "f()", "what was allocated")
+
+
+@pytest.mark.parametrize(
+    ("shares", "known"),
+    [
+        ({}, {"activation": 7}),
+        ({"activation": LEAST_BYTES - 1}, {"activation": 7}),
+        ({"activation": 40 * MiB, "parameter": 30 * MiB, "gradient": 30 * MiB}, {"activation": 7}),
+        ({"other": 100 * MiB}, {"other": 7, "activation": 7}),
+        (LARGE, {"parameter": 7}),
+        (LARGE, {"activation": 0}),
+    ],
+    ids=["nothing", "small", "spread", "unknown", "no technique", "none left"],
+)
+def test_nothing_is_said_where_nothing_large_applies(shares, known):
+    assert pointer(shares, known, "f()") == ""
+
+
+def test_it_knows_the_categories_that_techniques_attack():
+    assert set(PLURAL) < {category.name.lower() for category in Category}

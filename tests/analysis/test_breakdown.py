@@ -1,28 +1,26 @@
 from __future__ import annotations
 
 import pytest
-from handmade import Script, busy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from analysis.random_traces import random_trace, recategorised
+from handmade import HOST, Script, busy
 
 from memlab.analysis.breakdown import BY, breakdown
 from memlab.analysis.peak import device_peak, peak
 from memlab.errors import MemlabError
-from memlab.trace import Bounded, Category, Phase, Recategorised, Trace
+from memlab.trace import Bounded, Category, Phase
 
 
 def step() -> Script:
     script = Script()
     script.segment(4096)
     script.here_it_starts()
-    script.adopt(512, requested=500)
-    script.alloc(
-        1024, at=1, requested=1000, phase=Phase.FORWARD, category=Category.ACTIVATION, module="net.a", line="a.py:3"
-    )
+    script.preexisting(512, requested=500)
+    known = {"phase": Phase.FORWARD, "category": Category.ACTIVATION, "module": "net.a", "line": "a.py:3"}
+    script.alloc(1024, at=1, requested=1000, **known)
     script.alloc(512, at=2, requested=512, phase=Phase.FORWARD, module="net.b")
     gone = script.alloc(256, at=3, requested=100, phase=Phase.BACKWARD, category=Category.GRADIENT)
     script.free(gone, at=4)
-    return script  # fmt: skip
+    return script
 
 
 @pytest.mark.parametrize(
@@ -30,20 +28,12 @@ def step() -> Script:
     [
         ("phase", {"forward": 1512, "before the cell": 500, "rounding": 192, "backward": 100}),
         ("category", {"other": 1012, "activation": 1000, "rounding": 192, "gradient": 100}),
-        (
-            "tensor",
-            {
-                "activation of net.a": 1000,
-                "other of net.b": 512,
-                "other, before the cell": 500,
-                "rounding": 192,
-                "gradient of elsewhere": 100,
-            },
-        ),
+        ("tensor", {"activation of net.a": 1000, "other of net.b": 512, "other, before the cell": 500, "rounding": 192,
+                    "gradient of elsewhere": 100}),
         ("module", {"net.a": 1000, "net.b": 512, "before the cell": 500, "rounding": 192, "elsewhere": 100}),
         ("line", {"a.py:3": 1000, "elsewhere": 612, "before the cell": 500, "rounding": 192}),
     ],
-)
+)  # fmt: skip
 def test_the_shares_by_hand_largest_first(by, expected):
     found = breakdown(step().trace(), 0, by)
     assert list(found.items()) == list(expected.items())
@@ -54,12 +44,6 @@ def test_of_reserved_there_is_what_is_cached():
     found = breakdown(step().trace(), 0, "phase", "reserved")
     assert found["cached"] == 4096 - 512  # reserved peaks at the start, when one block is there
     assert found.total_bytes == 4096
-
-
-def test_a_block_from_before_whose_category_is_known_is_named_by_it():
-    script = step()
-    script.blocks[0]["category"] = Category.PARAMETER
-    assert breakdown(script.trace(), 0, "category")["parameter"] == 500
 
 
 def test_an_empty_trace_has_no_shares():
@@ -84,55 +68,43 @@ def test_a_name_from_a_file_cannot_steer_the_terminal():
     assert len(str(breakdown(script.trace(), 0, "module")).splitlines()) == 2
 
 
-def test_an_unknown_way_to_divide_is_refused():
-    with pytest.raises(MemlabError, match=r"'colour'.*category, module, line, tensor, phase"):
-        breakdown(step().trace(), 0, "colour")
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"by": "colour"}, r"'colour'.*category, module, line, tensor, phase"),
+        ({"of": "device"}, "never read"),
+        ({"of": "used"}, "no peak of 'used'"),
+    ],
+)
+def test_what_is_unknown_is_refused(asked, says):
+    with pytest.raises(MemlabError, match=says):
+        breakdown(step().trace(), 0, **asked)
+    with pytest.raises(MemlabError, match="the CPU reserves nothing"):
+        breakdown(Script(HOST).trace(), -1, of="reserved")
 
 
-@pytest.mark.parametrize("begin", [0, 7])
-def test_a_peak_whose_rows_were_let_go_has_no_shares(begin):
-    stretch = Bounded(0, begin, 9, 5, peak_allocated_bytes=1 << 20, peak_reserved_bytes=1 << 21)
-    with pytest.raises(MemlabError, match="nobody saw who held"):
-        breakdown(step().trace(bounded=(stretch,)), 0)
-
-
-def test_a_peak_that_was_lost_has_no_shares():
+@pytest.mark.parametrize(
+    "stretch",
+    [
+        *(Bounded(0, begin, 9, 5, peak_allocated_bytes=1 << 20, peak_reserved_bytes=1 << 21) for begin in (0, 7)),
+        Bounded(0, 1, 4, 5),
+    ],
+)
+def test_a_peak_whose_rows_were_dropped_or_lost_has_no_shares(stretch):
     script = step()
     script.sample(3, 1 << 20)
-    with pytest.raises(MemlabError, match="nobody saw who held"):
-        breakdown(script.trace(bounded=(Bounded(0, 1, 4, 5),)), 0)
-
-
-@st.composite
-def traces(draw: st.DrawFn) -> Trace:
-    script, alive = Script(), []
-    for size in draw(st.lists(st.integers(1, 5000), max_size=4)):
-        alive.append(script.adopt(size + 12, size))
-    for choice, size, label in draw(
-        st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5000), st.sampled_from(["", "a", "b.c"])), max_size=60)
-    ):
-        if choice < 4 and alive:
-            script.free(alive.pop(choice % len(alive)))
-        else:
-            phase, category = Phase(choice % 4), Category(choice % 8)
-            alive.append(script.alloc(size + choice, None, size, phase=phase, category=category, module=label))
-    return script.trace()
-
-
-@settings(deadline=None, max_examples=150)
-@given(traces(), st.sampled_from(BY))
-def test_the_shares_sum_to_the_peak_exactly(trace, by):
-    found = breakdown(trace, 0, by)
-    assert found.total_bytes == peak(trace, 0).low_bytes
-    assert list(found.values()) == sorted(found.values(), reverse=True)
-    assert 0 not in found.values()
+    with pytest.raises(MemlabError, match="what held"):
+        breakdown(script.trace(bounded=(stretch,)), 0)
 
 
 @pytest.mark.parametrize("by", BY)
-def test_the_shares_of_a_busy_run_sum_to_both_peaks(by):
-    trace = busy(4000)
-    for of in ("allocated", "reserved"):
-        assert breakdown(trace, 0, by, of).total_bytes == peak(trace, 0, of).low_bytes
+def test_the_shares_sum_to_the_peak_exactly(by):
+    for trace in (*map(random_trace, range(30)), busy(4000)):
+        found = breakdown(trace, 0, by)
+        assert found.total_bytes == peak(trace, 0).low_bytes
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+        assert 0 not in found.values()
+    assert breakdown(trace, 0, by, "reserved").total_bytes == peak(trace, 0, "reserved").low_bytes
 
 
 def on_a_shared_card(own: int = 3500, used: int = 6000) -> Script:
@@ -163,20 +135,16 @@ def test_where_the_driver_tells_no_processes_apart_the_rest_is_unknown():
 
 @pytest.mark.parametrize("used", [2500, 3000, 3100])
 def test_a_reading_that_came_too_early_makes_no_negative_share(used):
-    found = breakdown(on_a_shared_card(used=used).trace(), 0, of="device")
+    trace = on_a_shared_card(used=used).trace()
+    found = breakdown(trace, 0, of="device")
     assert min(found.values()) > 0
-    assert found.total_bytes == device_peak(on_a_shared_card(used=used).trace(), 0).low_bytes
+    assert found.total_bytes == device_peak(trace, 0).low_bytes
 
 
-def test_a_device_that_was_never_read_has_no_shares():
-    with pytest.raises(MemlabError, match="never read"):
-        breakdown(step().trace(), 0, of="device")
-
-
-def test_a_category_that_changed_before_the_peak_counts_as_what_it_became():
-    trace = step().trace()
-    first = int(trace.events.block[2])
-    changed = Recategorised([first, first], [3, 99], [Category.BUFFER, Category.OPTIMIZER])
-    found = breakdown(trace.with_blocks(trace.blocks, changes=changed), 0)
-    assert found["buffer"] > 0
-    assert "optimizer" not in found
+def test_a_category_counts_as_it_was_at_the_peak_also_of_a_block_from_before():
+    script = step()
+    script.blocks[0] |= {"category": Category.PARAMETER, "module": "net.a"}
+    trace = recategorised(script.trace(), (1, 3, Category.BUFFER), (1, 99, Category.OPTIMIZER))
+    expected = {"buffer": 1000, "other": 512, "parameter": 500, "rounding": 192, "gradient": 100}
+    assert dict(breakdown(trace, 0)) == expected
+    assert breakdown(trace, 0, "module")["net.a"] == 1500

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from handmade import GPU, HOST, Script, busy
 
-from memlab.analysis import comparison, matching, noted, results
+from memlab.analysis import comparison, results
 from memlab.analysis.comparison import UNTOLD, Difference, Side, differences, known_by, picture, saved, signed
-from memlab.analysis.peak import UNKNOWN_BYTES
 from memlab.errors import MemlabError
 from memlab.trace import Bounded, Category
 from memlab.trace.trace import Trace
+from memlab.units import UNBOUNDED, ByteRange
 
 
 def side(trace: Trace, name: str = "a", low: int | None = None, high: int | None = None) -> Side:
@@ -20,7 +20,9 @@ def side(trace: Trace, name: str = "a", low: int | None = None, high: int | None
 
     device = trace.made_by.devices[0]
     at = peak(trace, device.index)
-    return Side(name, trace, device, at.low_bytes if low is None else low, at.high_bytes if high is None else high)
+    return Side(
+        name, trace, device, ByteRange(at.low_bytes if low is None else low, at.high_bytes if high is None else high)
+    )
 
 
 def held(*blocks: tuple[int, dict], device=HOST, notes: dict | None = None, **made_by: object) -> Side:
@@ -35,7 +37,7 @@ PARAMETER, ACTIVATION = {"category": Category.PARAMETER}, {"category": Category.
 
 
 def test_the_examples_in_docstrings_are_true():
-    for module in (comparison, matching, noted, results):
+    for module in (comparison, results):
         assert not doctest.testmod(module).failed
 
 
@@ -70,26 +72,32 @@ def test_the_differences_sum_to_that_of_the_peaks_exactly(by, seed):
     assert by == "phase" or "rounding" in found
 
 
-def test_what_nobody_saw_is_a_share_of_its_own():
-    lost = held((100, PARAMETER), bounded=(Bounded(-1, 0, 5, 3),))
-    lost = dataclasses.replace(lost, low_bytes=5000, high_bytes=9000)
-    found = differences(lost, held((100, PARAMETER)))
-    assert found[UNTOLD] == Difference(5000, 0)
-    assert found.total == Difference(5000, 100)
+@pytest.mark.parametrize(
+    ("peak", "untold", "saves"),
+    [
+        (ByteRange(1000, 1200), 900, (900, 1100)),  # a prediction needs more than its trace reached
+        (ByteRange(100, UNBOUNDED), 0, (0, UNBOUNDED)),
+    ],
+)
+def test_what_nobody_saw_is_a_share_of_its_own(peak, untold, saves):
+    seen, more = held((100, PARAMETER)), dataclasses.replace(held((100, PARAMETER)), peak=peak)
+    found = differences(more, seen)
+    assert found.total == Difference(100 + untold, 100)
+    assert found.get(UNTOLD) == (Difference(untold, 0) if untold else None)
+    assert saved(more, seen) == saves
+    assert differences(seen, more).total == Difference(100, 100 + untold)
+    assert saved(seen, more) == tuple(-end for end in reversed(saves))
 
 
-def test_a_prediction_needs_more_than_its_trace_reached():
-    small = dataclasses.replace(held((100, PARAMETER)), low_bytes=1000, high_bytes=1200)
-    found = differences(held((100, PARAMETER)), small)
-    assert found[UNTOLD] == Difference(0, 900)
-    assert saved(held((100, PARAMETER)), small) == (-1100, -900)
+def test_where_events_were_lost_all_of_the_peak_is_untold():
+    lost = held((100, PARAMETER), device=GPU, bounded=(Bounded(0, 0, 5, 3),))
+    found = differences(dataclasses.replace(lost, peak=ByteRange(5000, 9000)), held((100, PARAMETER)))
+    assert dict(found.items()) == {UNTOLD: Difference(5000, 0), "parameter": Difference(0, 100)}
 
 
 def test_a_peak_without_an_upper_end_saves_nobody_knows_what():
-    open_end = dataclasses.replace(held((100, PARAMETER)), high_bytes=UNKNOWN_BYTES)
-    low, high = saved(open_end, held((100, PARAMETER)))
-    assert (low, high) == (0, UNKNOWN_BYTES - 100)
-    assert saved(open_end, open_end) == (100 - UNKNOWN_BYTES, UNKNOWN_BYTES - 100)
+    open_end = dataclasses.replace(held((100, PARAMETER)), peak=ByteRange(100, UNBOUNDED))
+    assert saved(open_end, open_end) == (-UNBOUNDED, UNBOUNDED)
 
 
 def test_it_is_compared_by_what_either_run_knows():
@@ -133,13 +141,10 @@ def test_a_line_that_moved_is_the_same_line():
     assert found.texts["cell:2 (b)"] == "h = checkpoint(block, x)"
 
 
-def test_lines_that_are_the_same_keep_their_names():
+def test_lines_that_are_the_same_keep_their_names_and_those_of_one_run_are_against_nothing():
     a, b = (lined((1, size), texts={1: "x"}) for size in (10, 20))
     assert list(differences(a, b, "line")) == ["cell:1"]
-
-
-def test_lines_of_one_run_alone_are_against_nothing():
-    found = differences(lined((1, 10), texts={1: "x"}), held((7, {})), "line")
+    found = differences(a, held((7, {})), "line")
     assert dict(found.items()) == {"cell:1": Difference(10, 0), "elsewhere": Difference(0, 7)}
 
 
@@ -156,7 +161,7 @@ def test_no_line_is_lost_or_counted_twice():
         a, b = (lined(*[(n, int(random.integers(1, 99))) for n in text], texts=text) for text in texts)
         found = differences(a, b, "line")
         assert found.total == Difference(a.low_bytes, b.low_bytes)
-        names = matching.matched(*({"cell": text} for text in texts))
+        names = comparison.matched(*({"cell": text} for text in texts))
         assert [len(set(one.values())) for one in (names.of_a, names.of_b)] == [len(text) for text in texts]
 
 
@@ -169,27 +174,25 @@ def timed(duration_ns: int, size: int = 100) -> Side:
     return side(script.trace(duration=duration_ns))
 
 
-def test_runs_of_like_durations_have_an_axis_of_seconds():
+def test_where_one_takes_far_longer_the_axis_is_the_share_of_each():
     found = picture(timed(10**9), timed(3 * 10**9))
     assert (found.by_share, found.why, found.duration_s) == (False, "", 3.0)
-
-
-def test_where_one_takes_far_longer_the_axis_is_the_share_of_each():
-    found = picture(timed(10**9), timed(9 * 10**9))
-    assert (found.by_share, found.why) == (True, "one took 9 times as long")
-    assert picture(timed(10**9), timed(10**9), has_time=False).by_share
+    far = picture(timed(10**9), timed(9 * 10**9))
+    assert (far.by_share, far.why) == (True, "one took 9 times as long")
+    unmeasured = picture(timed(10**9), timed(9 * 10**9), has_time=False)
+    assert (unmeasured.by_share, unmeasured.why) == (True, "the durations were not both measured")
 
 
 def test_the_drawn_stair_has_the_peak_and_the_bars_sum_to_it():
     trace = busy(5000)
     found = picture(side(trace), side(trace))
     assert len(found.a.time_s) < 300
-    assert found.a.bytes.max() == found.a.low_bytes == sum(count for _, count in found.a.shares)
+    assert found.a.bytes.max() == found.a.peak.low == sum(count for _, count in found.a.shares)
 
 
 def test_the_bars_are_stacked_as_areas_are_and_what_is_not_known_lies_on_top():
     a = held((5, ACTIVATION), (9, PARAMETER), device=GPU)
-    found = picture(dataclasses.replace(a, low_bytes=20), held((1, {})))
+    found = picture(dataclasses.replace(a, peak=ByteRange(20, a.peak.high)), held((1, {})))
     assert found.a.shares == (("parameter", 9), ("activation", 5), (UNTOLD, 6))
     assert picture(held((3, {})), held((4, {}))).b.shares == (("allocated", 4),)
 

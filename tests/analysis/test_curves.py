@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from handmade import HOST, Script, busy
+from handmade import GPU, HOST, Script, busy
 
 from memlab.analysis.curves import curves
 from memlab.trace import Bounded, MarkKind, Phase
@@ -35,9 +35,9 @@ def test_the_host_has_allocated_and_what_is_resident():
 
 
 def test_an_empty_run_still_draws():
-    found = curves(Script().trace(), Script().devices[0])
+    found = curves(Script().trace(), GPU)
     assert [c.bytes.tolist() for c in found.curves] == [[0, 0], [0, 0]]
-    assert (found.top_bytes, found.peak.low_bytes, found.duration_s) == (0, 0, 0)
+    assert (found.top_bytes, found.peak.low_bytes, found.duration_s, len(found.phases)) == (0, 0, 0, 0)
 
 
 def test_many_events_become_few_points_with_the_peak_among_them():
@@ -53,9 +53,11 @@ def test_many_events_become_few_points_with_the_peak_among_them():
     assert 0 <= found.peak.time_ns / 1e9 - points["allocated"].time_s[at] < gaps[0]
 
 
-def sizes_in_turn(*sizes: int) -> Script:
-    """Blocks of these sizes, one after the other, a second for each; the level is zero in between."""
+def sizes_in_turn(*sizes: int, there: int = 0) -> Script:
+    """Blocks of these sizes, one after the other, a second for each; the level is what was `there` in between."""
     script = Script(HOST)
+    if there:
+        script.preexisting(there)
     for second, size in enumerate(sizes):
         script.free(script.alloc(size, at=second * 1_000_000_000), at=second * 1_000_000_000 + 500_000_000)
     return script
@@ -69,10 +71,7 @@ def test_few_steps_are_all_there_at_their_own_times():
 
 
 def test_of_too_many_steps_each_stretch_shows_the_highest_and_the_lowest():
-    script = sizes_in_turn(5, 7, 6, 3)
-    script.rows.insert(0, (0, 0, len(script.blocks), 1, 1, -1, 0, 0))
-    script.blocks.append({"sizes": (1, 1), "device": None})
-    script.first_row = 1
+    script = sizes_in_turn(5, 7, 6, 3, there=1)
     found = curves(script.trace(duration=4_000_000_000), HOST, bins=4)
     assert found.start_bytes == 1
     assert found.curves[0].bytes.tolist() == [6, 8, 7, 4, 1]
@@ -145,16 +144,12 @@ def test_each_stretch_shows_the_phase_that_filled_most_of_it():
     assert phases.tolist() == [Phase.OTHER, Phase.BACKWARD, Phase.OTHER, Phase.OPTIMIZER]
 
 
-def test_without_marks_there_are_no_phases():
-    assert len(curves(Script().trace(), Script().devices[0]).phases) == 0
-
-
 def test_stretches_without_events_are_named():
     lost = Bounded(0, 1_000_000_000, 2_000_000_000, 5)
     let_go = Bounded(0, 0, 500_000_000, 5, 10, 10)
     elsewhere = Bounded(1, 0, 1, 5)
     trace = Script().trace(duration=3_000_000_000, bounded=(lost, let_go, elsewhere))
-    assert curves(trace, Script().devices[0]).lost == ((1.0, 2.0), (0.0, 0.5))
+    assert curves(trace, GPU).lost == ((1.0, 2.0), (0.0, 0.5))
 
 
 def test_a_plateau_needs_no_points_in_between():

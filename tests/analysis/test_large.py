@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +18,9 @@ import json, resource, sys, time
 import numpy as np
 from memlab.analysis.breakdown import breakdown
 from memlab.analysis.peak import peak
-from memlab.session.run import Run, load
-from memlab.session.explore import Windows
+from memlab.api.load import load
+from memlab.api.run import Run
+from memlab.api.report import TimelineDetail
 from memlab.trace import Blocks, Device, Events, Kind, MadeBy, Trace
 
 def top():  # the highest resident memory so far
@@ -31,22 +33,14 @@ def timed(name, work):
     return result
 
 def made(pairs):
-    # Every block lives until the one 100 later is born: half of the rows allocate, half free.
-    random = np.random.default_rng(0)
-    sizes = random.integers(1, 4000, pairs) * 512
-    block = np.empty(2 * pairs, "i4")
-    kind = np.tile(np.array([Kind.ALLOC, Kind.FREE], "u1"), pairs)
-    block[::2] = np.arange(pairs)
-    block[1::2] = np.arange(pairs) - 100
-    block[1:201:2] = np.arange(100) + pairs  # adopted ones
-    sizes = np.append(sizes, np.full(100, 512))
-    block = np.append(np.arange(100) + pairs, block)
-    kind = np.append(np.full(100, Kind.ADOPT, "u1"), kind)
-    count = len(kind)
-    times = np.append(np.zeros(100, "i8"), np.arange(2 * pairs) * 1000)
-    zero = np.zeros(count, "i8")
+    # Every block lives until the one 100 later is born, the first 100 were there: half of the rows allocate, half free.
+    number, count = np.arange(pairs + 100, dtype="i4"), 2 * pairs + 100
+    sizes = np.random.default_rng(0).integers(1, 4000, pairs + 100) * 512
+    block = np.append(number[:100], np.stack((number[100:], number[:-100]), axis=1))
+    kind = np.append(np.full(100, Kind.PREEXISTING), np.tile(np.array([Kind.ALLOC, Kind.FREE], "u1"), pairs))
+    times, zero = np.maximum(np.arange(count) - 100, 0) * 1000, np.zeros(count, "i8")
     events = Events(times, kind, block, sizes[block], sizes[block], zero, zero, block.astype("i8") * 512)
-    blocks = Blocks.unknown(pairs + 100, phase=np.arange(pairs + 100) % 4, module=np.arange(pairs + 100) % 50)
+    blocks = Blocks.unknown(len(number), phase=number % 4, module=number % 50)
     texts = {"module": tuple(f"layer.{i}" for i in range(50))}
     made_by = MadeBy("made", (Device(0, "card", 1 << 36),), duration_ns=2000 * pairs)
     return Trace(events, blocks, made_by, first_row=100, texts=texts)
@@ -63,7 +57,7 @@ assert timed("peak", lambda: run.peak_bytes) == expected
 shares = timed("breakdown", lambda: run.breakdown("module"))
 assert shares.total_bytes == expected
 bundle = timed("report and figure", lambda: run.report().bundle())
-windows = timed("make the explorer's windows", lambda: Windows(run))
+windows = timed("make the explorer's windows", lambda: TimelineDetail(run.trace, run.summary))
 for share in (1, 0.1, 0.001, 0.00001):
     half = 0.5 * windows.span_s
     timed(f"window of {share:g} of the run", lambda: windows(half, half * (1 + share), 1000))
@@ -78,22 +72,16 @@ print(json.dumps({
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="asks the operating system as POSIX does")
 def test_ten_million_events_in_less_than_two_gigabytes(tmp_path):
-    import json
-
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    environment, command = (
+        os.environ | {"PYTHONPATH": str(ROOT)},
         [sys.executable, "-c", PROGRAM, tmp_path / "large.memlab"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
     )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stderr)
     found = json.loads(done.stdout)
-    print(
-        f"  host memory grew by {found['growth'] / GiB:.2f} GiB, up to {found['saved'] / GiB:.2f} GiB of it before loading"
-    )
+    grown, before = found["growth"] / GiB, found["saved"] / GiB
+    print(f"  host memory grew by {grown:.2f} GiB, up to {before:.2f} GiB of it before loading")
     assert found["rows"] == 10_000_100
     assert found["high"] == found["expected"]
     assert found["bundle"] < 35_000

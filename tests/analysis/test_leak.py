@@ -1,12 +1,16 @@
-"""Growth from iteration to iteration, told from plateaus of all kinds, on traces written by hand."""
+"""Growth from iteration to iteration, told from plateaus of all kinds, on traces written by hand; what `run.leaks()` gives."""
 
 from __future__ import annotations
+
+import copy
+import pickle
 
 import numpy as np
 import pytest
 from handmade import GPU, HOST, Script
+from IPython.core.formatters import DisplayFormatter
 
-from memlab.analysis.leak import Leak, leaks
+from memlab.analysis.leak import Leak, Leaks, Place, leaks, short_line
 from memlab.trace import Bounded, Category, MarkKind
 
 KiB = 1 << 10
@@ -64,19 +68,14 @@ def test_four_iterations_are_enough_and_three_are_not(loop):
     assert few(3, lambda i: few.kept()) == ()
 
 
-def test_it_is_said_since_when(loop):
-    leak = only(loop(30, lambda i: loop.kept() if i >= 10 else None))
-    assert (leak.since, leak.total_bytes) == (11, 20 * SIZE)
-
-
-def test_warm_up_of_the_same_place_does_not_hide_it(loop):
-    """As when the first step makes the optimizer's states at the line that leaks later."""
-
-    def body(i):
-        if i == 0 or i >= 8:
-            loop.kept()
-
-    assert only(loop(30, body)).since == 9
+@pytest.mark.parametrize(
+    ("first", "since", "warm"),
+    [(10, 11, ()), (8, 9, (0,))],  # warm-up: as when the first step makes the optimizer's states at the line that leaks
+)
+def test_it_is_said_since_when(loop, first, since, warm):
+    leak = only(loop(30, lambda i: loop.kept() if i >= first or i in warm else None))
+    assert leak.since == since
+    assert leak.total_bytes == (30 - first) * SIZE
 
 
 def test_several_places_that_begin_together_are_one_leak_with_the_largest_first(loop):
@@ -150,79 +149,55 @@ def test_two_leaks_that_begin_at_different_times_are_two(loop):
 # --- none ---
 
 
-def test_a_plateau_is_none(loop):
-    loop.kept(size=100 * SIZE)
-    assert loop(20, lambda i: None) == ()
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda loop, i: None,
+        lambda loop, i: [loop.kept() for _ in range(8)] if i < 2 else None,
+        lambda loop, i: loop.kept(category=Category.OPTIMIZER),
+        lambda loop, i: loop.kept(size=512),
+    ],
+    ids=["nothing", "a plateau", "the history of an optimizer", "scalars"],
+)
+def test_what_is_no_leak_beside_much_that_stays(loop, body):
+    loop.kept(size=4000 * SIZE)
+    assert loop(50, lambda i: body(loop, i)) == ()
 
 
-def test_states_that_the_first_steps_make_are_none(loop):
-    assert loop(20, lambda i: [loop.kept() for _ in range(8)] if i < 2 else None) == ()
-
-
-def test_what_the_last_iteration_still_holds_is_none(loop):
-    held = []
-
-    def body(i):
-        held.append(loop.kept())
-        if len(held) > 1:
-            loop.free(held[-2])
-
-    assert loop(20, body) == ()
-
-
-@pytest.mark.parametrize("window", [2, 3, 5, 9])
-def test_a_window_over_the_last_few_is_none(loop, window):
-    held = []
+def keeping(count, drop, sizes=None):
+    """The leaks of a loop that keeps something each time, and then lets go of as many of the oldest as `drop` says."""
+    loop, held = Loop(), []
 
     def body(i):
-        held.append(loop.kept())
-        if len(held) > window:
+        held.append(loop.kept(size=int(sizes[i]) if sizes is not None else SIZE))
+        for _ in range(drop(len(held))):
             loop.free(held.pop(0))
 
-    assert loop(30, body) == ()
+    return loop(count, body)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 9])
+def test_a_window_over_the_last_few_is_none(window):
+    assert keeping(30, lambda held: held > window) == ()
 
 
 @pytest.mark.parametrize("period", [2, 5, 7, 16, 23])
 @pytest.mark.parametrize("count", [20, 31, 47])
 def test_a_list_that_is_emptied_now_and_then_is_none(period, count):
-    loop, held = Loop(), []
-
-    def body(i):
-        held.append(loop.kept())
-        if len(held) == period:
-            while held:
-                loop.free(held.pop())
-
-    found = loop(count, body)
+    found = keeping(count, lambda held: held if held == period else 0)
     assert found == () or period > count / 2  # one that was never emptied looks as a leak does
 
 
-def test_random_sizes_are_none(loop):
-    for seed in range(30):
-        random, each, held = np.random.default_rng(seed), Loop(), []
-
-        def body(i, each=each, random=random, held=held):
-            held.append(each.kept(size=int(random.integers(1, 50)) * SIZE))
-            if len(held) > 1:
-                each.free(held.pop(0))
-
-        assert each(25, body) == (), seed
+@pytest.mark.parametrize("seed", range(30))
+def test_random_sizes_are_none(seed):
+    assert keeping(25, lambda held: held > 1, np.random.default_rng(seed).integers(1, 50, 25) * SIZE) == ()
 
 
-def test_a_cache_that_fills_is_none():
+@pytest.mark.parametrize("seed", range(40))
+def test_a_cache_that_fills_is_none(loop, seed):
     """One entry for each length met, as masks and plans are kept: new ones get rarer."""
-    flagged = 0
-    for seed in range(40):
-        random, loop, known = np.random.default_rng(seed), Loop(), set()
-
-        def body(i, random=random, loop=loop, known=known):
-            length = int(random.integers(12))
-            if length not in known:
-                known.add(length)
-                loop.kept()
-
-        flagged += bool(loop(60, body))
-    assert flagged == 0
+    lengths = np.random.default_rng(seed).integers(12, size=60).tolist()
+    assert loop(60, lambda i: loop.kept() if lengths.index(lengths[i]) == i else None) == ()
 
 
 def test_what_moves_from_one_place_to_another_is_none(loop):
@@ -235,13 +210,8 @@ def test_what_moves_from_one_place_to_another_is_none(loop):
     assert loop(20, body) == ()
 
 
-def test_scalars_are_bookkeeping(loop):
-    loop.kept(size=4000 * SIZE)
-    assert loop(50, lambda i: loop.kept(size=512)) == ()
-
-
-def test_the_history_of_an_optimizer_is_none(loop):
-    assert loop(20, lambda i: loop.kept(category=Category.OPTIMIZER)) == ()
+def test_of_few_iterations_each_has_to_add_about_the_same(loop):
+    assert loop(6, lambda i: loop.kept(size=(5 if i == 2 else 1) * SIZE)) == ()
 
 
 def test_other_devices_do_not_count(loop):
@@ -265,11 +235,14 @@ def test_backwards_serve_where_no_optimizer_steps():
 
 def calls(count, body, kind=MarkKind.MODULE_BEGIN):
     script = Script()
+    script.mark(kind, "other", at=script.now)
+    script.mark(MarkKind.MODULE_END, "other", at=script.now)
     for i in range(count):
         script.mark(kind, "net", at=script.now)
-        script.mark(MarkKind.MODULE_BEGIN, "net.0", at=script.now)
+        for _ in range(2):
+            script.mark(MarkKind.MODULE_BEGIN, "net.0", at=script.now)
+            script.mark(MarkKind.MODULE_END, "net.0", at=script.now)
         scratch = script.alloc(SIZE, line="/n/a.py:1")
-        script.mark(MarkKind.MODULE_END, "net.0", at=script.now)
         script.mark(MarkKind.MODULE_END, "net", at=script.now)
         body(script, i)
         script.free(scratch)
@@ -283,17 +256,15 @@ def test_calls_of_the_outermost_module_serve_where_there_is_no_backward(kind):
     assert (leak.of, leak.iterations) == ("call of net", 10)
 
 
-def test_what_calls_gather_and_the_end_gives_back_is_none():
+@pytest.mark.parametrize("has_backward", [True, False])
+def test_what_calls_gather_for_their_only_backward_or_the_end_gives_back_is_none(has_backward):
     held = []
     script = calls(10, lambda script, i: held.append(script.alloc(SIZE, line=TRAIN)))
-    for block in held:
-        script.free(block)
-    assert leaks(script.trace(), 0) == ()
-
-
-def test_what_calls_gather_for_their_only_backward_is_none():
-    script = calls(10, lambda script, i: script.alloc(SIZE, line=TRAIN))
-    script.mark(MarkKind.PHASE_BEGIN, "backward", at=script.now)
+    if has_backward:
+        script.mark(MarkKind.PHASE_BEGIN, "backward", at=script.now)
+    else:
+        for block in held:
+            script.free(block)
     assert leaks(script.trace(), 0) == ()
 
 
@@ -311,19 +282,16 @@ def test_without_marks_what_repeats_and_is_given_back_is_an_iteration():
     assert (only(repeats(12, lambda i: True)).of, repeats(12, lambda i: i < 3)) == ("repeat", ())
 
 
-def test_building_something_in_a_loop_is_none():
+@pytest.mark.parametrize("category", [Category.PARAMETER, None])
+def test_what_is_built_in_a_loop_is_none(category):
     script = Script()
     for _ in range(30):
-        script.alloc(SIZE, line="/n/model.py:4")
-    assert leaks(script.trace(), 0) == ()
-
-
-def test_parameters_made_in_a_loop_with_scratch_are_none():
-    script = Script()
-    for _ in range(30):
-        scratch = script.alloc(2 * SIZE, line="/n/a.py:1")
-        script.alloc(SIZE, line=TRAIN, category=Category.PARAMETER)
-        script.free(scratch)
+        if category is None:
+            script.alloc(SIZE, line=TRAIN)
+        else:
+            scratch = script.alloc(2 * SIZE, line="/n/a.py:1")
+            script.alloc(SIZE, line=TRAIN, category=category)
+            script.free(scratch)
     assert leaks(script.trace(), 0) == ()
 
 
@@ -336,9 +304,7 @@ def test_lines_come_from_marks_where_the_blocks_know_none():
         loop.mark(MarkKind.LINE, "cell:3", at=loop.now)
         loop.alloc(SIZE)
 
-    loop.alloc = lambda size, at=None, line=None, **known: Script.alloc(
-        loop, size, at, **known
-    )  # as the CPU's: no lines
+    loop.alloc = lambda size, line=None: Script.alloc(loop, size)  # as the CPU's: no lines
     leak = only(loop(10, body))
     assert leak.places[0].line == "cell:3"
     assert "at line 3 of a cell" in leak.text
@@ -362,3 +328,94 @@ def test_hostile_names_stay_in_one_line(loop):
     leak = only(loop(10, lambda i: loop.kept(line="/n/\x1b[2J\n<b>:7", module="a\n" * 500)))
     assert leak.text.isprintable()
     assert len(leak.text) < 500
+
+
+# --- the value ---
+
+FOUND = Leaks(
+    [
+        Leak("kept", 0, "backward", 1, 12, 24 * KiB, (Place("/a/<b>:7", "net.fc", "", "4x4", 2 * KiB, 1.0),
+                                                     Place("", "net.head", "", "", KiB, 2.0))),
+        Leak("growing", 0, "backward", 3, 12, 9 * KiB, (Place("", "", "aten::cat", "", KiB, 0.0),)),
+    ],
+    "backward: 12 of them",
+)  # fmt: skip
+
+
+def test_it_reads_as_one_sentence_for_each_leak():
+    assert str(FOUND) == repr(FOUND) == f"{FOUND[0].text}\n{FOUND[1].text}"
+    assert len(FOUND) == 2
+    assert list(FOUND) == [FOUND[0], FOUND[1]]
+    shown, _ = DisplayFormatter().format(FOUND)
+    assert shown["text/plain"] == FOUND.text
+    assert shown["text/html"].count("<div>") == 2
+    assert "&lt;b&gt;" in shown["text/html"]
+    assert "<b>" not in shown["text/html"]
+
+
+def test_the_frame_has_a_row_for_each_place():
+    frame = FOUND.to_pandas()
+    assert list(frame["leak"]) == [1, 1, 2]
+    assert list(frame["bytes_per_iteration"]) == [2 * KiB, KiB, KiB]
+    assert list(frame["total_bytes"]) == [24 * KiB, 24 * KiB, 9 * KiB]
+    assert list(Leaks().to_pandas().columns) == list(frame.columns)
+
+
+def test_copies_are_the_same():
+    for twin in (copy.copy(FOUND), copy.deepcopy(FOUND), pickle.loads(pickle.dumps(FOUND))):
+        assert twin == FOUND
+        assert (type(twin), twin.looked_at) == (Leaks, FOUND.looked_at)
+
+
+def test_nothing_that_grows_is_told_from_nobody_knows():
+    known, unknown = Loop(), Loop()
+    found, none = (loop(count, lambda i: None) for loop, count in ((known, 9), (unknown, 2)))
+    assert found == none == ()
+    assert str(found) == "Nothing grows from one iteration to the next (optimizer step: 9 of them)."
+    assert str(none).startswith("Unknown: this run has no row of at least four iterations")
+    assert "Unknown" in Leaks()._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("line", "short"),
+    [
+        ("/home/me/train.py:7", "train.py:7"),
+        ("C:\\me\\train.py:7", "train.py:7"),
+        ("cell:3", "line 3 of a cell"),
+        ("/tmp/ipykernel_12/34.py:3", "line 3 of a cell"),
+        ("before the cell", "before the cell"),
+        ("workspace of cuBLAS", "workspace of cuBLAS"),
+        ("/n/\x1b[2J\n.py:1", "?"),
+    ],
+)
+def test_lines_in_short(line, short):
+    found = short_line(line)
+    assert found == short or (short == "?" and found.isprintable())
+
+
+@pytest.mark.parametrize(("passing", "kind"), [(25, "kept"), (26, "growing")])
+def test_of_what_a_line_keeps_a_quarter_may_pass(loop, passing, kind):
+    held = {}
+
+    def body(i):
+        if i in held:
+            loop.free(held.pop(i))
+        loop.kept()
+        if i < passing:
+            held[i + 3] = loop.kept()
+
+    assert only(loop(100, body)).kind == kind
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_call_in_which_a_run_was_stopped_is_an_iteration(ends):
+    script = Script()
+    for i in range(8):
+        script.mark(MarkKind.MODULE_BEGIN, "net", at=script.now)
+        batch = script.alloc(32768, line="a.py:3")
+        script.alloc(32768, line="t.py:7")
+        if i < 7 or ends:
+            script.mark(MarkKind.MODULE_END, "net", at=script.now)
+            script.free(batch)
+    found = only(leaks(script.trace(), 0))
+    assert (found.iterations, found.of) == (8, "call of net")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from handmade import HOST, Script
 
 from memlab.analysis.breakdown import breakdown
-from memlab.analysis.lines import BACKWARD, Group, LineTable, lines
+from memlab.analysis.lines import BACKWARD, LineGroup, LineTable, lines
 from memlab.errors import MemlabError
 from memlab.trace import Gap, MarkKind, Trace
 
@@ -30,7 +31,7 @@ def charged(found: LineTable) -> int:
 
 def test_what_a_line_holds_frees_and_rises_to():
     script = Script()
-    old = script.adopt(1000)
+    old = script.preexisting(1000)
     script.here_it_starts()
     outside = script.alloc(5)
     script.mark(MarkKind.LINE, "cell:1", at=100)
@@ -45,8 +46,8 @@ def test_what_a_line_holds_frees_and_rises_to():
     assert (one.held_bytes, one.peak_bytes, one.allocated_bytes, one.freed_bytes) == (300, 500, 500, 0)
     assert (two.held_bytes, two.peak_bytes, two.allocated_bytes, two.freed_bytes) == (-1000, 0, 0, 1000)
     assert (one.level_bytes, two.level_bytes) == (1305, 305)
-    assert one.came == (Group(1, "", "", 300),)
-    assert two.went == (Group(1, "", "", 1000),)
+    assert one.came == (LineGroup(1, "", "", 300),)
+    assert two.went == (LineGroup(1, "", "", 1000),)
     assert (found.start_bytes, found.end_bytes, found.outside_bytes) == (1000, 300, 0)
     assert charged(found) == found.change_bytes == -700
     assert found["cell:1"] is one
@@ -56,39 +57,12 @@ def test_what_a_line_holds_frees_and_rises_to():
 def test_loops_are_aggregated_and_peaks_are_of_one_execution():
     script = Script()
     for i in range(3):
-        script.mark(MarkKind.LINE, "cell:1", at=100 * i)
         script.mark(MarkKind.LINE, "cell:2", at=100 * i + 10)
         script.alloc(50, at=100 * i + 11)
         script.free(script.alloc(7 * (i + 1), at=100 * i + 12), at=100 * i + 13)
-    row = table(script, {"cell": {"1": 3, "2": 3}})["cell:2"]
+    row = table(script, {"cell": {"2": 3}})["cell:2"]
     assert (row.executions, row.held_bytes, row.peak_bytes) == (3, 150, 71)
-    assert row.came == (Group(3, "", "", 150),)
-
-
-def test_the_same_line_again_is_another_execution_unless_it_goes_on():
-    for again, peak in (("cell:1", 50), ("cell:1\n...", 100)):
-        script = Script()
-        script.mark(MarkKind.LINE, "cell:1", at=0)
-        script.alloc(50, at=1)
-        script.mark(MarkKind.LINE, again, at=10)
-        script.alloc(50, at=11)
-        assert table(script)["cell:1"].peak_bytes == peak
-
-
-def test_a_caller_has_what_it_called_in_its_total_and_peak_alone():
-    script = Script()
-    script.mark(MarkKind.LINE, "cell:2", at=0)
-    script.mark(MarkKind.LINE, "f.py:7\ncell:2", at=10)
-    big = script.alloc(900, at=11)
-    script.mark(MarkKind.LINE, "cell:2\n...", at=20)
-    script.free(big, at=21)
-    script.alloc(10, at=22)
-    found = table(script, {"cell": {"2": 1}, "f.py": {"7": 1}})
-    caller, called = found["cell:2"], found["f.py:7"]
-    assert (caller.held_bytes, caller.total_bytes, caller.peak_bytes) == (-890, 10, 900)
-    assert (called.held_bytes, called.total_bytes, called.peak_bytes) == (900, 900, 900)
-    assert caller.freed_bytes == 0, "it came within the same execution"
-    assert charged(found) == found.change_bytes
+    assert row.came == (LineGroup(3, "", "", 150),)
 
 
 def test_backward_is_charged_to_forward_lines_and_shown_on_the_line_that_waits():
@@ -133,19 +107,14 @@ def test_executed_lines_without_memory_are_there_and_outer_lines_are_not():
     assert found.sources == {"cell": {1: "a = 1", 2: "b = 2"}}
 
 
-def test_what_could_not_be_seen_is_named():
+def test_what_could_not_be_seen_is_named_and_wrong_questions_are_answered():
     found = table(Script(), gaps=(Gap("lines", "another one took over"), Gap("other", "x")))
     assert found.gaps == ("another one took over",)
     assert (len(found), found.change_bytes) == (0, 0)
-
-
-def test_wrong_questions_are_answered_with_what_to_do():
-    script = Script()
-    script.alloc(1)
-    with pytest.raises(MemlabError, match="measure with %%memtrack --lines"):
-        lines(script.trace(), 0)
     with pytest.raises(MemlabError, match="no line 'cell:9'"):
-        table(script)["cell:9"]
+        found["cell:9"]
+    with pytest.raises(MemlabError, match="measure with %%memtrack --lines"):
+        lines(Script().trace(), 0)
 
 
 @pytest.mark.parametrize(
@@ -157,12 +126,6 @@ def test_notes_of_a_file_that_make_no_sense_do_no_harm(wrong):
     script.alloc(10, at=1)
     found = lines(script.trace(notes={"executions": wrong, "lines": wrong}), 0)
     assert found["cell:1"].held_bytes == 10
-
-
-def test_as_a_frame():
-    script = Script()
-    script.mark(MarkKind.LINE, "cell:1", at=0)
-    script.alloc(10, at=1)
     frame = table(script, {"cell": {"1": 1}}).to_pandas()
     assert frame.loc[0, ["text", "line", "executions", "held_bytes"]].tolist() == ["cell:1", 1, 1, 10]
     assert "came" not in frame
@@ -172,77 +135,72 @@ def test_as_a_frame():
 
 
 def random_script(seed: int) -> tuple[Script, list[tuple[Any, ...]]]:
-    """A script, and what happened in it in order: ("mark", text) or ("event", change of the level)."""
+    """A script, and what happened in it in order: ("mark", text) or ("event", change of the level, block)."""
     chance = random.Random(seed)
     script, story, alive = Script(), [], []
-    texts = [
-        "",
-        "a:1",
-        "a:2",
-        "a:1\n...",
-        "b:1\na:2",
-        "b:2\na:2",
-        "a:2\n...",
-        "b:1\n(backward)\na:2",
-        "(backward)\na:2",
-    ]
+    texts = ["", "a:1", "a:2", "a:1\n...", "b:1\na:2", "b:2\na:2", "a:2\n..."]
+    texts += ["b:1\n(backward)\na:2", "(backward)\na:2"]
     for at in range(0, chance.randrange(400), 10):
         kind = chance.random()
         if kind < 0.5:
-            text = chance.choice(texts)
-            script.mark(MarkKind.LINE, text, at=at)
-            story.append(("mark", text))
+            story.append(("mark", chance.choice(texts)))
+            script.mark(MarkKind.LINE, story[-1][1], at=at)
         elif alive and kind < 0.75:
             block, size = alive.pop(chance.randrange(len(alive)))
             script.free(block, at=at)
-            story.append(("event", -size))
+            story.append(("event", -size, block))
         else:
             size = chance.randrange(1, 100)
             alive.append((script.alloc(size, at=at), size))
-            story.append(("event", size))
+            story.append(("event", size, alive[-1][0]))
     return script, story
 
 
-def slow(story: list[tuple[Any, ...]]) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Line -> held, total and peak, one step at a time."""
-    held: dict[str, int] = {}
-    total: dict[str, int] = {}
-    peak: dict[str, int] = {}
-    level, start, on, charged = 0, {}, [], ""
-    for what, value in [*story, ("mark", "")]:
+def slow(story: list[tuple[Any, ...]]) -> dict[str, Counter[str]]:
+    """Name of the figure -> line -> bytes, one step at a time."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    level, on, charged = 0, list[str](), ""
+    begun: dict[str, tuple[int, int]] = {}  # line that is on -> moment and level at its begin
+    born: dict[int, int] = {}
+    for now, (what, value, *block) in enumerate([*story, ("mark", "")]):
         if what == "event":
             level += value
-            held[charged] = held.get(charged, 0) + value
+            found["charged"][charged] += value
             for line in on:
-                peak[line] = max(peak.get(line, 0), level - start[line])
+                found["peak"][line] = max(found["peak"][line], level - begun[line][1])
+            if value > 0:
+                born[block[0]] = now
+            if on and value > 0:
+                found["allocated"][on[0]] += value
+            elif on and born[block[0]] < begun[on[0]][0]:
+                found["freed"][on[0]] -= value
             continue
         parts = value.split("\n") if value else []
         begins = bool(parts) and parts[-1] != "..." and "(backward)" not in parts
         parts = [part for part in parts if part != "..."]
         charged = parts[0] if parts else ""
-        now = parts[parts.index("(backward)") + 1 :] if "(backward)" in parts else parts
+        lines_on = parts[parts.index("(backward)") + 1 :] if "(backward)" in parts else parts
         for line in on:
-            if line not in now or (begins and now[0] == line):
-                total[line] = total.get(line, 0) + level - start.pop(line)
-        start |= {line: level for line in now if line not in start}
-        on = now
-    return held, total, peak
+            found["level"][line] = level
+            if line not in lines_on or (begins and lines_on[0] == line):
+                found["total"][line] += level - begun.pop(line)[1]
+        begun |= {line: (now, level) for line in lines_on if line not in begun}
+        on = lines_on
+    return found
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_random_traces_against_a_slow_count(first):
     for seed in range(first, first + 100):
         script, story = random_script(seed)
-        names = {"a": {"1": 1, "2": 1}, "b": {"1": 1, "2": 1}}
-        found = table(script, names)
-        held, total, peak = slow(story)
+        found, expected = table(script, {"a": {"1": 1, "2": 1}, "b": {"1": 1, "2": 1}}), slow(story)
         assert charged(found) == found.change_bytes
-        assert found.outside_bytes == held.get("", 0), seed
+        assert found.outside_bytes == expected["charged"][""], seed
         for row in found:
             name = row.text if row.text != BACKWARD else "(backward)"
-            assert row.held_bytes + row.backward_bytes == held.get(name, 0), (seed, name)
-            assert row.total_bytes == total.get(name, 0), (seed, name)
-            assert row.peak_bytes == peak.get(name, 0), (seed, name)
+            assert row.held_bytes + row.backward_bytes == expected["charged"][name], (seed, name)
+            for figure in ("total", "peak", "level", "allocated", "freed"):
+                assert getattr(row, f"{figure}_bytes") == expected[figure][name], (seed, name, figure)
 
 
 def test_several_statements_of_a_cell_in_one_line_are_one_execution():
@@ -259,10 +217,8 @@ def test_several_statements_of_a_cell_in_one_line_are_one_execution():
     source = {str(number): text for number, text in enumerate(texts, 1)}
     counts = {"2": 3, "4": 2, "5": 4, "6": 1, "7": 1}
     script = Script()
-    notes = {
-        "executions": {"cell": counts, "In[3]": counts, "f.py": counts},
-        "lines": dict.fromkeys(("cell", "In[3]", "f.py"), source),
-    }
+    labels = ("cell", "In[3]", "f.py")
+    notes = {"executions": dict.fromkeys(labels, counts), "lines": dict.fromkeys(labels, source)}
     found = {row.text: row.executions for row in lines(script.trace(notes=notes), 0)}
     for cell in ("cell", "In[3]"):
         assert [found[f"{cell}:{line}"] for line in counts] == [1, 2, 4, 1, 1]

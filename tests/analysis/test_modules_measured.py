@@ -1,5 +1,5 @@
 """The figures of modules against readings taken around every forward: PyTorch's counters on the pretend device, the
-tally's own count on the CPU."""
+tracker's own count on the CPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from memlab.analysis.calls import calls, left_by, rise_of
-from memlab.analysis.modules import modules
+from memlab.analysis.modules import calls, left_by, modules, rise_of
 from memlab.probes.cpu import CpuProbe
 from memlab.trace import Trace
 
@@ -69,16 +68,11 @@ def told(kind: type[nn.Module]) -> type[nn.Module]:
     return Told
 
 
-def labelled(model: nn.Module) -> nn.Module:
-    for path, module in model.named_modules():
-        module.label = f"{type(model).__name__}.{path}" if path else type(model).__name__
-    return model
-
-
 Linear, Sequential = told(nn.Linear), told(nn.Sequential)
 
 
-class _Block(nn.Module):
+@told
+class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.up, self.down = Linear(width, 3 * width), Linear(3 * width, width)
@@ -89,10 +83,8 @@ class _Block(nn.Module):
         return x + y
 
 
-Block = told(_Block)
-
-
-class _Net(nn.Module):
+@told
+class Net(nn.Module):
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.blocks = Sequential(Block(width), Block(width))
@@ -106,7 +98,8 @@ class _Net(nn.Module):
         return self.head(self.shared(x)).sum()
 
 
-class _Checkpointed(nn.Module):
+@told
+class Checkpointed(nn.Module):
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(width) for _ in range(3))
@@ -117,7 +110,8 @@ class _Checkpointed(nn.Module):
         return x.sum()
 
 
-class _Failing(nn.Module):
+@told
+class Failing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = Linear(64, 64), Linear(65, 64)
@@ -126,55 +120,38 @@ class _Failing(nn.Module):
         return self.second(self.first(x))
 
 
-Net, Checkpointed, Failing = told(_Net), told(_Checkpointed), told(_Failing)
+def built(kind: type[nn.Module], device: str) -> tuple[nn.Module, torch.Tensor]:
+    """A model whose modules know their paths, and its data."""
+    model = kind().to(device)
+    for path, module in model.named_modules():
+        module.label = f"{kind.__name__}.{path}" if path else kind.__name__
+    return model, torch.ones(500, 64, device=device, requires_grad=True)
 
 
-def data(device: str) -> torch.Tensor:
-    return torch.ones(500, 64, device=device, requires_grad=True)
+def train(model: nn.Module, x: torch.Tensor) -> None:
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        model(x).backward()
 
 
-def training(device: str) -> Callable[[], None]:
-    model, x = labelled(Net().to(device)), data(device)
-
-    def body() -> None:
-        for _ in range(2):
-            model.zero_grad(set_to_none=True)
-            model(x).backward()
-
-    return body
+def fail(model: nn.Module, x: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError):
+        model(x)
 
 
-def two_forwards(device: str) -> Callable[[], None]:
-    model, x = labelled(Net().to(device)), data(device)
-    return lambda: (model(x) + model(x, 0)).backward()
+PROGRAMS = {
+    "training": (Net, train),
+    "two forwards": (Net, lambda model, x: (model(x) + model(x, 0)).backward()),
+    "inference": (Net, torch.no_grad()(lambda model, x: model(x))),
+    "recomputed": (Checkpointed, lambda model, x: model(x).backward()),
+    "failing": (Failing, fail),
+}
 
 
-def inference(device: str) -> Callable[[], None]:
-    model, x = labelled(Net().to(device)), data(device)
-
-    def body() -> None:
-        with torch.no_grad():
-            model(x)
-
-    return body
-
-
-def recomputed(device: str) -> Callable[[], None]:
-    model, x = labelled(Checkpointed().to(device)), data(device)
-    return lambda: model(x).backward()
-
-
-def failing(device: str) -> Callable[[], None]:
-    model, x = labelled(Failing().to(device)), data(device)
-
-    def body() -> None:
-        with contextlib.suppress(RuntimeError):
-            model(x)
-
-    return body
-
-
-PROGRAMS = (training, two_forwards, inference, recomputed, failing)
+def made(program: str, device: str) -> Callable[[], None]:
+    kind, work = PROGRAMS[program]
+    model, x = built(kind, device)
+    return lambda: work(model, x)
 
 
 def figures(trace: Trace, device: int) -> dict[str, list[tuple[int, int]]]:
@@ -210,7 +187,7 @@ def reading(read: Callable[[], tuple[int, int]]) -> Iterator[None]:
 
 
 class Highest(TorchDispatchMode):
-    """The highest count of the tally after any operator since somebody asked."""
+    """The highest count of the tracker after any operator since somebody asked."""
 
     def __init__(self, probe: CpuProbe) -> None:
         super().__init__()
@@ -218,18 +195,18 @@ class Highest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **kwargs or {})
-        self.highest = max(self.highest, self.probe.tally.current_bytes)
+        self.highest = max(self.highest, self.probe.tracker.current_bytes)
         return out
 
     def read(self) -> tuple[int, int]:
-        level, highest = self.probe.tally.current_bytes, self.highest
+        level, highest = self.probe.tracker.current_bytes, self.highest
         self.highest = level
         return level, highest
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_on_the_cpu_each_call_is_what_the_tally_counts_around_it(program):
-    body, probe = program("cpu"), CpuProbe()
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_on_the_cpu_each_call_is_what_the_storage_tracker_counts_around_it(program):
+    body, probe = made(program, "cpu"), CpuProbe()
     highest = Highest(probe)
     with reading(highest.read):
         probe.start()
@@ -247,20 +224,25 @@ def from_counters() -> tuple[int, int]:
     return level, peak
 
 
+@pytest.fixture
+def warm_cublas() -> None:
+    """Its workspace comes once, with the first product."""
+    nn.Linear(8, 8).cuda()(torch.ones(1, 8, device="cuda")).sum().backward()
+
+
 @pytest.mark.fakegpu
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.usefixtures("warm_cublas")
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_on_the_pretend_device_each_call_is_what_the_counters_say(program):
-    nn.Linear(8, 8).cuda()(torch.ones(1, 8, device="cuda")).sum().backward()  # cuBLAS's workspace comes once
-    body = program("cuda")
+    body = made(program, "cuda")
     with reading(from_counters):
         check(probed(body), 0)
 
 
 @pytest.mark.fakegpu
+@pytest.mark.usefixtures("warm_cublas")
 def test_what_is_kept_is_what_the_counter_says_when_backward_begins():
-    nn.Linear(8, 8).cuda()(torch.ones(1, 8, device="cuda")).sum().backward()
-    model, x = labelled(Net().to("cuda")), data("cuda")
-    levels = []
+    levels, (model, x) = [], built(Net, "cuda")
 
     def body() -> None:
         levels.append(torch.cuda.memory_allocated())
@@ -270,11 +252,12 @@ def test_what_is_kept_is_what_the_counter_says_when_backward_begins():
 
     with reading(from_counters):
         trace = probed(body)
-    assert modules(trace, 0)["_Net"].kept_bytes == levels[1] - levels[0]
+    assert modules(trace, 0)["Net"].kept_bytes == levels[1] - levels[0]
 
 
 def test_on_the_cpu_gradients_that_went_before_a_forward_do_not_hide_its_rise():
-    model, x, probe = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)), data("cpu"), CpuProbe()
+    model, probe = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)), CpuProbe()
+    x = torch.ones(500, 64, requires_grad=True)
     probe.start()
     try:
         for _ in range(3):
@@ -284,5 +267,5 @@ def test_on_the_cpu_gradients_that_went_before_a_forward_do_not_hide_its_rise():
         trace = probe.stop()
     made = calls(trace)
     rise, left = rise_of(trace, -1, made), left_by(trace, -1, made, made.end)
-    outermost = made.parent < 0
+    outermost = made.depth == 0
     assert (rise[outermost] >= left[outermost]).all()

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 from handmade import GPU, HOST, Script
 
-from memlab.analysis.summary import summary
+from memlab.analysis.summary import has_raised, summary
 from memlab.trace import Bounded, Category, Device, Phase
 
 
 def step() -> Script:
     script = Script()
-    script.adopt(100)
+    script.preexisting(100)
     script.segment(4096, at=1)
     a = script.alloc(300, at=2, phase=Phase.FORWARD, module="net", line="t.py:7")
     script.alloc(50, at=3, phase=Phase.BACKWARD, module="net.last", line="t.py:9")
@@ -58,13 +58,8 @@ def test_the_device_with_the_largest_peak_comes_first():
     assert [device.device.index for device in summary(script.trace()).devices] == [1, 0]
 
 
-def test_the_host_has_no_reserved():
-    script = Script(HOST)
-    script.alloc(8, at=1)
-    assert [level.of for level in summary(script.trace()).devices[0].levels] == ["allocated"]
-
-
-def test_an_empty_trace_and_one_without_devices():
+def test_an_empty_trace_the_host_which_has_no_reserved_and_a_trace_without_devices():
+    assert [level.of for level in summary(Script(HOST).trace()).devices[0].levels] == ["allocated"]
     (device,) = summary(Script().trace()).devices
     assert [(level.of, level.peak.low_bytes) for level in device.levels] == [("allocated", 0), ("reserved", 0)]
     assert device.at == {}
@@ -83,7 +78,7 @@ def test_where_events_were_lost_nobody_says_who_held_the_peak():
     assert (device.levels[0].peak.low_bytes, device.levels[0].peak.high_bytes) == (1 << 20, GPU.capacity_bytes)
 
 
-def test_where_early_rows_were_let_go_the_start_is_the_counters():
+def test_where_early_rows_were_dropped_the_start_is_the_counters():
     # The rows that are left begin at 100 allocated; the run began at 40.
     facts = dataclasses.replace(GPU, start_allocated_bytes=40, start_reserved_bytes=4096)
     script = step()
@@ -102,3 +97,33 @@ def test_notes_and_gaps_come_along_and_the_table_exports():
     assert frame.loc["allocated", "peak_low_bytes"] == 450
     assert frame.loc["allocated", "peak_time_s"] == pytest.approx(3e-9)
     assert frame.loc["allocated", "left_bytes"] == 50
+
+
+@pytest.mark.parametrize(
+    ("engine", "provenance"),
+    [
+        ("fake CUDA", "predicted"),
+        ("pretend CUDA", "predicted"),
+        ("fake CUDA, from a snapshot", "predicted"),
+        ("pretend CUDA, from a snapshot", "predicted"),
+        ("CUDA allocator history", "measured"),
+    ],
+)
+def test_what_fake_cuda_made_is_predicted_also_without_its_notes(engine, provenance):
+    trace = step().trace()
+    made_by = dataclasses.replace(trace.made_by, engine=engine)
+    assert summary(dataclasses.replace(trace, made_by=made_by)).provenance == provenance
+
+
+@pytest.mark.parametrize(
+    ("notes", "raised"),
+    [
+        ({"raised": True}, True),
+        ({"raised": False, "notes": ["The cell raised its hand."]}, False),
+        ({"notes": ["careful", "The cell raised ValueError: mine."]}, True),  # saved before there was a key
+        ({"notes": ["careful"]}, False),
+        ({}, False),
+    ],
+)
+def test_a_run_that_raised_is_known_by_a_key_and_in_older_files_by_its_sentence(notes, raised):
+    assert has_raised(step().trace(notes=notes)) is raised

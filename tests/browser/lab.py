@@ -19,22 +19,21 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
 NEEDED = ("playwright", "jupyterlab", "nbformat", "ipykernel", "anywidget")
 FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-proxy-server",
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-proxy-server",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
-]
+]  # fmt: skip
 IDLE = ".jp-NotebookPanel [data-status='idle'], .jp-Notebook-ExecutionIndicator[data-status='idle']"
 PROMPT = """([i, pattern]) => {
   const prompt = document.querySelectorAll('.jp-Notebook .jp-Cell')[i].querySelector('.jp-InputPrompt');
@@ -57,11 +56,23 @@ def missing() -> str:
     return "" if chromium() else "no Chromium on the path and none named by MEMLAB_CHROMIUM"
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+MARKS = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
+
+
+@contextmanager
+def opened(tmp_path_factory: pytest.TempPathFactory, name: str, cells: Sequence[str]) -> Iterator[Lab]:
+    """A JupyterLab with this notebook open.
+
+    One thread: several would wait for each other for milliseconds where others use the cores too.
+    """
+    paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests")))
+    lab = Lab(tmp_path_factory.mktemp("lab"), {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
+    try:
+        lab.write(name, cells)
+        lab.open(name)
+        yield lab
+    finally:
+        lab.close()
 
 
 class Lab:
@@ -73,7 +84,9 @@ class Lab:
         self.root.mkdir(parents=True)
         self.foreign: list[str] = []
         self.console: list[tuple[str, str]] = []
-        self.token, self.port = "test-token", free_port()
+        with socket.socket() as probe:  # a port of loopback that nobody listens on
+            probe.bind(("127.0.0.1", 0))
+            self.token, self.port = "test-token", probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._start_server(environment or {})
         try:
@@ -84,9 +97,22 @@ class Lab:
 
     def _start_server(self, environment: Mapping[str, str]) -> None:
         self.log = self.home / "server.log"
-        self._silence_news()
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", *self._server_options()]
-        env = self._environment(environment)
+        own = self.home / "jupyter"
+        news = own / "SETTINGS/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+        news.parent.mkdir(parents=True)
+        news.write_text('{"fetchNews": "false", "checkForUpdates": false, "doNotDisturbMode": true}')
+        options = [
+            "--no-browser", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.root}",
+            "--ServerApp.allow_root=True", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
+            "--LabApp.extension_manager=readonly",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "jupyterlab", *options]
+        kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+        rooms = {f"JUPYTER_{name}": str(own / name) for name in ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")}
+        lab = {f"JUPYTERLAB_{name}_DIR": str(own / name) for name in ("SETTINGS", "WORKSPACES")}
+        env = kept | rooms | lab | {"IPYTHONDIR": str(own / "ipython")} | dict(environment)
         with self.log.open("w") as log:
             self.server = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
         try:
@@ -94,32 +120,6 @@ class Lab:
         except BaseException:
             self._stop_server()
             raise
-
-    def _silence_news(self) -> None:
-        file = self.home / "jupyter/SETTINGS/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
-        file.parent.mkdir(parents=True)
-        file.write_text('{"fetchNews": "false", "checkForUpdates": false, "doNotDisturbMode": true}')
-
-    def _server_options(self) -> list[str]:
-        return [
-            "--ServerApp.ip=127.0.0.1",
-            f"--ServerApp.port={self.port}",
-            "--ServerApp.port_retries=0",
-            f"--IdentityProvider.token={self.token}",
-            f"--ServerApp.root_dir={self.root}",
-            "--ServerApp.allow_root=True",
-            "--LabApp.expose_app_in_browser=True",
-            "--LabApp.news_url=",
-            "--LabApp.extension_manager=readonly",
-            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        ]
-
-    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        own = self.home / "jupyter"
-        kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-        rooms = {f"JUPYTER_{name}": str(own / name) for name in ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")}
-        lab = {f"JUPYTERLAB_{name}_DIR": str(own / name) for name in ("SETTINGS", "WORKSPACES")}
-        return kept | rooms | lab | {"IPYTHONDIR": str(own / "ipython")} | dict(more)
 
     def _wait_for_server(self) -> None:
         for _ in range(360):

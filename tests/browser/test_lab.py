@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import lab as harness
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "all is there"),
-]
-REPOSITORY = Path(__file__).parents[2]
-PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
+pytestmark = harness.MARKS
 FIGURE = ".js-plotly-plot, .jp-RenderedPlotly img"
 """Plotly's extension of JupyterLab shows a picture it kept until the mouse comes near."""
 SAVING, OTHER = "checkpoint_sequential", "checkpoint"
@@ -54,14 +47,10 @@ print('hooks', [hook for hook in get_ipython().events.callbacks['pre_run_cell'] 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
-    paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests")))
-    made = harness.Lab(tmp_path_factory.mktemp("lab"), {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
-    made.write("lab.ipynb", [OPEN, STATE, BUSY, PROGRAM, AGAIN, LEFT])
-    made.open("lab.ipynb")
-    made.run_cell(0)
-    made.cell(0).get_by_role("button", name="Run").wait_for(timeout=30_000)
-    yield made
-    made.close()
+    with harness.opened(tmp_path_factory, "lab.ipynb", [OPEN, STATE, BUSY, PROGRAM, AGAIN, LEFT]) as made:
+        made.run_cell(0)
+        made.cell(0).get_by_role("button", name="Run").wait_for(timeout=120_000)  # a first import takes long
+        yield made
 
 
 def press(lab: harness.Lab, name: str, cell: int = 0) -> None:
@@ -88,13 +77,13 @@ def choose(lab: harness.Lab, label: str, option: str) -> None:
 
 def picture(lab: harness.Lab, name: str) -> None:
     """A screenshot of the Lab in both themes, where a folder for it was named."""
-    if PICTURES:
+    if harness.PICTURES:
         size = lab.page.viewport_size
         lab.page.set_viewport_size({"width": size["width"], "height": 1700})  # else the page shows a part of it
         for theme in ("dark", "light"):
             lab.theme(theme)
             lab.page.wait_for_timeout(1500)
-            lab.cell(0).locator(".jp-OutputArea").first.screenshot(path=f"{PICTURES}/{name}-{theme}.png")
+            lab.cell(0).locator(".jp-OutputArea").first.screenshot(path=f"{harness.PICTURES}/{name}-{theme}.png")
         lab.page.set_viewport_size(size)
 
 

@@ -1,22 +1,15 @@
-"""What lessons show in a real JupyterLab: a guess, a knob that is turned, the guesses drawn, and what is saved of them."""
+"""What lessons show in a real JupyterLab: a guess, a value that is selected, the guesses drawn, and what is saved of them."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import lab as harness
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "all is there"),
-]
-REPOSITORY = Path(__file__).parents[2]
-PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
+pytestmark = harness.MARKS
 FIGURE = ".js-plotly-plot"
 ASK = """
 from memlab.lesson import Lesson
@@ -25,19 +18,16 @@ peak = lesson.guess("Peak?", between=("1 MiB", "1 GiB"))
 when = lesson.guess("When?", choices=["forward", "backward"])
 """
 COMPARE = "print(peak.compare('128 MiB'))\nprint(when.compare('backward'))"
-KNOB = "lesson.knob('batch', {8: 2**20, 16: 2**21, 32: 2**22})"
+SWEEP = "lesson.sweep('batch', {8: 2**20, 16: 2**21, 32: 2**22})"
 DRAW = "lesson.guesses_so_far()"
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
-    made = harness.Lab(tmp_path_factory.mktemp("lesson"), {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"})
-    made.write("lesson.ipynb", [ASK, COMPARE, KNOB, DRAW])
-    made.open("lesson.ipynb")
-    made.run_cell(0)
-    made.cell(0).get_by_role("button", name="Commit").first.wait_for(timeout=60_000)
-    yield made
-    made.close()
+    with harness.opened(tmp_path_factory, "lesson.ipynb", [ASK, COMPARE, SWEEP, DRAW]) as made:
+        made.run_cell(0)
+        made.cell(0).get_by_role("button", name="Commit").first.wait_for(timeout=60_000)
+        yield made
 
 
 def saved(lab: harness.Lab, cell: int) -> list[dict[str, Any]]:
@@ -66,22 +56,22 @@ def test_a_guess_is_typed_committed_and_locked(lab):
 
 def test_the_outcome_stands_beside_the_question_too(lab):
     lab.run_cell(1)
-    assert "guess over measurement 0.50" in lab.text(1)
+    assert "2 times too low" in lab.text(1)
     lab.cell(0).get_by_text("it was 128.0 MiB").wait_for(timeout=10_000)
 
 
-def test_a_knob_is_turned_by_keyboard_and_the_picture_follows(lab):
+def test_a_value_is_selected_by_keyboard_and_the_picture_follows(lab):
     lab.run_cell(2)
     lab.cell(2).locator(FIGURE).first.wait_for(timeout=30_000)
     slider = lab.cell(2).get_by_role("slider").first
     slider.focus()
     slider.press("ArrowRight")
     lab.cell(2).locator(FIGURE).get_by_text("batch 16: peak 2.00 MiB; 2.00 times that of 8.").wait_for(timeout=10_000)
-    if PICTURES:
+    if harness.PICTURES:
         for theme in ("dark", "light"):
             lab.theme(theme)
             lab.page.wait_for_timeout(1000)
-            lab.cell(2).locator(".jp-OutputArea").first.screenshot(path=f"{PICTURES}/knob-{theme}.png")
+            lab.cell(2).locator(".jp-OutputArea").first.screenshot(path=f"{harness.PICTURES}/sweep-{theme}.png")
 
 
 def test_the_guesses_are_drawn(lab):

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from browser import lab as harness
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "all is there"),
-]
-REPOSITORY = Path(__file__).parents[2]
-PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
+pytestmark = harness.MARKS
 
 LIVE = """
 import math, threading, time
@@ -101,9 +94,8 @@ AFTER = "print(explorer.selection, closed, [len(calls) > 1, explorer.error])"
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
-    made = harness.Lab(tmp_path_factory.mktemp("lab"), {"PYTHONPATH": str(REPOSITORY)})
-    yield made
-    made.close()
+    with harness.opened(tmp_path_factory, "live.ipynb", [live_cell(4, 4096)]) as made:
+        yield made
 
 
 def live_cell(seconds: int, capacity_mib: int) -> str:
@@ -112,8 +104,8 @@ def live_cell(seconds: int, capacity_mib: int) -> str:
 
 def picture(lab: harness.Lab, name: str) -> None:
     """Keep a screenshot of the first cell where a folder for it was named."""
-    if PICTURES:
-        lab.cell(0).locator(".jp-OutputArea").first.screenshot(path=f"{PICTURES}/{name}.png")
+    if harness.PICTURES:
+        lab.cell(0).locator(".jp-OutputArea").first.screenshot(path=f"{harness.PICTURES}/{name}.png")
 
 
 def errors(lab: harness.Lab) -> list[tuple[str, str]]:
@@ -121,8 +113,6 @@ def errors(lab: harness.Lab) -> list[tuple[str, str]]:
 
 
 def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
-    lab.write("live.ipynb", [live_cell(4, 4096)])
-    lab.open("live.ipynb")
     lab.run_cell(0, wait=False)
     lab.page.wait_for_function("() => window.__memlab_live && window.__memlab_live.chunks > 8", timeout=30_000)
     assert lab.is_running(0)

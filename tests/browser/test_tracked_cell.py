@@ -6,18 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import lab as harness
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(bool(harness.missing()), reason=harness.missing() or "all is there"),
-]
-REPOSITORY = Path(__file__).parents[2]
-ARTIFACTS = REPOSITORY / "artifacts"
+pytestmark = harness.MARKS
+ARTIFACTS = harness.REPOSITORY / "artifacts"
 
 SETUP = "%load_ext memlab\nimport torch\nfrom memlab.workloads import transformer\nstep = transformer()\nstep();"
 TRAIN = """%%memtrack --name training
@@ -57,13 +52,9 @@ FIGURE = ".jp-OutputArea-output .main-svg"
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
     ARTIFACTS.mkdir(exist_ok=True)
-    # One thread: several would wait for each other for milliseconds where others use the cores too.
-    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    lab = harness.Lab(tmp_path_factory.mktemp("lab"), environment)
-    lab.write("cell.ipynb", [SETUP, TRAIN, FAIL, EXPLORE, CLOSE, NOISY, MODULES, ICICLE])
-    lab.open("cell.ipynb")
-    yield lab
-    lab.close()
+    cells = [SETUP, TRAIN, FAIL, EXPLORE, CLOSE, NOISY, MODULES, ICICLE]
+    with harness.opened(tmp_path_factory, "cell.ipynb", cells) as lab:
+        yield lab
 
 
 def saved_outputs(lab: harness.Lab, cell: int) -> list[dict[str, Any]]:
@@ -155,7 +146,7 @@ def test_a_saved_notebook_is_light_and_holds_no_widget(lab):
 
 def test_the_allocated_curve_stands_on_the_categories_that_held_it(lab):
     assert legend(lab, 1) >= CATEGORIES | {"allocated"}
-    assert "at the peak" in lab.text(1)
+    assert "peak by category" in lab.text(1)
     picture(lab, 1, "areas")
     assert lab.cell(1).locator(FIGURE).first.bounding_box()["height"] > 150
 

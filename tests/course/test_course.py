@@ -26,6 +26,17 @@ def test_it_runs_its_solutions_pass_and_its_figures_are_those_kept(lesson: Lesso
     assert differences(kept, headlines(done)) == []
 
 
+@pytest.mark.course
+def test_any_cell_of_the_first_lesson_can_be_run_again() -> None:
+    """Each cell twice, then all of them once more: what a learner who goes back does."""
+    (lesson,) = lessons(("01",))
+    notebook = lesson.fresh()
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    again = [source for source in sources for _ in range(2)] + sources
+    notebook.cells = [nbformat.v4.new_code_cell(source) for source in again]
+    executed(notebook)
+
+
 @pytest.mark.fakegpu
 @LESSONS
 def test_it_runs_on_cuda(lesson: Lesson) -> None:

@@ -1,10 +1,11 @@
-"""Calls of PyTorch for both sides: the pretend device, where C++ allocates, and pretend CUDA, which says what it would.
+"""Calls of PyTorch for both sides: the simulated GPU, where C++ allocates, and fake CUDA, which says what it would.
 
 `CASES` of each module: name -> setup, which runs the call once and returns a function that runs it again, to be recorded.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ Setup = Callable[[], Callable[[], None]]
 S = (8, 64, 256)
 
 
-def T(*shape: int, dtype: torch.dtype = f32, grad: bool = True) -> Any:
+def T(*shape: Any, dtype: torch.dtype = f32, grad: bool = True) -> Any:
     return torch.empty(*shape, device="cuda", dtype=dtype).requires_grad_(grad)
 
 
@@ -24,8 +25,37 @@ def I(high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Any:  # noqa:
     return torch.randint(0, high, shape, device="cuda", dtype=dtype)
 
 
+def N(*shape: int, dtype: Any = None) -> Any:
+    """An input of a call without a gradient."""
+    return lambda of_call: T(*shape, dtype=dtype or of_call, grad=False)
+
+
+def W(*shape: int) -> Any:
+    """One in single precision whatever the call's."""
+    return lambda of_call: T(*shape)
+
+
+def K(high: int, *shape: int, **more: Any) -> Any:
+    """One of integers."""
+    return lambda of_call: I(high, *shape, **more)
+
+
+def L(*shape: int, grad: bool = True) -> Any:
+    """One that lies channels last."""
+    form = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    return lambda of_call: T(*shape, dtype=of_call, grad=False).to(memory_format=form).requires_grad_(grad)
+
+
+def packed(module: Any, x: Any) -> Any:
+    """What a recurrent layer makes of a packed sequence of 8 lengths."""
+    return module(torch.nn.utils.rnn.pack_padded_sequence(x, [16, 14, 12, 10, 8, 6, 4, 2]))[0].data
+
+
 class Calls:
-    """A table of calls; each is recorded forward and backward, with gradients of the results given."""
+    """A table of calls; each is recorded forward and backward, with gradients of the results given.
+
+    `inputs` are shapes or functions of the dtype, or one function for all.
+    """
 
     def __init__(self) -> None:
         self.cases: dict[str, Setup] = {}
@@ -37,8 +67,8 @@ class Calls:
 
 def _setup(inputs: Any, call: Any, dtype: torch.dtype, grad: bool) -> Setup:
     def setup() -> Callable[[], None]:
-        given = inputs(dtype)
-        given = list(given) if isinstance(given, list | tuple) else [given]
+        wanted = inputs(dtype) if callable(inputs) else inputs
+        given = [_input(one, dtype) for one in (wanted if isinstance(wanted, list | tuple) else [wanted])]
         leaves = [one for one in given if isinstance(one, torch.Tensor) and one.requires_grad]
         leaves += [p for one in given if isinstance(one, torch.nn.Module) for p in one.parameters() if p.requires_grad]
         grads = [torch.zeros_like(one) for one in _with_grad(call(*given))] if grad else []
@@ -52,6 +82,12 @@ def _setup(inputs: Any, call: Any, dtype: torch.dtype, grad: bool) -> Setup:
         return body
 
     return setup
+
+
+def _input(wanted: Any, dtype: torch.dtype) -> Any:
+    if isinstance(wanted, tuple):
+        return T(wanted, dtype=dtype)
+    return wanted(dtype) if isinstance(wanted, types.FunctionType) else wanted
 
 
 def _with_grad(out: Any) -> list[Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from kernel_calls import Setup, T
 
 CASES: dict[str, Setup] = {}
 
 
-def acc(fn):
+def acc(fn, name=None):
     def setup():
         x = T(64, 64)
         y = T(64, 64)
@@ -22,33 +23,43 @@ def acc(fn):
 
         return body
 
-    CASES[fn.__name__] = setup
+    CASES[name or fn.__name__] = setup
 
 
-@acc
-def xx(x, y, g):
-    (x * x).backward(g)
+acc(lambda x, y, g: (x * x).backward(g), "xx")
+acc(lambda x, y, g: (x + x).backward(g), "x_plus_x")
+acc(lambda x, y, g: (x + x * y).backward(g), "residual")
+acc(lambda x, y, g: (x * y + x).backward(g), "residual2")
 
 
-@acc
-def x_plus_x(x, y, g):
-    (x + x).backward(g)
+class Fn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g + g * 2
 
 
-@acc
-def residual(x, y, g):
-    (x + x * y).backward(g)
+def of_double(name, fn, hold=lambda h: None):
+    """What is computed of `h = x * 2`, which is held until the end."""
+
+    def run(x, y, g):
+        h = x * 2
+        hold(h)
+        fn(h, y).backward(g)
+
+    acc(run, name)
 
 
-@acc
-def residual2(x, y, g):
-    (x * y + x).backward(g)
-
-
-@acc
-def residual_h(x, y, g):
-    h = x * 2
-    (h + h * y).backward(g)
+of_double("residual_h", lambda h, y: h + h * y)
+of_double("retained", lambda h, y: h + h * y, hold=lambda h: h.retain_grad())
+of_double("thrice", lambda h, y: h * y + h * y + h * y)
+of_double("hook_new", lambda h, y: h * y + h * y, hold=lambda h: h.register_hook(lambda g: g * 2))
+of_double("custom", lambda h, y: Fn.apply(h * 2))
+of_double("custom_twice", lambda h, y: Fn.apply(h) + Fn.apply(h))
+of_double("shared_grad", lambda h, y: h + y)
 
 
 @acc
@@ -65,19 +76,6 @@ def residual_sum(x, y, g):
     for _ in range(4):
         h = h + torch.tanh(h @ y)
     h.sum().backward()
-
-
-@acc
-def retained(x, y, g):
-    h = x * 2
-    h.retain_grad()
-    (h + h * y).backward(g)
-
-
-@acc
-def thrice(x, y, g):
-    h = x * 2
-    (h * y + h * y + h * y).backward(g)
 
 
 @acc
@@ -110,58 +108,15 @@ def hook_keep(x, y, g):
 
 
 @acc
-def hook_new(x, y, g):
-    h = x * 2
-    h.register_hook(lambda g: g * 2)
-    (h * y + h * y).backward(g)
-
-
-class Fn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, a):
-        return a * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g + g * 2
-
-
-@acc
-def custom(x, y, g):
-    h = x * 2
-    Fn.apply(h * 2).backward(g)
-
-
-@acc
-def custom_twice(x, y, g):
-    h = x * 2
-    (Fn.apply(h) + Fn.apply(h)).backward(g)
-
-
-@acc
 def accumulate_twice(x, y, g):
     (x * y).backward(g)
     (x * y).backward(g)
 
 
-@acc
-def expand_grad(x, y, g):
-    (x * y).sum().backward()
-
-
-@acc
-def stolen(x, y, g):
-    (x + y).backward(g)
-
-
-@acc
-def sum_leaf(x, y, g):
-    x.sum().backward()
-
-
-@acc
-def leaf_t(x, y, g):
-    (x.t() @ y).backward(g)
+acc(lambda x, y, g: (x * y).sum().backward(), "expand_grad")
+acc(lambda x, y, g: (x + y).backward(g), "stolen")
+acc(lambda x, y, g: x.sum().backward(), "sum_leaf")
+acc(lambda x, y, g: (x.t() @ y).backward(g), "leaf_t")
 
 
 @acc
@@ -177,24 +132,16 @@ def retain(x, y, g):
     z.backward(g)
 
 
-@acc
-def checkpointed(x, y, g):
-    from torch.utils.checkpoint import checkpoint
-
+def checkpointed(x, y, g, use_reentrant=False):
     def f(x):
         return torch.tanh(x * y) @ y
 
-    checkpoint(f, checkpoint(f, x, use_reentrant=False), use_reentrant=False).backward(g)
+    again = {"use_reentrant": use_reentrant}
+    checkpoint(f, checkpoint(f, x * 1 if use_reentrant else x, **again), **again).backward(g)
 
 
-@acc
-def checkpointed_reentrant(x, y, g):
-    from torch.utils.checkpoint import checkpoint
-
-    def f(x):
-        return torch.tanh(x * y) @ y
-
-    checkpoint(f, checkpoint(f, x * 1, use_reentrant=True), use_reentrant=True).backward(g)
+acc(checkpointed)
+acc(lambda x, y, g: checkpointed(x, y, g, True), "checkpointed_reentrant")
 
 
 @acc
@@ -207,12 +154,6 @@ def clip(x, y, g):
 def clip_value(x, y, g):
     (x * y).backward(g)
     torch.nn.utils.clip_grad_value_([x, y], 1.0)
-
-
-@acc
-def shared_grad(x, y, g):
-    h = x * 2
-    (h + y).backward(g)
 
 
 @acc

@@ -24,19 +24,21 @@ def qkv(
     return q, T(b, skv or s, kv or h, d, dtype=dt), T(b, skv or s, kv or h, dv or d, dtype=dt)
 
 
+def ones(*shape: int) -> Any:
+    return lambda dt: torch.ones(shape, device="cuda", dtype=torch.bool)
+
+
+def zeros(*shape: int) -> Any:
+    return lambda dt: torch.zeros(shape, device="cuda", dtype=dt)
+
+
 def sd(
-    name: str,
-    mk: Any,
-    dtypes: Any = (f32, f16, bf16),
-    layout: str = "bshd",
-    ctx: Any = None,
-    kw: Any = None,
-    grad: bool = True,
-    extra: Any = None,
-) -> None:
+    name: str, mk: Any = qkv, dtypes: Any = (f32, f16, bf16), layout: str = "bshd", ctx: Any = None, kw: Any = None,
+    grad: bool = True, mask: Any = None,
+) -> None:  # fmt: skip
     def setup(dt: torch.dtype) -> Callable[[], None]:
         tensors = [one if grad else one.detach() for one in mk(dt)]
-        more = {**(kw or {}), **(extra(dt) if extra else {})}
+        more = {**(kw or {}), **({"attn_mask": mask(dt)} if mask else {})}
 
         def call() -> Any:
             given = (one.transpose(1, 2) if layout == "bshd" else one for one in tensors)
@@ -59,106 +61,56 @@ def sd(
         CASES[f"{name} {NAMES[dt]}"] = lambda dt=dt: setup(dt)
 
 
-sd("plain", lambda dt: qkv(dt))
+sd("plain")
 sd("plain bhsd", lambda dt: [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in qkv(dt)], layout="bhsd")
-sd("causal", lambda dt: qkv(dt), kw={"is_causal": True})
-sd("dropout", lambda dt: qkv(dt), kw={"dropout_p": 0.1})
-sd("nograd", lambda dt: qkv(dt), grad=False)
+sd("causal", kw={"is_causal": True})
+sd("dropout", kw={"dropout_p": 0.1})
+sd("nograd", grad=False)
 sd("odd s", lambda dt: qkv(dt, s=100))
 sd("long s", lambda dt: qkv(dt, s=1000))
 sd("cross", lambda dt: qkv(dt, s=100, skv=77))
-sd("d32", lambda dt: qkv(dt, d=32))
-sd("d80", lambda dt: qkv(dt, d=80))
-sd("d96", lambda dt: qkv(dt, d=96))
-sd("d128", lambda dt: qkv(dt, d=128))
-sd("d192", lambda dt: qkv(dt, d=192))
-sd("d256", lambda dt: qkv(dt, d=256))
-sd("d20", lambda dt: qkv(dt, d=20))
-sd("d33", lambda dt: qkv(dt, d=33))
+for d in (32, 80, 96, 128, 192, 256, 20, 33):
+    sd(f"d{d}", lambda dt, d=d: qkv(dt, d=d))
 sd("dv", lambda dt: qkv(dt, d=64, dv=32))
-sd(
-    "mask bool",
-    lambda dt: qkv(dt),
-    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)},
-)
-sd(
-    "mask bool b1",
-    lambda dt: qkv(dt),
-    extra=lambda dt: {"attn_mask": torch.ones(1, 1, 128, 128, device="cuda", dtype=torch.bool)},
-)
-sd(
-    "mask float",
-    lambda dt: qkv(dt),
-    extra=lambda dt: {"attn_mask": torch.zeros(2, 4, 128, 128, device="cuda", dtype=dt)},
-)
-sd("mask 2d", lambda dt: qkv(dt), extra=lambda dt: {"attn_mask": torch.zeros(128, 128, device="cuda", dtype=dt)})
-sd(
-    "mask pad",
-    lambda dt: qkv(dt, s=100),
-    extra=lambda dt: {"attn_mask": torch.zeros(2, 1, 100, 100, device="cuda", dtype=dt)},
-)
-sd(
-    "mask pad bool",
-    lambda dt: qkv(dt, s=100),
-    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 100, 100, device="cuda", dtype=torch.bool)},
-)
-sd(
-    "mask row",
-    lambda dt: qkv(dt),
-    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 1, 128, device="cuda", dtype=torch.bool)},
-)
-sd(
-    "mask expanded",
-    lambda dt: qkv(dt),
-    extra=lambda dt: {"attn_mask": torch.zeros(2, 1, 1, 128, device="cuda", dtype=dt).expand(2, 4, 128, 128)},
-)
-sd("mask grad", lambda dt: qkv(dt), extra=lambda dt: {"attn_mask": T(2, 4, 128, 128, dtype=dt)})
-sd(
-    "mask dropout",
-    lambda dt: qkv(dt),
-    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)},
-    kw={"dropout_p": 0.1},
-)
+sd("mask bool", mask=ones(2, 1, 128, 128))
+sd("mask bool b1", mask=ones(1, 1, 128, 128))
+sd("mask float", mask=zeros(2, 4, 128, 128))
+sd("mask 2d", mask=zeros(128, 128))
+sd("mask pad", lambda dt: qkv(dt, s=100), mask=zeros(2, 1, 100, 100))
+sd("mask pad bool", lambda dt: qkv(dt, s=100), mask=ones(2, 1, 100, 100))
+sd("mask row", mask=ones(2, 1, 1, 128))
+sd("mask expanded", mask=lambda dt: torch.zeros(2, 1, 1, 128, device="cuda", dtype=dt).expand(2, 4, 128, 128))
+sd("mask grad", mask=lambda dt: T(2, 4, 128, 128, dtype=dt))
+sd("mask dropout", mask=ones(2, 1, 128, 128), kw={"dropout_p": 0.1})
 sd("gqa", lambda dt: qkv(dt, h=8, kv=2), kw={"enable_gqa": True})
+sd("gqa equal heads", kw={"enable_gqa": True})
+sd("gqa equal heads efficient", kw={"enable_gqa": True}, ctx=B.EFFICIENT_ATTENTION)
+sd("gqa equal heads math", kw={"enable_gqa": True}, ctx=B.MATH)
+sd("gqa math", lambda dt: qkv(dt, h=8, kv=2), kw={"enable_gqa": True}, ctx=B.MATH)
+sd("gqa efficient refused", lambda dt: qkv(dt, h=8, kv=2), kw={"enable_gqa": True}, ctx=B.EFFICIENT_ATTENTION)
 sd("gqa causal", lambda dt: qkv(dt, h=8, kv=2), kw={"enable_gqa": True, "is_causal": True})
-sd(
-    "gqa mask",
-    lambda dt: qkv(dt, h=8, kv=2),
-    kw={"enable_gqa": True},
-    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)},
-)
-sd("scale", lambda dt: qkv(dt), kw={"scale": 0.5})
-sd("ctx math", lambda dt: qkv(dt), ctx=[B.MATH])
-sd("ctx math causal", lambda dt: qkv(dt), ctx=[B.MATH], kw={"is_causal": True})
-sd("ctx math dropout", lambda dt: qkv(dt), ctx=[B.MATH], kw={"dropout_p": 0.1})
-sd(
-    "ctx math mask",
-    lambda dt: qkv(dt),
-    ctx=[B.MATH],
-    extra=lambda dt: {"attn_mask": torch.ones(2, 1, 128, 128, device="cuda", dtype=torch.bool)},
-)
-sd("ctx math nograd", lambda dt: qkv(dt), ctx=[B.MATH], grad=False)
-sd("ctx eff", lambda dt: qkv(dt), ctx=[B.EFFICIENT_ATTENTION])
-sd("ctx eff nograd", lambda dt: qkv(dt), ctx=[B.EFFICIENT_ATTENTION], grad=False)
-sd("ctx flash", lambda dt: qkv(dt), ctx=[B.FLASH_ATTENTION], dtypes=(f16, bf16))
-sd("ctx cudnn", lambda dt: qkv(dt), ctx=[B.CUDNN_ATTENTION], dtypes=(f16, bf16))
+sd("gqa mask", lambda dt: qkv(dt, h=8, kv=2), kw={"enable_gqa": True}, mask=ones(2, 1, 128, 128))
+sd("scale", kw={"scale": 0.5})
+sd("ctx math", ctx=[B.MATH])
+sd("ctx math causal", ctx=[B.MATH], kw={"is_causal": True})
+sd("ctx math dropout", ctx=[B.MATH], kw={"dropout_p": 0.1})
+sd("ctx math mask", ctx=[B.MATH], mask=ones(2, 1, 128, 128))
+sd("ctx math nograd", ctx=[B.MATH], grad=False)
+sd("ctx eff", ctx=[B.EFFICIENT_ATTENTION])
+sd("ctx eff nograd", ctx=[B.EFFICIENT_ATTENTION], grad=False)
+sd("ctx flash", ctx=[B.FLASH_ATTENTION], dtypes=(f16, bf16))
+sd("ctx cudnn", ctx=[B.CUDNN_ATTENTION], dtypes=(f16, bf16))
 sd("s1 batch1", lambda dt: qkv(dt, b=1, s=1))
 sd("3d", lambda dt: [T(8, 128, 64, dtype=dt) for _ in range(3)], layout="x")
 sd("f64", lambda dt: qkv(torch.float64), dtypes=(f32,))
 
 
-def mha(dt: Any) -> Any:
-    return T(2, 32, 64, dtype=dt), nn.MultiheadAttention(64, 4, batch_first=True, device="cuda", dtype=dt)
+def layer(kind: Any, *sizes: int) -> Any:
+    return (2, 32, 64), lambda dt: kind(64, 4, *sizes, batch_first=True, device="cuda", dtype=dt)
 
 
-def encoder(dt: Any) -> Any:
-    return T(2, 32, 64, dtype=dt), nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, device="cuda", dtype=dt)
-
-
-def decoder(dt: Any) -> Any:
-    return T(2, 32, 64, dtype=dt), nn.TransformerDecoderLayer(64, 4, 128, batch_first=True, device="cuda", dtype=dt)
-
-
+mha, encoder = layer(nn.MultiheadAttention), layer(nn.TransformerEncoderLayer, 128)
+decoder = layer(nn.TransformerDecoderLayer, 128)
 case("mha noweights", mha, lambda x, m: m(x, x, x, need_weights=False)[0])
 case("mha weights", mha, lambda x, m: m(x, x, x)[0])
 case("encoder layer", encoder, lambda x, m: m(x))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernel_calls import Calls, I, T, f32
+from kernel_calls import Calls, I, K, N, f32
 
 case = Calls()
 CASES = case.cases
@@ -12,119 +12,64 @@ CASES = case.cases
 # sort & co.
 
 for sh in ((1000,), (100000,), (3000000,), (8, 1000), (64, 5000), (4, 100000), (4096, 64), (512, 2048), (2, 3, 40)):
-    case(f"sort {sh}", lambda dt, sh=sh: (T(*sh, dtype=dt),), lambda x: x.sort(-1)[0])
-    case(f"argsort {sh}", lambda dt, sh=sh: (T(*sh, dtype=dt, grad=False),), lambda x: x.argsort(-1))
-    case(f"argsort int {sh}", lambda dt, sh=sh: (I(1000, *sh),), lambda x: x.argsort(-1), (f32,))
-    case(f"topk {sh}", lambda dt, sh=sh: (T(*sh, dtype=dt),), lambda x: x.topk(10)[0])
-    case(f"cumsum {sh}", lambda dt, sh=sh: (T(*sh, dtype=dt),), lambda x: x.cumsum(-1))
-    case(
-        f"sort desc stable {sh}",
-        lambda dt, sh=sh: (T(*sh, dtype=dt),),
-        lambda x: x.sort(-1, descending=True, stable=True)[0],
-        (f32,),
-    )
-case("sort dim0", lambda dt: (T(500, 64, dtype=dt),), lambda x: x.sort(0)[0])
-case("topk big k", lambda dt: (T(8, 50000, dtype=dt),), lambda x: x.topk(2000)[0])
-case("topk 50257", lambda dt: (T(4, 50257, dtype=dt, grad=False),), lambda x: x.topk(50)[0])
-case("cumsum dim0", lambda dt: (T(500, 64, dtype=dt),), lambda x: x.cumsum(0))
-case("cumsum int", lambda dt: (I(10, 4096),), lambda x: x.cumsum(0), (f32,))
-case("cumsum mask", lambda dt: (torch.ones(8, 512, device="cuda", dtype=torch.int64),), lambda x: x.cumsum(-1), (f32,))
-case("cumprod", lambda dt: (T(64, 64, dtype=dt, grad=False),), lambda x: x.cumprod(-1))
-case("cummax", lambda dt: (T(64, 64, dtype=dt, grad=False),), lambda x: x.cummax(-1)[0])
-case("logcumsumexp", lambda dt: (T(64, 64, dtype=dt, grad=False),), lambda x: x.logcumsumexp(-1))
-case("multinomial", lambda dt: (torch.rand(8, 1000, device="cuda").to(dt),), lambda x: torch.multinomial(x, 1))
-case("multinomial many", lambda dt: (torch.rand(8, 1000, device="cuda").to(dt),), lambda x: torch.multinomial(x, 10))
+    case(f"sort {sh}", (sh,), lambda x: x.sort(-1)[0])
+    case(f"argsort {sh}", (N(*sh),), lambda x: x.argsort(-1))
+    case(f"argsort int {sh}", (K(1000, *sh),), lambda x: x.argsort(-1), (f32,))
+    case(f"topk {sh}", (sh,), lambda x: x.topk(10)[0])
+    case(f"cumsum {sh}", (sh,), lambda x: x.cumsum(-1))
+    case(f"sort desc stable {sh}", (sh,), lambda x: x.sort(-1, descending=True, stable=True)[0], (f32,))
+case("sort dim0", ((500, 64),), lambda x: x.sort(0)[0])
+case("topk big k", ((8, 50000),), lambda x: x.topk(2000)[0])
+case("topk 50257", (N(4, 50257),), lambda x: x.topk(50)[0])
+case("cumsum dim0", ((500, 64),), lambda x: x.cumsum(0))
+case("cumsum int", (K(10, 4096),), lambda x: x.cumsum(0), (f32,))
+case("cumsum mask", (lambda dt: torch.ones(8, 512, device="cuda", dtype=torch.int64),), lambda x: x.cumsum(-1), (f32,))
+case("cumprod", (N(64, 64),), lambda x: x.cumprod(-1))
+case("cummax", (N(64, 64),), lambda x: x.cummax(-1)[0])
+case("logcumsumexp", (N(64, 64),), lambda x: x.logcumsumexp(-1))
+case("multinomial", (lambda dt: torch.rand(8, 1000, device="cuda").to(dt),), lambda x: torch.multinomial(x, 1))
+case("multinomial many", (lambda dt: torch.rand(8, 1000, device="cuda").to(dt),), lambda x: torch.multinomial(x, 10))
 case(
     "multinomial replace",
-    lambda dt: (torch.rand(8, 1000, device="cuda").to(dt),),
+    (lambda dt: torch.rand(8, 1000, device="cuda").to(dt),),
     lambda x: torch.multinomial(x, 10, replacement=True),
 )
-case("searchsorted", lambda dt: (T(1000, grad=False), T(100, grad=False)), torch.searchsorted, (f32,))
-case("bucketize", lambda dt: (T(1000, grad=False), T(100, grad=False)), torch.bucketize, (f32,))
-case("tril", lambda dt: (T(64, 64, dtype=dt),), torch.tril)
+case("searchsorted", (N(1000, dtype=f32), N(100, dtype=f32)), torch.searchsorted, (f32,))
+case("bucketize", (N(1000, dtype=f32), N(100, dtype=f32)), torch.bucketize, (f32,))
+case("tril", ((64, 64),), torch.tril)
 case("triu mask", lambda dt: (), lambda: torch.triu(torch.full((64, 64), -1e9, device="cuda"), 1), (f32,))
-case("flip", lambda dt: (T(64, 64, dtype=dt),), lambda x: x.flip(0))
-case("roll", lambda dt: (T(8, 56, 56, 32, dtype=dt),), lambda x: torch.roll(x, (3, 3), (1, 2)))
-case("repeat", lambda dt: (T(64, 64, dtype=dt),), lambda x: x.repeat(2, 3))
-case("repeat_interleave", lambda dt: (T(64, 64, dtype=dt),), lambda x: x.repeat_interleave(4, dim=0))
-case(
-    "expand reshape",
-    lambda dt: (T(4, 2, 1, 16, 32, dtype=dt),),
-    lambda x: x.expand(4, 2, 4, 16, 32).reshape(4, 8, 16, 32),
-)
-case("tile", lambda dt: (T(64, 64, dtype=dt),), lambda x: x.tile(2, 2))
-case("diag", lambda dt: (T(64, dtype=dt),), torch.diag)
-case(
-    "meshgrid",
-    lambda dt: (T(64, dtype=dt), T(32, dtype=dt)),
-    lambda a, b: torch.stack(torch.meshgrid(a, b, indexing="ij")),
-)
+case("flip", ((64, 64),), lambda x: x.flip(0))
+case("roll", ((8, 56, 56, 32),), lambda x: torch.roll(x, (3, 3), (1, 2)))
+case("repeat", ((64, 64),), lambda x: x.repeat(2, 3))
+case("repeat_interleave", ((64, 64),), lambda x: x.repeat_interleave(4, dim=0))
+case("expand reshape", ((4, 2, 1, 16, 32),), lambda x: x.expand(4, 2, 4, 16, 32).reshape(4, 8, 16, 32))
+case("tile", ((64, 64),), lambda x: x.tile(2, 2))
+case("diag", ((64,),), torch.diag)
+case("meshgrid", ((64,), (32,)), lambda a, b: torch.stack(torch.meshgrid(a, b, indexing="ij")))
 
 # indexing
 
-case("index_select", lambda dt: (T(1000, 64, dtype=dt), I(1000, 128)), lambda x, i: x.index_select(0, i))
-case("index 1", lambda dt: (T(1000, 64, dtype=dt), I(1000, 128)), lambda x, i: x[i])
-case("index 1 big", lambda dt: (T(1000, 64, dtype=dt), I(1000, 20000)), lambda x, i: x[i])
-case("index 2", lambda dt: (T(100, 100, 8, dtype=dt), I(100, 128), I(100, 128)), lambda x, i, j: x[i, j])
-case(
-    "index arange", lambda dt: (T(64, 1000, dtype=dt), I(1000, 64)), lambda x, i: x[torch.arange(64, device="cuda"), i]
-)
-case("index broadcast", lambda dt: (T(64, 30, 16, dtype=dt), I(64, 8, 1), I(30, 8, 5)), lambda x, i, j: x[i, j])
-case("index last", lambda dt: (T(8, 100, 64, dtype=dt),), lambda x: x[:, -1])
-case("index slice step", lambda dt: (T(8, 100, 64, dtype=dt),), lambda x: x[:, ::2])
-case(
-    "index table",
-    lambda dt: (T(169, 4, dtype=dt), I(169, 49 * 49)),
-    lambda t, i: t[i].view(49, 49, 4).permute(2, 0, 1).contiguous(),
-)
-case("gather", lambda dt: (T(64, 1000, dtype=dt), I(1000, 64, 10)), lambda x, i: x.gather(1, i))
-case(
-    "scatter",
-    lambda dt: (T(64, 1000, dtype=dt), I(1000, 64, 10), T(64, 10, dtype=dt)),
-    lambda x, i, s: x.scatter(1, i, s),
-)
-case(
-    "scatter_add",
-    lambda dt: (T(64, 1000, dtype=dt), I(1000, 64, 10), T(64, 10, dtype=dt)),
-    lambda x, i, s: x.scatter_add(1, i, s),
-)
-case(
-    "scatter_reduce",
-    lambda dt: (T(64, 1000, dtype=dt), I(1000, 64, 10), T(64, 10, dtype=dt)),
-    lambda x, i, s: x.scatter_reduce(1, i, s, "amax"),
-)
-case(
-    "scatter_reduce mean",
-    lambda dt: (T(64, 1000, dtype=dt), I(1000, 64, 10), T(64, 10, dtype=dt)),
-    lambda x, i, s: x.scatter_reduce(1, i, s, "mean"),
-)
-case(
-    "index_add",
-    lambda dt: (T(1000, 64, dtype=dt), I(1000, 128), T(128, 64, dtype=dt)),
-    lambda x, i, s: x.index_add(0, i, s),
-)
-case(
-    "index_copy",
-    lambda dt: (T(1000, 64, dtype=dt), I(1000, 128), T(128, 64, dtype=dt)),
-    lambda x, i, s: x.index_copy(0, i, s),
-)
-case("index_fill", lambda dt: (T(1000, 64, dtype=dt), I(1000, 128)), lambda x, i: x.index_fill(0, i, 0.0))
-case(
-    "index_put",
-    lambda dt: (T(1000, 64, dtype=dt), I(1000, 128), T(128, 64, dtype=dt)),
-    lambda x, i, s: x.index_put((i,), s),
-)
-case(
-    "index_put acc",
-    lambda dt: (T(1000, 64, dtype=dt), I(1000, 128), T(128, 64, dtype=dt)),
-    lambda x, i, s: x.index_put((i,), s, accumulate=True),
-)
-case(
-    "index_put 2",
-    lambda dt: (T(100, 100, 8, dtype=dt), I(100, 128), I(100, 128), T(128, 8, dtype=dt)),
-    lambda x, i, j, s: x.index_put((i, j), s),
-)
-case("setitem", lambda dt: (T(64, 100, dtype=dt), T(64, 50, dtype=dt)), lambda x, y: _set(x, y))
+case("index_select", ((1000, 64), K(1000, 128)), lambda x, i: x.index_select(0, i))
+case("index 1", ((1000, 64), K(1000, 128)), lambda x, i: x[i])
+case("index 1 big", ((1000, 64), K(1000, 20000)), lambda x, i: x[i])
+case("index 2", ((100, 100, 8), K(100, 128), K(100, 128)), lambda x, i, j: x[i, j])
+case("index arange", ((64, 1000), K(1000, 64)), lambda x, i: x[torch.arange(64, device="cuda"), i])
+case("index broadcast", ((64, 30, 16), K(64, 8, 1), K(30, 8, 5)), lambda x, i, j: x[i, j])
+case("index last", ((8, 100, 64),), lambda x: x[:, -1])
+case("index slice step", ((8, 100, 64),), lambda x: x[:, ::2])
+case("index table", ((169, 4), K(169, 49 * 49)), lambda t, i: t[i].view(49, 49, 4).permute(2, 0, 1).contiguous())
+case("gather", ((64, 1000), K(1000, 64, 10)), lambda x, i: x.gather(1, i))
+case("scatter", ((64, 1000), K(1000, 64, 10), (64, 10)), lambda x, i, s: x.scatter(1, i, s))
+case("scatter_add", ((64, 1000), K(1000, 64, 10), (64, 10)), lambda x, i, s: x.scatter_add(1, i, s))
+case("scatter_reduce", ((64, 1000), K(1000, 64, 10), (64, 10)), lambda x, i, s: x.scatter_reduce(1, i, s, "amax"))
+case("scatter_reduce mean", ((64, 1000), K(1000, 64, 10), (64, 10)), lambda x, i, s: x.scatter_reduce(1, i, s, "mean"))
+case("index_add", ((1000, 64), K(1000, 128), (128, 64)), lambda x, i, s: x.index_add(0, i, s))
+case("index_copy", ((1000, 64), K(1000, 128), (128, 64)), lambda x, i, s: x.index_copy(0, i, s))
+case("index_fill", ((1000, 64), K(1000, 128)), lambda x, i: x.index_fill(0, i, 0.0))
+case("index_put", ((1000, 64), K(1000, 128), (128, 64)), lambda x, i, s: x.index_put((i,), s))
+case("index_put acc", ((1000, 64), K(1000, 128), (128, 64)), lambda x, i, s: x.index_put((i,), s, accumulate=True))
+case("index_put 2", ((100, 100, 8), K(100, 128), K(100, 128), (128, 8)), lambda x, i, j, s: x.index_put((i, j), s))
+case("setitem", ((64, 100), (64, 50)), lambda x, y: _set(x, y))
 
 
 def _set(x, y):
@@ -133,11 +78,11 @@ def _set(x, y):
     return z
 
 
-case("take_along_dim", lambda dt: (T(64, 1000, dtype=dt), I(1000, 64, 10)), lambda x, i: x.take_along_dim(i, 1))
-case("take", lambda dt: (T(64, 1000, dtype=dt), I(1000, 64)), lambda x, i: x.take(i))
+case("take_along_dim", ((64, 1000), K(1000, 64, 10)), lambda x, i: x.take_along_dim(i, 1))
+case("take", ((64, 1000), K(1000, 64)), lambda x, i: x.take(i))
 case(
     "masked_scatter",
-    lambda dt: (T(64, 100, dtype=dt), torch.ones(64, 100, device="cuda", dtype=torch.bool), T(64, 100, dtype=dt)),
+    ((64, 100), lambda dt: torch.ones(64, 100, device="cuda", dtype=torch.bool), (64, 100)),
     lambda x, m, s: x.masked_scatter(m, s),
 )
 
@@ -150,7 +95,7 @@ def put(name, key, value):
         x[key(x)] = value
         return x * 1
 
-    case(f"put {name}", lambda dt: T(64, 64, dtype=dt, grad=False), call, grad=False)
+    case(f"put {name}", (N(64, 64),), call, grad=False)
 
 
 put("mask number", lambda x: x > 0, 1.5)
@@ -159,6 +104,6 @@ put("row mask number", lambda x: (slice(None), x[0] > 0), 2)
 put("row number", lambda x: 3, 0.0)
 put("place number", lambda x: (3, 5), 0.0)
 put("index number", lambda x: I(64, 8), 0.0)
-case("pow of a number", lambda dt: T(64, 64, dtype=dt), lambda x: 2.5**x)
-case("pow of one", lambda dt: T(64, 64, dtype=dt, grad=False), lambda x: 1**x, grad=False)
-case("as_tensor", lambda dt: T(64, 64, dtype=dt), lambda x: torch.as_tensor(x, device=x.device) * 2)
+case("pow of a number", ((64, 64),), lambda x: 2.5**x)
+case("pow of one", (N(64, 64),), lambda x: 1**x, grad=False)
+case("as_tensor", ((64, 64),), lambda x: torch.as_tensor(x, device=x.device) * 2)

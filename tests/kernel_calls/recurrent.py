@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from kernel_calls import NAMES as DT
-from kernel_calls import Setup, T, f16, f32
+from kernel_calls import Setup, T, f16, f32, packed
 
 CASES: dict[str, Setup] = {}
 
 
-def rnn(name, make, shape, dtypes=(f32, f16), train=True, grad=True, wrap=lambda m, x: m(x)[0], twice=False):
+def rnn(name, make, shape, dtypes=(f32, f16), train=True, grad=True, wrap=lambda m, x: m(x)[0]):
     for dt in dtypes:
 
         def setup(dt=dt):
@@ -22,12 +22,10 @@ def rnn(name, make, shape, dtypes=(f32, f16), train=True, grad=True, wrap=lambda
             def body():
                 m.zero_grad()
                 x.grad = None
-                if grad:
+                with torch.set_grad_enabled(grad):
                     o = wrap(m, x)
+                if grad:
                     o.sum().backward()
-                else:
-                    with torch.no_grad():
-                        o = wrap(m, x)
                 del o
                 m.zero_grad()
                 x.grad = None
@@ -49,42 +47,21 @@ rnn("lstm proj", lambda: nn.LSTM(32, 64, proj_size=16), S_)
 rnn("lstm eval", lambda: nn.LSTM(32, 64), S_, train=False, grad=False)
 rnn("lstm nograd train", lambda: nn.LSTM(32, 64), S_, grad=False)
 rnn("lstm long", lambda: nn.LSTM(128, 256), (100, 32, 128))
-rnn(
-    "lstm h",
-    lambda: nn.LSTM(32, 64),
-    S_,
-    wrap=lambda m, x: m(
-        x, (torch.zeros(1, 8, 64, device="cuda", dtype=x.dtype), torch.zeros(1, 8, 64, device="cuda", dtype=x.dtype))
-    )[0],
-)
+rnn("lstm h", lambda: nn.LSTM(32, 64), S_, wrap=lambda m, x: m(x, (x.new_zeros(1, 8, 64), x.new_zeros(1, 8, 64)))[0])
 rnn("lstm last", lambda: nn.LSTM(32, 64), S_, wrap=lambda m, x: m(x)[1][0])
 rnn("gru", lambda: nn.GRU(32, 64), S_)
 rnn("gru 2l bi", lambda: nn.GRU(32, 64, 2, bidirectional=True), S_)
 rnn("gru nobias", lambda: nn.GRU(32, 64, bias=False), S_)
 rnn("rnn", lambda: nn.RNN(32, 64), S_)
 rnn("rnn relu", lambda: nn.RNN(32, 64, nonlinearity="relu"), S_)
-rnn(
-    "lstm packed",
-    lambda: nn.LSTM(32, 64),
-    S_,
-    wrap=lambda m, x: m(nn.utils.rnn.pack_padded_sequence(x, [16, 14, 12, 10, 8, 6, 4, 2]))[0].data,
-)
+rnn("lstm packed", lambda: nn.LSTM(32, 64), S_, wrap=packed)
 rnn("lstmcell", lambda: nn.LSTMCell(32, 64), (8, 32), wrap=lambda m, x: m(x)[0])
 rnn("grucell", lambda: nn.GRUCell(32, 64), (8, 32), wrap=lambda m, x: m(x))
 rnn("rnncell", lambda: nn.RNNCell(32, 64), (8, 32), wrap=lambda m, x: m(x))
 
 
-def make(k):
-    def setup():
-        def body():
-            m = k()
-            m.cuda()
-
-        return body
-
-    return setup
-
-
-CASES["build lstm"] = make(lambda: nn.LSTM(32, 64, 2))
-CASES["build gru"] = make(lambda: nn.GRU(32, 64))
-CASES["build lstm half"] = make(lambda: nn.LSTM(32, 64, 2).half())
+for name, build in {
+    "build lstm": lambda: nn.LSTM(32, 64, 2), "build gru": lambda: nn.GRU(32, 64),
+    "build lstm half": lambda: nn.LSTM(32, 64, 2).half(),
+}.items():  # fmt: skip
+    CASES[name] = lambda build=build: lambda: build().cuda() and None

@@ -1,12 +1,14 @@
-"""Both sides of a comparison, each in a process of its own: `python -m kernel_calls.sides native|pretend MODULE OUTPUT`.
+"""Both sides of a comparison, each in a process of its own: `python -m kernel_calls.sides native|fake MODULE OUTPUT`.
 
-Writes a JSON of case -> events: +bytes of each allocation and -bytes of each free, in order, or "!error".
+Writes a JSON of case -> events: "+bytes#number" of each allocation and "-bytes#number" of each free, in order, or "!error";
+what was allocated earlier has no number.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import json
 import sys
 import time
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 
 MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
-"""Those of the pretend device."""
+"""Those of the simulated GPU."""
 SETTLE_S = 0.01
 """The engine's thread lets go of the last gradients a moment after the call."""
 
@@ -31,38 +33,49 @@ def native(cases: Any) -> dict[str, list[str]]:
 
 def _recorded(body: Any) -> list[str]:
     body()
+    gc.collect()
     time.sleep(SETTLE_S)
-    torch.cuda.memory._record_memory_history("all", context=None, max_entries=20000, clear_history=True)
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=10**7, clear_history=True)
     body()
     time.sleep(SETTLE_S)
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     torch.cuda.memory._record_memory_history(None)
-    signs = {"alloc": "+", "free_requested": "-"}
-    return [f"{signs[one['action']]}{one['size']}" for one in entries if one["action"] in signs]
+    events, numbers, count = [], {}, itertools.count()
+    for one in entries:
+        if one["action"] == "alloc":
+            numbers[one["addr"]] = next(count)
+            events.append(f"+{one['size']}#{numbers[one['addr']]}")
+        elif one["action"] == "free_requested":
+            events.append(f"-{one['size']}#{numbers.pop(one['addr'], '')}")
+    return events
 
 
-def pretend(cases: Any, capability: tuple[int, int]) -> dict[str, list[str]]:
+def fake(cases: Any, capability: tuple[int, int]) -> dict[str, list[str]]:
     return {name: _guarded(lambda setup=setup: _foretold(setup, capability)) for name, setup in cases.items()}
 
 
 def _foretold(setup: Any, capability: tuple[int, int]) -> list[str]:
-    from memlab.predictor.pretend import PretendCuda
+    from memlab.fake_cuda import FakeCuda
     from memlab.trace.columns import Kind
 
     card = types.SimpleNamespace(
-        name="pretend", total_bytes=8 << 30, usable_bytes=8 << 30, compute_capability=capability, context_bytes=(0, 0),
+        name="fake", total_bytes=80 << 30, usable_bytes=80 << 30, compute_capability=capability, context_bytes=(0, 0),
         multiprocessors=MULTIPROCESSORS[capability],
     )  # fmt: skip
-    with PretendCuda(card) as pretending:
+    with FakeCuda(card) as faking:
         body = setup()
         body()
-        pretending.log.settle_deaths()
-        before = len(pretending.log)
+        gc.collect()
+        faking.log.record_frees()
+        before, older = len(faking.log), len(faking.log.born_as)
         body()
-        columns = pretending.log.columns()
+        columns = faking.log.columns()
         del body
-    kinds, sizes = columns["kind"][before:], columns["nbytes"][before:]
-    return [f"{'+' if kind == Kind.ALLOC else '-'}{size}" for kind, size in zip(kinds, sizes, strict=True)]
+    rows = zip(*(columns[name][before:].tolist() for name in ("kind", "nbytes", "block")), strict=True)
+    return [
+        f"{'+' if kind == Kind.ALLOC else '-'}{size}#{block - older if block >= older else ''}"
+        for kind, size, block in rows
+    ]
 
 
 def _guarded(run: Any) -> list[str]:
@@ -73,10 +86,10 @@ def _guarded(run: Any) -> list[str]:
 
 
 def ordered(events: list[str]) -> list[str]:
-    """Frees that follow each other may do so in any order: two threads let go."""
+    """Without numbers, and frees that follow each other in any order: two threads let go."""
     out: list[str] = []
     frees: list[str] = []
-    for event in events:
+    for event in (one.partition("#")[0] for one in events):
         if event[0] == "-":
             frees.append(event)
         else:
@@ -90,5 +103,5 @@ if __name__ == "__main__":
     side, module, output, capability = sys.argv[1:5]
     table = importlib.import_module(f"kernel_calls.{module}").CASES
     major, minor = map(int, capability.split("."))
-    found = native(table) if side == "native" else pretend(table, (major, minor))
+    found = native(table) if side == "native" else fake(table, (major, minor))
     Path(output).write_text(json.dumps(found), encoding="utf-8")

@@ -49,37 +49,24 @@ class GPT(nn.Module):
 
 
 def train(
-    name,
-    model,
-    data,
-    opt=lambda p: torch.optim.AdamW(p),
-    dtype=None,
-    scaler=False,
-    clip=False,
-    steps=2,
-    none=True,
-    accumulate=1,
+    name, model, data, opt=torch.optim.AdamW, dtype=None, scaler=False, clip=False, steps=2, none=True, accumulate=1
 ):
     def setup():
         m = model().cuda()
         d = data()
         o = opt(list(m.parameters()))
-        sc = torch.amp.GradScaler("cuda") if scaler else None
+        sc = torch.amp.GradScaler("cuda", enabled=scaler)
 
         def step():
             for _ in range(accumulate):
                 with torch.autocast("cuda", dtype=dtype or f16, enabled=dtype is not None):
                     loss = m(*d)
-                (sc.scale(loss) if sc else loss).backward()
+                sc.scale(loss).backward()
             if clip:
-                if sc:
-                    sc.unscale_(o)
+                sc.unscale_(o)
                 torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
-            if sc:
-                sc.step(o)
-                sc.update()
-            else:
-                o.step()
+            sc.step(o)
+            sc.update()
             o.zero_grad(set_to_none=none)
 
         def body():
@@ -91,41 +78,28 @@ def train(
     CASES[name] = setup
 
 
-def g(**k):
-    return lambda: GPT(**k)
-
-
 def d():
     return (I(300, 4, 32), I(300, 4, 32))
 
 
-train("gpt fp32", g(), d)
-train("gpt fp16", g(), d, dtype=f16)
-train("gpt bf16", g(), d, dtype=bf16)
-train("gpt fp16 scaler clip", g(), d, dtype=f16, scaler=True, clip=True)
-train("gpt bf16 ckpt", g(ckpt=True), d, dtype=bf16)
-train("gpt bf16 accumulate", g(), d, dtype=bf16, accumulate=2)
-train("gpt zeros", g(), d, none=False)
+train("gpt fp32", GPT, d)
+train("gpt fp16", GPT, d, dtype=f16)
+train("gpt bf16", GPT, d, dtype=bf16)
+train("gpt fp16 scaler clip", GPT, d, dtype=f16, scaler=True, clip=True)
+train("gpt bf16 ckpt", lambda: GPT(ckpt=True), d, dtype=bf16)
+train("gpt bf16 accumulate", GPT, d, dtype=bf16, accumulate=2)
+train("gpt zeros", GPT, d, none=False)
 
 
 class CNN(nn.Module):
     def __init__(s, cl=False):
         super().__init__()
         s.f = nn.Sequential(
-            nn.Conv2d(3, 32, 3, 2, 1, bias=False),
-            nn.BatchNorm2d(32),
-            nn.ReLU(True),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.BatchNorm2d(64),
-            nn.SiLU(),
-            nn.Conv2d(64, 64, 3, padding=1, groups=64),
-            nn.GroupNorm(8, 64),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Dropout(0.2),
-            nn.Linear(64, 10),
-        )
+            nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(True), nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.SiLU(),
+            nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.GroupNorm(8, 64),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 10),
+        )  # fmt: skip
         if cl:
             s.to(memory_format=torch.channels_last)
         s.cl = cl
@@ -193,21 +167,24 @@ def _nocache(x, w):
         return (x @ w) @ w
 
 
-amp("softmax", lambda: (T(8, 64), T(64, 64)), lambda x, w: torch.softmax(x @ w, -1))
-amp("log_softmax", lambda: (T(8, 64), T(64, 64)), lambda x, w: torch.log_softmax(x @ w, -1))
+for name, after in {
+    "softmax": lambda x, y: torch.softmax(y, -1),
+    "log_softmax": lambda x, y: torch.log_softmax(y, -1),
+    "exp": lambda x, y: torch.exp(y),
+    "sum": lambda x, y: y.sum(-1),
+    "norm": lambda x, y: y.norm(),
+    "norm dim": lambda x, y: y.norm(dim=-1),
+    "cumsum": lambda x, y: y.cumsum(-1),
+    "cat": lambda x, y: torch.cat([y, x], 1),
+    "mse": lambda x, y: F.mse_loss(y, x),
+    "bce": lambda x, y: F.binary_cross_entropy_with_logits(y, x.detach()),
+}.items():
+    amp(name, lambda: (T(8, 64), T(64, 64)), lambda x, w, after=after: after(x, x @ w))
+amp("pow", lambda: (T(8, 64), T(64, 64)), lambda x, w: (x @ w).pow(2).mean(-1))
 amp("layer_norm", lambda: (T(8, 64), T(64, 64), T(64), T(64)), lambda x, w, a, b: F.layer_norm(x @ w, (64,), a, b))
 amp("rms_norm", lambda: (T(8, 64), T(64, 64), T(64)), lambda x, w, a: F.rms_norm(x @ w, (64,), a))
 amp("group_norm", lambda: (T(8, 64), T(64, 64), T(64), T(64)), lambda x, w, a, b: F.group_norm(x @ w, 8, a, b))
-amp("exp", lambda: (T(8, 64), T(64, 64)), lambda x, w: torch.exp(x @ w))
-amp("pow", lambda: (T(8, 64), T(64, 64)), lambda x, w: (x @ w).pow(2).mean(-1))
-amp("sum", lambda: (T(8, 64), T(64, 64)), lambda x, w: (x @ w).sum(-1))
-amp("norm", lambda: (T(8, 64), T(64, 64)), lambda x, w: (x @ w).norm())
-amp("norm dim", lambda: (T(8, 64), T(64, 64)), lambda x, w: (x @ w).norm(dim=-1))
-amp("cumsum", lambda: (T(8, 64), T(64, 64)), lambda x, w: (x @ w).cumsum(-1))
-amp("cat", lambda: (T(8, 64), T(64, 64)), lambda x, w: torch.cat([x @ w, x], 1))
 amp("addcmul", lambda: (T(8, 64), T(64, 64)), lambda x, w: torch.addcmul(x, x @ w, x @ w))
-amp("mse", lambda: (T(8, 64), T(64, 64)), lambda x, w: F.mse_loss(x @ w, x))
-amp("bce", lambda: (T(8, 64), T(64, 64)), lambda x, w: F.binary_cross_entropy_with_logits(x @ w, x.detach()))
 amp("conv", lambda: (T(4, 8, 16, 16), nn.Conv2d(8, 8, 3, device="cuda")), lambda x, c: c(x))
 amp("convT", lambda: (T(4, 8, 16, 16), nn.ConvTranspose2d(8, 8, 3, device="cuda")), lambda x, c: c(x))
 amp("einsum", lambda: (T(4, 8, 16), T(4, 8, 16)), lambda a, b: torch.einsum("bik,bjk->bij", a, b))

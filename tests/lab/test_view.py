@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from kernel import ROOT, Kernel, kernel
+from kernel import Kernel, kernel
 
-from memlab.lab import words
+from memlab.lab import widgets
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-SETUP = f"""
-import sys, threading, torch
-sys.path.insert(0, {str(ROOT / "tests")!r})
+SETUP = """
+import threading, torch
 torch.set_num_threads(1)
 import memlab
 from lab_samples import tiny
@@ -24,7 +23,7 @@ LEFT = (
     "print(len(ipywidgets.widgets.widget._instances), "
     "[one.name for one in threading.enumerate() if 'memlab' in one.name], "
     "[one for one in get_ipython().events.callbacks['pre_run_cell'] + get_ipython().events.callbacks['post_run_cell'] "
-    "if 'lab.running' in type(getattr(one, '__self__', None)).__module__])"
+    "if 'lab.worker' in type(getattr(one, '__self__', None)).__module__])"
 )
 
 
@@ -48,16 +47,14 @@ def closed(notebook: Kernel) -> Iterator[None]:
 
 
 def test_controls_stand_beside_static_outputs(notebook):
-    reply = notebook.run(OPEN)
-    assert reply.status == "ok", reply.traceback
+    reply = notebook.ok(OPEN)
     assert [WIDGET in data for data in reply.shown] == [True, False, False, False]
-    assert reply.shown[1]["text/plain"] == words.USE
+    assert reply.shown[1]["text/plain"] == widgets.USE
     assert reply.out is None
 
 
 def test_the_result_takes_its_place_by_display_id(notebook):
-    reply = notebook.run(f"{OPEN[:-4]}\ndisplay(lab)\nrun = lab.run()")
-    assert reply.status == "ok", reply.traceback
+    reply = notebook.ok(f"{OPEN[:-4]}\ndisplay(lab)\nrun = lab.run()")
     assert "application/vnd.plotly.v1+json" in reply.shown[2]
     assert "image/svg+xml" in reply.shown[2]
     assert "with checkpoint_sequential" in reply.shown[3]["text/html"]
@@ -71,9 +68,8 @@ def test_a_thread_updates_the_outputs_of_its_cell(notebook):
 
 
 def test_closing_leaves_words_and_the_result(notebook):
-    reply = notebook.run(f"{OPEN[:-4]}\ndisplay(lab)\nrun = lab.run()\nlab.close(); lab.close()")
-    assert reply.status == "ok", reply.traceback
-    assert reply.shown[0]["text/plain"] == words.CLOSED
+    reply = notebook.ok(f"{OPEN[:-4]}\ndisplay(lab)\nrun = lab.run()\nlab.close(); lab.close()")
+    assert reply.shown[0]["text/plain"] == widgets.CLOSED
     assert WIDGET not in reply.shown[0]
     assert "with checkpoint_sequential" in reply.shown[3]["text/plain"]
     assert notebook.value("len(lab.rows)") == 2
@@ -82,30 +78,28 @@ def test_closing_leaves_words_and_the_result(notebook):
 def test_a_lab_that_is_shown_again_moves(notebook):
     reply = notebook.run(f"{OPEN[:-4]}\ndisplay(lab)\ndisplay(lab)")
     assert [WIDGET in data for data in reply.shown] == [False, False, False, False, True, False, False, False]
-    assert reply.shown[0]["text/plain"] == words.CLOSED
+    assert reply.shown[0]["text/plain"] == widgets.CLOSED
 
 
 def test_a_cell_waits_for_the_run_that_goes_on(notebook):
     notebook.run(f"{OPEN[:-4]}\ndisplay(lab)")
     quietly(
         notebook,
-        "import time; real = lab._experiment._tell\n"
-        "def slowly(*told): time.sleep(0.1); real(*told)\n"
-        "lab._experiment._tell = slowly; lab.start()",
+        "import time; real = lab.listener.progress\n"
+        "def slowly(*news): time.sleep(0.1); real(*news)\n"
+        "lab.listener.progress = slowly; lab.start()",
     )
     quietly(notebook, "seen = lab.is_running, len(lab.rows)")
     assert notebook.value("seen") == (False, 2)
 
 
 def test_unloading_closes(notebook):
-    reply = notebook.run(f"{OPEN[:-4]}\ndisplay(lab)\n%unload_ext memlab\n%load_ext memlab")
-    assert reply.status == "ok", reply.traceback
-    assert reply.shown[0]["text/plain"] == words.CLOSED
+    reply = notebook.ok(f"{OPEN[:-4]}\ndisplay(lab)\n%unload_ext memlab\n%load_ext memlab")
+    assert reply.shown[0]["text/plain"] == widgets.CLOSED
 
 
 def test_the_magic_opens_it(notebook):
-    reply = notebook.run("%memlab gpt checkpoint, in_place")
-    assert reply.status == "ok", reply.traceback
+    reply = notebook.ok("%memlab gpt checkpoint, in_place")
     assert WIDGET in reply.shown[0]
     state = notebook.run("lab = %memlab gpt checkpoint,in_place\nprint(lab.state)").stdout
     assert "'workload': 'gpt'" in state

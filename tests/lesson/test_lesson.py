@@ -6,7 +6,8 @@ import pytest
 
 from memlab.errors import MemlabError
 from memlab.lesson import Lesson
-from memlab.seams import blas_workspace_sizes
+from memlab.lesson.lesson import HEADLINES
+from memlab.torch_internals import blas_workspace_sizes
 from memlab.units import MiB
 
 NAME = "CUBLAS_WORKSPACE_CONFIG"
@@ -27,7 +28,22 @@ def test_the_workspace_is_that_of_most_cards_unless_somebody_said_otherwise(monk
     assert 8 * MiB < sum(blas_workspace_sizes()) < 9 * MiB
 
 
+def test_a_device_that_cannot_show_it_says_so(capsys):
+    lesson = Lesson("x", needs="1 MiB")
+    lesson.not_measurable("cuDNN", "there is none")
+    assert capsys.readouterr().out.endswith("cuDNN: not measurable here: there is none.\n")
+    assert lesson.end().bundle()[HEADLINES]["cuDNN"] == "not measurable here: there is none"
+
+
 def test_too_little_memory_is_said_in_one_line():
     with pytest.raises(MemlabError, match=r"takes about 1,000\.0? ?TiB|of this machine's memory") as error:
         Lesson("x", needs="1000 TiB")
     assert "\n" not in str(error.value)
+
+
+def test_names_of_before_still_work():
+    lesson = Lesson("x", needs="1 MiB")
+    assert lesson.knob("rows", {1: 5, 2: 6}).peaks == {1: 5, 2: 6}
+    assert Lesson.on_card is Lesson.predict
+    assert lesson.account("Peak", 2, [("weights", "P", 1, 1)], found="simulated").found == "simulated"
+    assert lesson.guess("Share?").compare(30, found="predicted").found == "predicted"

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+import re
 
 import pytest
-from kernel import Kernel, Reply, kernel
+from kernel import Kernel, Reply
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="interrupts a kernel as POSIX does")
+pytestmark = pytest.mark.usefixtures("leaves_the_kernel_as_it_was")
+
 
 FIGURE = {"application/vnd.plotly.v1+json", "image/svg+xml", "text/plain"}
 TABLE = {"text/html", "text/plain"}
-STATE = """
-import sys; sys.path.insert(0, TESTS); import torch, gc; from leftovers import leftovers, record
-"""
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory, request):
-    folder = tmp_path_factory.mktemp("notebook")
-    state = STATE.replace("TESTS", repr(str(request.path.parent.parent)))
-    with kernel(folder, state, "%load_ext memlab", "%%memtrack\n1") as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def leaves_the_kernel_as_it_was(notebook: Kernel):
-    """Names, threads, hooks, files: whatever a test does in its cells, memlab leaves none of its own."""
-    notebook.run("_before = record(); _names = set(globals())")
-    yield
-    # IPython puts a new excepthook in place for every cell.
-    left = "[line for line in leftovers(_before) if not line.startswith('exception hooks')]"
-    reply = notebook.run(f"import os; gc.collect(); print({left}, sorted(os.listdir()))")
-    assert reply.stdout.strip() in ("[] ['ipython']", "[] []"), reply.stdout + reply.traceback
+SETUP = ("import torch", "%load_ext memlab", "%%memtrack\n1")
+RUNS = "__import__('memlab').runs"
 
 
 def is_reported(reply: Reply) -> bool:
@@ -72,6 +53,7 @@ def same(notebook: Kernel, body: str, options: str = "") -> Reply:
         ("print('out')\n%env HOME\n", None),
         ("def f(x):\n    return x\n\nf(f)(2)", "2"),
         ("[__name__, 'get_ipython' in globals()]", "['__main__', True]"),
+        ("from __future__ import annotations\ndef f(a: Undefined): ...\nf.__annotations__", "{'a': 'Undefined'}"),
     ],
 )
 def test_promises_1_and_2_the_body_runs_as_without_the_magic(notebook, body, out):
@@ -80,6 +62,7 @@ def test_promises_1_and_2_the_body_runs_as_without_the_magic(notebook, body, out
     if not body.startswith("print"):
         assert tracked.out == out
     assert is_reported(tracked)
+    notebook.run("get_ipython().compile.reset_compiler_flags()")
 
 
 def test_promise_2_the_value_is_out_and_underscore(notebook):
@@ -118,19 +101,12 @@ def test_promise_3_an_operator_that_fails_is_found_on_its_own_line(notebook):
     assert tracked.traceback.splitlines()[-1] == plain.traceback.splitlines()[-1]
 
 
-def test_promise_1_future_imports_have_their_effect(notebook):
-    body = "from __future__ import annotations\ndef f(a: Undefined): ...\nf.__annotations__"
-    assert notebook.run(f"%%memtrack\n{body}").out == "{'a': 'Undefined'}"
-    notebook.run("get_ipython().compile.reset_compiler_flags()")
-
-
 @pytest.mark.parametrize("body", ["x = = 3", "def f(:\n", "'open", "if 1:\n"])
 def test_a_syntax_error_is_told_as_always_and_nothing_is_measured(notebook, body):
-    runs = notebook.value("len(__import__('memlab').runs)")
+    runs = notebook.value(f"len({RUNS})")
     plain, tracked = notebook.run(body), notebook.run(f"%%memtrack\n{body}")
-    assert (tracked.status, tracked.error) == ("error", plain.error)
-    assert tracked.shown == []
-    assert notebook.value("len(__import__('memlab').runs)") == runs
+    assert (tracked.status, tracked.error, tracked.shown) == ("error", plain.error, [])
+    assert notebook.value(f"len({RUNS})") == runs
 
 
 @pytest.mark.parametrize(
@@ -143,11 +119,8 @@ def test_empty_bodies_and_blanks_above_the_magic(notebook, cell):
     assert is_reported(reply)
 
 
-def test_lines_are_counted_as_the_editor_counts_them_also_below_blank_ones(notebook):
+def test_lines_are_counted_as_the_editor_counts_them_and_other_magics_are_not_ours(notebook):
     assert notebook.run("%%memtrack\n\n\nx = 1\nundefined").lines == [5]
-
-
-def test_a_magic_of_another_name_is_not_ours(notebook):
     assert "Cell magic `%%memtrackx` not found" in notebook.run("%%memtrackx\n1").stderr
 
 
@@ -161,22 +134,16 @@ def test_the_history_has_the_cell_as_it_was_typed(notebook):
 
 
 def test_over_and_under_other_cell_magics(notebook):
-    over = notebook.run("%%memtrack\n%%time\nx = 5\nx * 2")
-    assert (over.out, "Wall time" in over.stdout, is_reported(over)) == ("10", True, True)
-    under = notebook.run("%%time\n%%memtrack --name under\nx = 6\nx * 2")
-    assert (under.out, "Wall time" in under.stdout, is_reported(under)) == ("12", True, True)
-    blank = notebook.run("%%memtrack\n\n%%time\n7")
-    assert (blank.status, blank.out) == ("ok", "7")
+    for head in ("%%memtrack\n%%time", "%%time\n%%memtrack --name under"):
+        reply = notebook.run(f"{head}\nx = 5\nx * 2")
+        assert (reply.out, "Wall time" in reply.stdout, is_reported(reply)) == ("10", True, True)
+    assert notebook.ok("%%memtrack\n\n%%time\n7").out == "7"
 
 
 def test_inside_capture_the_report_is_captured_too(notebook):
     reply = notebook.run("%%capture cap\n%%memtrack --name captured\nprint(5)")
     assert (reply.status, reply.shown) == ("ok", [])
-    assert notebook.value("(cap.stdout, len(cap.outputs) >= 2, 'captured' in __import__('memlab').runs)") == (
-        "5\n",
-        True,
-        True,
-    )
+    assert notebook.value(f"(cap.stdout, len(cap.outputs) >= 2, 'captured' in {RUNS})") == ("5\n", True, True)
     notebook.run("del cap")
     above = notebook.run("%%memtrack --name above\n%%capture cap\nprint(5)")
     assert (above.stdout, is_reported(above)) == ("", True)
@@ -205,10 +172,8 @@ b = torch.ones(50_000)
 
 def test_a_cell_magic_called_after_an_inner_cell_ends_with_the_outer_cell(notebook):
     body = 'get_ipython().run_cell("1")\nget_ipython().run_cell_magic("time", "", "%%memtrack --name late\\n1")\n'
-    reply = notebook.run(body)
-    assert reply.status == "ok"
-    assert is_reported(reply)
-    assert notebook.value("'late' in __import__('memlab').runs") is True
+    assert is_reported(notebook.ok(body))
+    assert notebook.value(f"'late' in {RUNS}") is True
 
 
 def test_a_silent_cell_is_refused_because_nobody_tells_its_end(notebook):
@@ -258,21 +223,29 @@ def test_a_budget_fails_the_cell_after_it_ran_and_says_by_how_much(notebook):
 
 
 def test_promise_9_no_names_are_left(notebook):
-    notebook.run("%%memtrack\n1")
-    notebook.run("%memtrack 1 + 1")
-    notebook.run("%%memtrack\n1 / 0")
+    for cell in ("%%memtrack\n1", "%memtrack 1 + 1", "%%memtrack\n1 / 0"):
+        notebook.run(cell)
     assert notebook.value("sorted(n for n in set(globals()) - _names if not n.startswith('_'))") == []
     hidden = "sorted(n for n in set(globals()) - _names if 'mem' in n.lower())"
     assert notebook.value(hidden) == []
 
 
 def test_promise_7_no_widget_stays_in_the_cell(notebook):
-    reply = notebook.run("%%memtrack\n1")
-    assert not any("widget" in kind for kinds in reply.kinds for kind in kinds)
-    assert notebook.value("list(__import__('comm').get_comm_manager().comms)") == []
-
-
-def test_a_kernel_that_still_works_has_all_its_runs(notebook):
     for name in ("one", "two"):
-        notebook.run(f"%%memtrack --name {name}\n1")
-    assert notebook.value("list(__import__('memlab').runs)[-2:]") == ["one", "two"]
+        reply = notebook.run(f"%%memtrack --name {name}\n1")
+        assert not any("widget" in kind for kinds in reply.kinds for kind in kinds)
+    assert notebook.value("list(__import__('comm').get_comm_manager().comms)") == []
+    assert notebook.value(f"list({RUNS})[-2:]") == ["one", "two"]
+
+
+def test_a_traceback_shows_the_cell_as_it_was_written(notebook):
+    reply = notebook.run("%%memtrack --name shown\nx = 1\n1 / 0")
+    assert reply.lines[-1] == 3
+    assert "# %%memtrack --name shown" in reply.traceback
+    assert "_memlab_arm" not in reply.traceback
+
+
+def test_a_peak_in_backward_has_the_line_that_called_it(notebook: Kernel):
+    cell = "%%memtrack\nx = torch.ones(1 << 20, requires_grad=True)\ny = x * x\n\ny.sum().backward()"
+    report = notebook.ok(cell).report
+    assert re.match(r"Peak \S+ MiB allocated in backward, cell \[\d+\] line 5\n", report)

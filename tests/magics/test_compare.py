@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-from kernel import Kernel, kernel
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the kernel of tests is POSIX")
+from kernel import Kernel
 
 FIGURE = {"application/vnd.plotly.v1+json", "image/svg+xml", "text/plain"}
 TABLE = {"text/html", "text/plain"}
-READ = "from memlab.analysis.noted import value_of\ndef noted(name): return memlab.runs[name].trace.notes.get('result')"
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    with kernel(
-        tmp_path_factory.mktemp("compare"), "import torch, memlab, gc, weakref", "%load_ext memlab", READ
-    ) as found:
-        found.run("%%memtrack --name one --quiet\nx = torch.ones(1000)\nx.sum()")
-        found.run("%%memtrack --name 'two words' --quiet\ny = torch.ones(3000)\nx.sum()")
-        yield found
+SETUP = (
+    "import torch, memlab, gc, weakref\ndef noted(name): return memlab.runs[name].trace.notes.get('result')",
+    "%load_ext memlab",
+    "%%memtrack --name one --quiet\nx = torch.ones(1000)\nx.sum()",
+    "%%memtrack --name 'two words' --quiet\ny = torch.ones(3000)\nx.sum()",
+)
 
 
 def error(notebook: Kernel, code: str) -> str:
     reply = notebook.run(code)
-    assert reply.status == "error"
-    assert reply.error == "UsageError"
-    return reply.stderr + reply.traceback
+    assert (reply.status, reply.error) == ("error", "UsageError")
+    return reply.said
 
 
 @pytest.mark.parametrize("line", ["one 'two words'", "one two words", "one last", "one", ""])
 def test_two_runs_are_compared_figure_and_table(notebook, line):
     notebook.run("%%memtrack --name 'two words' --quiet\ny = torch.ones(3000)\nx.sum()")
-    reply = notebook.run(f"%memcompare {line}")
-    assert reply.status == "ok", reply.traceback
+    reply = notebook.ok(f"%memcompare {line}")
     assert reply.kinds == [FIGURE, TABLE]
     assert reply.report.startswith("two words: peak ")
     assert "results equal bit for bit" in reply.report
@@ -114,8 +103,10 @@ def test_the_result_is_in_the_file_that_the_cell_saves(notebook, tmp_path):
 
 
 def test_a_value_that_is_shown_in_no_order_of_bytes_does_not_fail_the_cell(notebook):
-    body = "class Odd(dict):\n    def items(self):\n        raise RuntimeError('asked')\nOdd(a=1)"
-    assert value(notebook, body) == "dict"
+    assert (
+        value(notebook, "class Odd(dict):\n    def items(self):\n        raise RuntimeError('asked')\nOdd(a=1)")
+        == "dict"
+    )
     body = "class Broken(torch.Tensor):\n    @classmethod\n    def __torch_function__(cls, *args, **kwargs):\n"
     body += "        raise RuntimeError('no')\n    def __repr__(self):\n        return 'broken'\ntorch.ones(2).as_subclass(Broken)"
     assert value(notebook, body) == "numbers"

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-from kernel import Kernel, kernel
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="interrupts a kernel as POSIX does")
+from kernel import Kernel
 
 # Without the extension, so that exactly this ledger is told of the cells.
-SETUP = """
-from memlab.magics.ledger import LedgerMagics
-from memlab.session.ledger import book, ledger, the_ledger
-book.NAMES_S = book.LOOK_S = 60.0
-get_ipython().register_magics(LedgerMagics)
+SETUP = (
+    "import torch",
+    """
+from memlab.magics.line_magics import LineMagics
+from memlab.api import ledger as cell_ledger
+from memlab.api.ledger import ledger, the_ledger
+cell_ledger.NAMES_S = cell_ledger.LOOK_S = 60.0
+get_ipython().register_magics(LineMagics)
 get_ipython().events.register("pre_run_cell", the_ledger.before_cell)
 get_ipython().events.register("post_run_cell", the_ledger.after_cell)
-"""
+""",
+)
 LAST = "ledger().entries[-1]"
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    with kernel(tmp_path_factory.mktemp("notebook"), SETUP, "import torch") as found:
-        yield found
-
-
-@pytest.fixture
-def notebook(shared: Kernel):
-    shared.run("%memledger clear")
-    return shared
+@pytest.fixture(autouse=True)
+def cleared(notebook: Kernel):
+    notebook.run("%memledger clear")
 
 
 def entries(notebook: Kernel, *fields: str) -> list[tuple]:
@@ -41,8 +34,7 @@ def entries(notebook: Kernel, *fields: str) -> list[tuple]:
 
 def test_the_ledger_is_shown_as_a_table_and_as_text(notebook):
     notebook.run("x = torch.ones(1 << 18)")
-    reply = notebook.run("%memledger")
-    assert reply.status == "ok"
+    reply = notebook.ok("%memledger")
     assert "x 1.00 MiB" in reply.out
     assert reply.out.startswith("memlab ledger · ")
     assert notebook.value("sorted(ledger()._repr_mimebundle_())") == ["text/html", "text/plain"]
@@ -73,8 +65,7 @@ def test_what_a_failed_cell_keeps_is_named_by_its_traceback(notebook):
     status, paths = notebook.value(f"({LAST}.status, [one.path for one in {LAST}.left])".replace("[-1]", "[1]"))
     assert status == "ZeroDivisionError"
     assert len(paths) == 1
-    assert paths[0].startswith("traceback of cell")
-    assert paths[0].endswith("big")
+    assert paths[0].startswith("traceback of cell") and paths[0].endswith("big")
     notebook.run("1 / 0")  # the next error takes the place of this one
 
 
@@ -108,7 +99,7 @@ def test_off_on_and_what_is_neither(notebook):
     assert [text for (text,) in entries(notebook, "text")][-1:] == ["e = torch.ones(1000)"]
     assert "d = torch.ones(1000)" not in [text for (text,) in entries(notebook, "text")]
     reply = notebook.run("%memledger of")
-    assert "UsageError: %memledger: unknown 'of'. %memledger shows what each cell left behind" in reply.stderr
+    assert "UsageError: %memledger: unknown 'of'. %memledger shows what each cell did not free" in reply.stderr
 
 
 def test_nothing_is_left_in_the_notebook(notebook):

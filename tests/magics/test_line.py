@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-from kernel import kernel
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the kernel of tests is POSIX")
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    with kernel(tmp_path_factory.mktemp("line"), "import torch, memlab", "%load_ext memlab") as found:
-        yield found
+SETUP = ("import os, torch, memlab", "%load_ext memlab")
 
 
 @pytest.mark.parametrize(
@@ -41,20 +32,12 @@ def test_names_of_a_statement_are_the_notebooks(notebook):
     notebook.run("%memtrack made = 5")
     notebook.run("%memtrack (walrus := 7)")
     notebook.run("%memtrack reader = lambda: later")
-    assert notebook.value("(made, walrus, [later := 3, reader()][1])") == (5, 7, 3)
-    assert notebook.run("got = %memtrack made * 2\ngot").out == "10"
-
-
-def test_in_a_function_the_names_are_its_own(notebook):
-    reply = notebook.run(
-        "def f(inner):\n    return get_ipython().run_line_magic('memtrack', 'sum(inner for _ in range(3))')\nf(4)"
-    )
-    assert reply.out == "12"
-
-
-def test_the_name_comes_before_the_statement(notebook):
     notebook.run("%memtrack --name first z = torch.ones(10)")
     assert notebook.value("(list(memlab.runs)[-1], z.numel())") == ("first", 10)
+    assert notebook.value("(made, walrus, [later := 3, reader()][1])") == (5, 7, 3)
+    assert notebook.run("got = %memtrack made * 2\ngot").out == "10"
+    magic = "get_ipython().run_line_magic('memtrack', 'sum(inner for _ in range(3))')"
+    assert notebook.run(f"def f(inner):\n    return {magic}\nf(4)").out == "12"
 
 
 def test_an_error_goes_out_with_its_line_and_after_the_report(notebook):
@@ -71,12 +54,9 @@ def test_a_syntax_error_stops_before_anything_is_measured(notebook, line):
     assert (reply.status, reply.error, reply.shown) == ("error", "SyntaxError", [])
 
 
-def test_a_budget_fails_the_statement(notebook):
+def test_a_budget_fails_the_statement_and_without_one_there_is_a_hint(notebook):
     reply = notebook.run("%memtrack --budget 1KiB torch.ones(5000).sum()")
     assert (reply.status, reply.error, reply.out) == ("error", "BudgetExceeded", None)
-
-
-def test_without_a_statement_there_is_a_hint(notebook):
     assert "needs a statement" in notebook.run("%memtrack").stderr
 
 
@@ -94,7 +74,7 @@ def test_refused_options_are_one_line_and_nothing_runs(notebook, options):
 
 
 def test_a_file_that_cannot_be_begun_is_a_usage_error_too(notebook):
-    notebook.run("import os; os.mkdir('taken.partial')")
+    notebook.run("os.mkdir('taken.partial')")
     reply = notebook.run("%%memtrack --save taken\nran = 1")
     assert "UsageError: %memtrack: cannot write" in reply.stderr
     assert notebook.value("(os.rmdir('taken.partial'), 'ran' in globals())") == (None, False)
@@ -102,10 +82,8 @@ def test_a_file_that_cannot_be_begun_is_a_usage_error_too(notebook):
 
 def test_save_writes_what_load_reads(notebook):
     notebook.run("%%memtrack --name saved --save 'a run.memlab'\ntorch.ones(100)")
-    assert notebook.value("(memlab.load('a run.memlab').name, [n for n in os.listdir() if 'run' in n])") == (
-        "saved",
-        ["a run.memlab"],
-    )
+    assert notebook.value("memlab.load('a run.memlab').name") == "saved"
+    assert notebook.value("[name for name in os.listdir() if 'run' in name]") == ["a run.memlab"]
 
 
 def test_quiet_and_no_live(notebook):
@@ -123,16 +101,15 @@ def test_where_no_transformer_runs_the_ordinary_magic_serves(notebook):
 
 
 def test_help_is_that_of_the_magic(notebook):
-    assert notebook.run("%%memtrack?").status == "ok"
-    assert notebook.run("%memtrack?").status == "ok"
+    notebook.ok("%%memtrack?")
+    notebook.ok("%memtrack?")
 
 
 def test_a_front_end_is_told_that_a_cell_goes_on(notebook):
-    asked = "[get_ipython().check_complete(text)[0] for text in ('%%memtrack', '%%memtrack\\nx = 1', '%%memtrack\\nx = 1\\n\\n')]"
-    expected = (
-        "[get_ipython().check_complete(text)[0] for text in ('%%time', '%%time\\nx = 1', '%%time\\nx = 1\\n\\n')]"
-    )
-    assert notebook.value(asked) == notebook.value(expected) == ["incomplete", "incomplete", "complete"]
+    for magic in ("%%memtrack", "%%time"):
+        texts = [magic, f"{magic}\nx = 1", f"{magic}\nx = 1\n\n"]
+        asked = f"[get_ipython().check_complete(text)[0] for text in {texts}]"
+        assert notebook.value(asked) == ["incomplete", "incomplete", "complete"]
 
 
 HOOKS = """
@@ -148,22 +125,21 @@ def hooks():
 
 def test_unloading_leaves_the_shell_as_it_was(notebook):
     notebook.run("%unload_ext memlab")
-    notebook.run(HOOKS)
-    notebook.run("before = hooks()")
+    notebook.run(f"{HOOKS}\nbefore = hooks()")
     for cell in ("%load_ext memlab", "%load_ext memlab", "%%memtrack\n1", "%reload_ext memlab", "%%memtrack\n1"):
-        assert notebook.run(cell).status == "ok"
+        notebook.ok(cell)
     assert notebook.value("len([t for t in get_ipython().input_transformers_cleanup if 'memlab' in str(t)])") == 1
     notebook.run("%unload_ext memlab")
     assert notebook.value("hooks() == before") is True
     assert "`%%memtrack` not found" in notebook.run("%%memtrack\n1").stderr
-    assert notebook.run("%load_ext memlab").status == "ok"
+    notebook.ok("%load_ext memlab")
 
 
 def test_unloading_inside_a_tracked_cell_ends_its_run(notebook):
     reply = notebook.run("%%memtrack --name cut\n%unload_ext memlab\n8")
     assert (reply.status, reply.out, "memlab · cut" in reply.report) == ("ok", "8", True)
     assert notebook.value("[memlab.runs['cut'].is_running, torch._C._len_torch_dispatch_stack()]") == [False, 0]
-    assert notebook.run("%load_ext memlab").status == "ok"
+    notebook.ok("%load_ext memlab")
 
 
 def test_a_magic_of_the_users_own_comes_back(notebook):

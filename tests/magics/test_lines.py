@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-from IPython.core.error import UsageError
-from kernel import Kernel, kernel
+from kernel import Kernel
 
-from memlab.magics.track import parse
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="interrupts a kernel as POSIX does")
-START = """
-import sys, gc; sys.path.insert(0, TESTS); import torch, memlab; from leftovers import leftovers, record
-from memlab.session.lines import lines
+pytestmark = pytest.mark.usefixtures("leaves_the_kernel_as_it_was")
+SETUP = (
+    """
+import sys, gc, torch, memlab
 def listed():
-    report = lines(memlab.last_run())
+    report = memlab.last_run().lines()
     return {row.text: (row.executions, row.held_bytes, row.total_bytes) for row in report}
-"""
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory, request):
-    start = START.replace("TESTS", repr(str(request.path.parent.parent)))
-    with kernel(tmp_path_factory.mktemp("notebook"), start, "%load_ext memlab", "%%memtrack\n1") as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def leaves_the_kernel_as_it_was(notebook: Kernel):
-    notebook.run("_before = record()")
-    yield
-    left = "[line for line in leftovers(_before) if not line.startswith('exception hooks')]"
-    reply = notebook.run(f"gc.collect(); print({left})")
-    assert reply.stdout.strip() == "[]", reply.stdout + reply.traceback
+""",
+    "%load_ext memlab",
+    "%%memtrack\n1",
+)
 
 
 def listed(notebook: Kernel, cell: str, status: str = "ok") -> dict[str, tuple[int, int, int]]:
@@ -43,19 +25,11 @@ def listed(notebook: Kernel, cell: str, status: str = "ok") -> dict[str, tuple[i
 
 
 def test_the_lines_of_the_cell_by_number(notebook):
-    found = listed(
-        notebook, "%%memtrack --lines\nx = torch.ones(1000)\n\nfor i in range(3):\n    y = torch.ones(500)\ndel x\n"
-    )
-    assert found == {
-        "cell:2": (1, 4000, 4000),
-        "cell:4": (4, 0, 0),
-        "cell:5": (3, 2000, 2000),
-        "cell:6": (1, -4000, -4000),
-    }
-    assert notebook.run("print(lines(memlab.last_run()))").stdout.splitlines()[3].split()[-2:] == [
-        "%%memtrack",
-        "--lines",
-    ]
+    body = "x = torch.ones(1000)\n\nfor i in range(3):\n    y = torch.ones(500)\ndel x\n"
+    executed = {"cell:2": (1, 4000, 4000), "cell:4": (4, 0, 0), "cell:5": (3, 2000, 2000), "cell:6": (1, -4000, -4000)}
+    assert listed(notebook, f"%%memtrack --lines\n{body}") == executed
+    first = notebook.run("print(memlab.last_run().lines())").stdout.splitlines()[3]
+    assert first.split()[-2:] == ["%%memtrack", "--lines"]
     notebook.run("del y")
 
 
@@ -71,25 +45,27 @@ def test_functions_of_libraries_are_followed_when_they_are_named(notebook, tmp_p
     (tmp_path / "mine.py").write_text("import torch\n\n\ndef made():\n    return torch.ones(1000)\n")
     notebook.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine")
     assert listed(notebook, "%%memtrack --lines\nz = mine.made()") == {"cell:2": (1, 4000, 4000)}
-    named = {"cell:2": (1, 0, 0), "mine.py:5": (1, 4000, 4000)}
     found = listed(notebook, "%%memtrack -f mine.made\nz = None; z = mine.made()")
-    assert found["mine.py:5"] == named["mine.py:5"]
-    assert found["cell:2"][2] == 0
+    assert (found["mine.py:5"], found["cell:2"][2]) == ((1, 4000, 4000), 0)
     notebook.run("del z")
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "before", "why"),
     [
-        ("-f nowhere", "cannot watch 'nowhere': there is no such name here"),
-        ("-f torch.nn", "cannot watch 'torch.nn': it is a module"),
-        ("--lines -f torch.relu", "it is not written in Python"),
+        ("-f nowhere", "1", "cannot watch 'nowhere': there is no such name here"),
+        ("-f torch.nn", "1", "cannot watch 'torch.nn': it is a module"),
+        ("--lines -f torch.relu", "1", "it is not written in Python"),
+        *(
+            ("-f made", line, "cannot watch 'made': it gets its value only in this cell. Make it in a cell before")
+            for line in ("from textwrap import dedent as made", "made = print", "for made in (1, 2): pass")
+        ),
     ],
 )
-def test_wrong_functions_are_refused_before_anything_runs(notebook, options, why):
-    reply = notebook.run(f"%%memtrack {options}\nprint('ran')")
+def test_wrong_functions_are_refused_before_anything_runs(notebook, options, before, why):
+    reply = notebook.run(f"%%memtrack {options}\n{before}\nprint('ran')")
     assert (reply.error, reply.stdout, reply.shown) == ("UsageError", "", [])
-    assert why in reply.traceback + reply.stderr
+    assert why in reply.said
 
 
 def test_what_cells_can_do_is_followed(notebook):
@@ -98,10 +74,7 @@ def test_what_cells_can_do_is_followed(notebook):
         ("import asyncio\nawait asyncio.sleep(0)\nk = torch.ones(1000)", 4),
         ("async def f():\n    await asyncio.sleep(0)\n    return torch.ones(1000)\nk = await f()", 4),
         ("%time k = torch.ones(1000)", 2),
-        (
-            "class Net(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\nk = Net()(torch.ones(1000))",
-            4,
-        ),
+        ("class Net(torch.nn.Module):\n    def forward(self, x): return x + 1\nk = Net()(torch.ones(1000))", 3),
         ("exec('k = torch.ones(1000)')", 2),
         ("k = torch.ones(1000); k", 2),
     ):
@@ -131,8 +104,7 @@ def test_a_breakpoint_in_the_cell_works(notebook):
         "    pdb.Pdb(stdin=io.StringIO('p 6 * 7\\nc\\n'), stdout=said, readrc=False).set_trace(sys._getframe(1))\n"
         "    return said\n"
     )
-    reply = notebook.run("%%memtrack --lines\nsaid = stop_here()\nq = 1\nprint('done')")
-    assert (reply.status, reply.stdout) == ("ok", "done\n"), reply.traceback
+    assert notebook.ok("%%memtrack --lines\nsaid = stop_here()\nq = 1\nprint('done')").stdout == "done\n"
     assert "42" in notebook.value("said.getvalue()")
     notebook.run("del said")
 
@@ -146,46 +118,24 @@ def test_the_line_magic_and_the_ordinary_cell_magic(notebook):
     notebook.run("k = None")
 
 
-def test_options():
-    assert parse("").lines is False
-    found = parse("--lines -f a.b --function c --shapes")
-    assert (found.lines, found.functions, found.shapes) == (True, ("a.b", "c"), True)
-    assert parse("-f a").lines is True
-    with pytest.raises(UsageError, match="expected one argument"):
-        parse("-f")
-
-
 def test_a_function_that_the_same_cell_defines_can_be_named(notebook):
     cell = "%%memtrack -f grow -f Shop.sell\ndef grow():\n    return torch.ones(1000)\n"
     cell += "class Shop:\n    def sell(self):\n        return torch.ones(500)\nx = grow()\ny = Shop().sell()\n"
-    found = listed(notebook, cell)
-    assert (found["cell:3"][1], found["cell:6"][1]) == (4000, 2000)
-    again = listed(notebook, cell)  # now they are there, from the cell before, and defined again
-    assert (again["cell:3"][1], again["cell:6"][1]) == (4000, 2000)
+    for _ in range(2):  # the second time they are there, from the cell before, and defined again
+        found = listed(notebook, cell)
+        assert (found["cell:3"][1], found["cell:6"][1]) == (4000, 2000)
     notebook.run("del x, y, grow, Shop")
-
-
-def test_also_where_the_cell_is_run_by_the_magic_itself(notebook):
     cell = "get_ipython().run_cell_magic('memtrack', '-f grow', 'def grow():\\n    return torch.ones(1000)\\nx = grow()\\n')"
     found = listed(notebook, cell)
     assert {row: size for row, (_, size, _) in found.items() if size} == {"statement:2": 4000}
     reply = notebook.run("get_ipython().run_cell_magic('memtrack', '-f made', 'made = print')")
-    assert "it gets its value only in this cell" in reply.stderr + reply.traceback
+    assert "it gets its value only in this cell" in reply.said
     notebook.run("del x, grow")
 
 
-@pytest.mark.parametrize("line", ["from textwrap import dedent as made", "made = print", "for made in (1, 2): pass"])
-def test_one_that_the_cell_only_gets_is_refused_with_the_reason(notebook, line):
-    reply = notebook.run(f"%%memtrack -f made\n{line}\nran = True")
-    assert reply.status == "error"
-    assert "cannot watch 'made': it gets its value only in this cell. Make it in a cell before" in reply.stderr
-    assert notebook.value("'ran' in globals()") is False
-
-
 def test_statements_that_share_a_line_are_one_execution(notebook):
-    found = listed(
-        notebook, "%%memtrack --lines\nx = torch.ones(1000); y = torch.ones(500); del x\nfor i in (1, 2):\n    i; i\n"
-    )
+    body = "x = torch.ones(1000); y = torch.ones(500); del x\nfor i in (1, 2):\n    i; i\n"
+    found = listed(notebook, f"%%memtrack --lines\n{body}")
     assert found["cell:2"] == (1, 2000, 2000)
     assert found["cell:4"][0] == 2
     notebook.run("del y")

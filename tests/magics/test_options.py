@@ -12,24 +12,19 @@ MiB = 1 << 20
 
 def test_without_options_there_are_the_defaults():
     found = parse("")
-    assert (found.name, found.budget_bytes, found.save, found.rate_hz, found.live, found.show) == (
-        "",
-        None,
-        None,
-        10.0,
-        True,
-        True,
-    )
+    assert (found.name, found.budget_bytes, found.save, found.rate_hz) == ("", None, None, 10.0)
+    assert (found.live, found.show, found.lines) == (True, True, False)
 
 
 def test_every_option_arrives(tmp_path):
-    found = parse(
-        f"--name 'a b' --device cpu --budget 2MiB --save '{tmp_path}/x y' --rate 5 --ring 5000 --no-live --quiet"
-    )
+    files = f"--save '{tmp_path}/x y' --rate 5 --ring 5000 --no-live --quiet"
+    found = parse(f"--name 'a b' --device cpu --budget 2MiB {files} --lines -f a.b --function c --shapes")
     assert (found.name, found.target.type, found.budget_bytes) == ("a b", "cpu", 2 * MiB)
     assert (found.save, found.rate_hz, found.entries) == (tmp_path / "x y", 5.0, 5000)
     assert (found.live, found.show) == (False, False)
+    assert (found.lines, found.functions, found.shapes) == (True, ("a.b", "c"), True)
     assert parse('--name=x"y z"').name == "xy z"
+    assert parse("-f a").lines is True
 
 
 @pytest.mark.parametrize(
@@ -39,6 +34,7 @@ def test_every_option_arrives(tmp_path):
         ("--nam x", "unknown '--nam x'"),
         ("extra words", "unknown 'extra words'"),
         ("--name", "expected one argument"),
+        ("-f", "expected one argument"),
         ("--name ''", "1 to 200 characters"),
         (f"--name {'n' * 10_000}", "1 to 200 characters"),
         ("--name 'open", "No closing quotation"),
@@ -71,10 +67,8 @@ def test_what_makes_no_sense_is_a_usage_error_of_one_line(line, why):
     with pytest.raises(UsageError) as caught:
         parse(line)
     message = str(caught.value)
-    assert message.startswith("%memtrack: ")
-    assert why in message
-    assert "\n" not in message
-    assert len(message) < 500
+    assert message.startswith("%memtrack: ") and why in message
+    assert "\n" not in message and len(message) < 500
 
 
 @pytest.mark.parametrize(
@@ -102,15 +96,8 @@ def test_a_line_is_options_and_then_a_statement(line, options, statement):
 def test_help_tells_every_option_as_does_a_refusal():
     with pytest.raises(UsageError) as error:
         parse("--zork")
-    for option in (
-        "--name N",
-        "--device D",
-        "-f FUNCTION",
-        "--budget SIZE",
-        "--save FILE",
-        "--predict CARD",
-        "--quiet",
-    ):
+    options = ("--name N", "--device D", "-f FUNCTION", "--budget SIZE", "--save FILE", "--predict CARD", "--quiet")
+    for option in options:
         assert option in str(error.value)
         assert option.split()[0] in TrackMagics.memtrack.__doc__
     assert "\n" not in str(error.value)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import memlab
-from memlab.session.run import Run
+from memlab.api.report import LineReport
 
 NAMES = ("a", "b", "c", "d")
 
@@ -133,12 +133,52 @@ class Outside:
             self.rise[line] = max(self.rise.get(line, 0), self.peak() - before)
 
 
-def run(text: str, device: str, outside: Outside, keep: dict[str, Any], folder: Path) -> Run:
-    """Run a program with its lines watched."""
-    file = folder / "program.py"
-    file.write_text(text)
-    space: dict[str, Any] = {}
-    exec(compile(text, str(file), "exec"), space)
-    with memlab.track(functions=[space["program"]], device=device, show=False, live=False) as tracked:
-        space["program"](torch, device, outside, keep)
-    return tracked
+def bytes_in(keep: dict[str, Any]) -> int:
+    """The storages of all tensors in `keep`, each once."""
+    tensors = [t for value in keep.values() for t in (value if isinstance(value, list) else [value]) if t is not None]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def compare(first: int, count: int, device: str, folder: Path) -> int:
+    """How many lines of programs were compared: with sums over the objects on the CPU, with PyTorch's counters on CUDA."""
+    compared = 0
+    for seed, writer, text in programs(count, first):
+        keep: dict[str, Any] = {}
+        on_cuda = device == "cuda"
+        level = torch.cuda.memory_allocated if on_cuda else lambda keep=keep: bytes_in(keep)
+        outside = Outside(level, torch.cuda.max_memory_allocated if on_cuda else None)
+        start = level()
+        file, space = folder / "program.py", dict[str, Any]()
+        file.write_text(text)
+        exec(compile(text, str(file), "exec"), space)
+        with memlab.track(functions=[space["program"]], device=device, show=False, live=False) as run:
+            space["program"](torch, device, outside, keep)
+        report = run.lines()
+        rows = {row.line: row for row in report if row.source == "program.py"}
+        assert exact(report), seed
+        if on_cuda:
+            assert report.table.change_bytes == level() - start, seed
+        for line, change in outside.change.items():
+            assert rows[line].total_bytes == change, (seed, line, text)
+            if line in writer.bracketed and "backward" not in text.splitlines()[line - 1]:
+                assert rows[line].held_bytes == change, (seed, line, text)
+            if not on_cuda:
+                assert rows[line].peak_bytes >= max(change, 0) / max(outside.executions[line], 1)
+            elif line in writer.bracketed:
+                assert rows[line].peak_bytes == outside.rise[line], (seed, line, text)
+            compared += 1
+    return compared
+
+
+def exact(report: LineReport) -> bool:
+    """Whether what the lines held comes to what changed."""
+    table = report.table
+    return sum(one.held_bytes + one.backward_bytes for one in report) + table.outside_bytes == table.change_bytes
+
+
+def row(report: LineReport, text: str) -> Any:
+    """The row of the line that contains this text."""
+    source = next(iter(report.table.sources.values()))
+    (number,) = [number for number, line in source.items() if text in line and "row(" not in line]
+    return next(one for one in report if one.line == number)

@@ -1,20 +1,58 @@
-"""A CUDA probe around a function, for the tests of the probe."""
+"""What the tests of the probes share: a probe around a function, memory in MiB, and code in a process of its own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+import torch
+
+from memlab.analysis.timeline import timeline
+from memlab.probes.cpu import CpuProbe
 from memlab.probes.cuda import CudaProbe
 from memlab.probes.history import RING_ENTRIES
 from memlab.trace import Trace
 
+MiB = 1 << 20
+TESTS = Path(__file__).resolve().parents[1]
+DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.fakegpu)]
 
-def probed(body: Callable[[], object], entries: int = RING_ENTRIES) -> Trace:
+
+def probed(body: Callable[[], object], entries: int = RING_ENTRIES, device: str = "cuda") -> Trace:
     """The trace of what `body` does, also where it raises."""
-    probe = CudaProbe(entries)
+    probe = CpuProbe() if device == "cpu" else CudaProbe(entries)
     probe.start()
     try:
         body()
     finally:
         trace = probe.stop()
     return trace
+
+
+def take(mebibytes: int, device: str | torch.device = "cuda") -> torch.Tensor:
+    return torch.empty(mebibytes * MiB, dtype=torch.uint8, device=device)
+
+
+def above_start(trace: Trace, size: int) -> float:
+    """MiB above what there was when the track began."""
+    return (size - timeline(trace, 0).start_bytes) / MiB
+
+
+def gap_names(trace: Trace) -> list[str]:
+    return [gap.name for gap in trace.gaps]
+
+
+def python(*command: str, **environment: str) -> str:
+    """What Python prints, with these arguments, in a process and on a device of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+        env = {**os.environ, "PYTHONPATH": path, "FAKEGPU_SHM": f"{folder}/gpu", **environment}
+        command = (sys.executable, *command)
+        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=200)
+    assert not done.returncode, done.stderr[-3000:]
+    return done.stdout

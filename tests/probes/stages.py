@@ -1,12 +1,12 @@
 """Small trainings whose highest moment is known: at the end of the cell one large block is made while everything is alive.
 
-Each function builds what lives before the cell and returns the cell, which gives (modules, optimizers, other parameters).
+Each generator builds what lives before the cell, yields, runs the cell, and yields (modules, optimizers, other parameters).
 The same on the CPU and on CUDA.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,13 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 
 Held = tuple[list[nn.Module], list[torch.optim.Optimizer], list[torch.Tensor]]
-Stage = Callable[[], Held]
-STAGES: dict[str, Callable[[str], Stage]] = {}
+Setup = Iterator[Any]
+STAGES: dict[str, Callable[[str], Setup]] = {}
 
 
-def stage(setup: Callable[[str], Stage]) -> Callable[[str], Stage]:
+def stage(setup: Callable[[str], Setup]) -> None:
     STAGES[setup.__name__] = setup
-    return setup
 
 
 def network(device: str) -> nn.Sequential:
@@ -35,15 +34,12 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, device: str, count
 
 
 def with_optimizer(name: str, **options: Any) -> None:
-    def setup(device: str) -> Stage:
+    def setup(device: str) -> Setup:
         model = network(device)
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, **options)
-
-        def cell() -> Held:
-            steps(model, optimizer, device)
-            return [model], [optimizer], []
-
-        return cell
+        yield
+        steps(model, optimizer, device)
+        yield [model], [optimizer], []
 
     STAGES[f"{name} {options or ''}".strip()] = setup
 
@@ -57,76 +53,53 @@ with_optimizer("RMSprop", centered=True, momentum=0.5)
 
 
 @stage
-def made_in_the_cell(device: str) -> Stage:
-    def cell() -> Held:
-        model = network(device)
-        optimizer = torch.optim.Adam(model.parameters())
-        steps(model, optimizer, device)
-        return [model], [optimizer], []
-
-    return cell
-
-
-@stage
-def trained_before(device: str) -> Stage:
+def made_in_the_cell(device: str) -> Setup:
+    yield
     model = network(device)
     optimizer = torch.optim.Adam(model.parameters())
     steps(model, optimizer, device)
-
-    def cell() -> Held:
-        steps(model, optimizer, device, 1)
-        return [model], [optimizer], []
-
-    return cell
+    yield [model], [optimizer], []
 
 
 @stage
-def by_hand(device: str) -> Stage:
+def trained_before(device: str) -> Setup:
     model = network(device)
-
-    def cell() -> Held:
-        for _ in range(3):
-            model(torch.ones(40, 64, device=device)).sum().backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
-        return [model], [], []
-
-    return cell
+    optimizer = torch.optim.Adam(model.parameters())
+    steps(model, optimizer, device)
+    yield
+    steps(model, optimizer, device, 1)
+    yield [model], [optimizer], []
 
 
 @stage
-def gradients_cleared_by_hand(device: str) -> Stage:
+def by_hand(device: str) -> Setup:
     model = network(device)
-
-    def cell() -> Held:
-        for _ in range(3):
+    yield
+    for clears in (False, True, True):
+        for parameter in model.parameters() if clears else ():
+            parameter.grad = None
+        model(torch.ones(40, 64, device=device)).sum().backward()
+        with torch.no_grad():
             for parameter in model.parameters():
-                parameter.grad = None
-            model(torch.ones(40, 64, device=device)).sum().backward()
-        return [model], [], []
-
-    return cell
+                parameter -= 0.1 * parameter.grad
+    yield [model], [], []
 
 
 @stage
-def accumulated(device: str) -> Stage:
+def accumulated(device: str) -> Setup:
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def cell() -> Held:
-        for _ in range(2):
-            for _ in range(3):
-                model(torch.ones(40, 64, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-        return [model], [optimizer], []
-
-    return cell
+    yield
+    for _ in range(2):
+        for _ in range(3):
+            model(torch.ones(40, 64, device=device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    yield [model], [optimizer], []
 
 
 @stage
-def tied_and_shared(device: str) -> Stage:
+def tied_and_shared(device: str) -> Setup:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -141,112 +114,92 @@ def tied_and_shared(device: str) -> Stage:
 
     model = Tied().to(device)
     optimizer = torch.optim.AdamW(model.parameters())
-
-    def cell() -> Held:
-        for _ in range(2):
-            optimizer.zero_grad()
-            tokens = torch.zeros(8, 16, dtype=torch.int64, device=device)
-            model(tokens, scale=torch.ones(64, device=device)).sum().backward()
-            optimizer.step()
-        return [model], [optimizer], []
-
-    return cell
+    yield
+    for _ in range(2):
+        optimizer.zero_grad()
+        tokens = torch.zeros(8, 16, dtype=torch.int64, device=device)
+        model(tokens, scale=torch.ones(64, device=device)).sum().backward()
+        optimizer.step()
+    yield [model], [optimizer], []
 
 
 @stage
-def without_modules(device: str) -> Stage:
+def without_modules(device: str) -> Setup:
     weights = [torch.ones(64, 64, device=device, requires_grad=True) for _ in range(3)]
     optimizer = torch.optim.Adam(weights)
-
-    def cell() -> Held:
-        for _ in range(2):
-            optimizer.zero_grad()
-            x = torch.ones(40, 64, device=device)
-            for weight in weights:
-                x = (x @ weight).tanh()
-            x.sum().backward()
-            optimizer.step()
-        return [], [optimizer], weights
-
-    return cell
+    yield
+    for _ in range(2):
+        optimizer.zero_grad()
+        x = torch.ones(40, 64, device=device)
+        for weight in weights:
+            x = (x @ weight).tanh()
+        x.sum().backward()
+        optimizer.step()
+    yield [], [optimizer], weights
 
 
 @stage
-def some_frozen(device: str) -> Stage:
+def some_frozen(device: str) -> Setup:
     model = network(device)
     for parameter in list(model.parameters())[:2]:
         parameter.requires_grad_(False)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
-
-    def cell() -> Held:
-        steps(model, optimizer, device)
-        return [model], [optimizer], []
-
-    return cell
+    yield
+    steps(model, optimizer, device)
+    yield [model], [optimizer], []
 
 
 @stage
-def lbfgs(device: str) -> Stage:
+def lbfgs(device: str) -> Setup:
     model = nn.Linear(64, 8).to(device)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    yield
 
-    def cell() -> Held:
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = (model(torch.ones(16, 64, device=device)) - 1).square().sum()
-            loss.backward()
-            return loss
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(torch.ones(16, 64, device=device)) - 1).square().sum()
+        loss.backward()
+        return loss
 
-        optimizer.step(closure)
-        return [model], [optimizer], []
-
-    return cell
+    optimizer.step(closure)
+    yield [model], [optimizer], []
 
 
 @stage
-def two_networks(device: str) -> Stage:
+def two_networks(device: str) -> Setup:
     maker, judge = nn.Linear(16, 64).to(device), nn.Linear(64, 1).to(device)
     optimizers = [torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())]
-
-    def cell() -> Held:
-        for _ in range(2):
-            fake = maker(torch.ones(32, 16, device=device))
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-                loss = F.softplus(judge(fake)).mean()
-                loss.backward(retain_graph=True)
-                optimizer.step() if optimizer is optimizers[0] else None
-        optimizers[1].step()
-        return [maker, judge], optimizers, []
-
-    return cell
+    yield
+    for _ in range(2):
+        fake = maker(torch.ones(32, 16, device=device))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            loss = F.softplus(judge(fake)).mean()
+            loss.backward(retain_graph=True)
+            optimizer.step() if optimizer is optimizers[0] else None
+    optimizers[1].step()
+    yield [maker, judge], optimizers, []
 
 
 @stage
-def norms_in_a_function(device: str) -> Stage:
+def norms_in_a_function(device: str) -> Setup:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.InstanceNorm2d(8, track_running_stats=True)).to(
         device
     )
     model.register_buffer("table", torch.ones(1000, device=device), persistent=False)
-
-    def cell() -> Held:
-        with torch.no_grad():
-            model(torch.ones(4, 3, 16, 16, device=device))
-        return [model], [], []
-
-    return cell
+    yield
+    with torch.no_grad():
+        model(torch.ones(4, 3, 16, 16, device=device))
+    yield [model], [], []
 
 
 @stage
-def half_way_to_half(device: str) -> Stage:
+def half_way_to_half(device: str) -> Setup:
     model = nn.Linear(64, 64).to(device)
-
-    def cell() -> Held:
-        model.to(torch.bfloat16)
-        model(torch.ones(8, 64, device=device, dtype=torch.bfloat16)).sum().backward()
-        return [model], [], []
-
-    return cell
+    yield
+    model.to(torch.bfloat16)
+    model(torch.ones(8, 64, device=device, dtype=torch.bfloat16)).sum().backward()
+    yield [model], [], []
 
 
 def held_bytes(held: Held, device: str) -> dict[str, int]:

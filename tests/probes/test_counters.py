@@ -53,7 +53,7 @@ def test_an_allocator_without_counters_reads_minus_one(monkeypatch: pytest.Monke
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr("memlab.seams.cuda_stats", refuse)
+    monkeypatch.setattr("memlab.torch_internals.cuda_stats", refuse)
     assert set(cuda_counters(0).values()) == {-1}
 
 

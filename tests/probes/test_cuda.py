@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
+from probes.probed import python
 from probes.programs import PROGRAMS
-
-TESTS = Path(__file__).resolve().parent.parent
 
 # What is different -> the environment. The card is small, so that the allocator has to empty its cache and try again.
 SETTINGS = {
@@ -36,13 +30,7 @@ LUCK = re.compile(r"inactive_split.*\.(allocated|freed|peak)$")
 @functools.cache
 def twin(setting: str, how: str) -> dict[str, dict[str, Any]]:
     """What `twins` finds under a setting, tracked or bare; each process has a device of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "FAKEGPU_TOTAL_MB": "2048", "FAKEGPU_SHM": f"{folder}/gpu", **SETTINGS[setting]}
-        env["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent), env.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "probes.twins", how]
-        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=200)
-    assert not done.returncode, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return json.loads(python("-m", "probes.twins", how, FAKEGPU_TOTAL_MB="2048", **SETTINGS[setting]))
 
 
 @pytest.mark.fakegpu
@@ -54,7 +42,7 @@ def test_peaks_are_exact(name, setting):
     assert run["ends"] == truth["ends"]
     assert run["peaks"] == truth["peaks"], "what the analysis says"
     assert run["is_exact"]
-    assert (run["gaps"], run["surprises"]) == ([], 0)
+    assert (run["gaps"], run["inconsistencies"]) == ([], 0)
 
 
 @pytest.mark.fakegpu

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from probes.probed import probed
+from probes.probed import MiB, above_start, gap_names, probed, take
 
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
@@ -15,22 +15,14 @@ from memlab.probes.cuda import recorder
 from memlab.trace import Trace
 
 pytestmark = pytest.mark.fakegpu
-MiB = 1 << 20
-
-
-def take(mebibytes: int) -> torch.Tensor:
-    return torch.empty(mebibytes * MiB, dtype=torch.uint8, device="cuda")
+reset_peak, reset_accumulated = torch.cuda.reset_peak_memory_stats, torch.cuda.reset_accumulated_memory_stats
+empty_cache = torch.cuda.empty_cache
 
 
 def churn(times: int) -> None:
     """Three entries of history each time."""
     for _ in range(times):
         torch.empty(1000, device="cuda")
-
-
-def above_start(trace: Trace, size: int) -> float:
-    """MiB above what there was when the cell began."""
-    return (size - timeline(trace, 0).start_bytes) / MiB
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +40,8 @@ def tracked(body: Callable[[], object], entries: int = 1000) -> Trace:
     return probed(body, entries)
 
 
-def gap_names(trace: Trace) -> list[str]:
-    return [gap.name for gap in trace.gaps]
+def touch(mebibytes: int) -> None:
+    take(mebibytes)
 
 
 def stepping(steps: int, inside: Callable[[int], object]) -> Callable[[], None]:
@@ -91,15 +83,6 @@ def test_a_peak_among_lost_events_is_a_range(entries, earlier_peak):
     del kept
 
 
-def test_a_new_maximum_among_lost_events_is_exact():
-    trace = tracked(lambda: take(500) is not None and churn(2000))
-    found = peak(trace, 0)
-    assert found.is_exact
-    assert found.low_bytes == torch.cuda.max_memory_allocated()
-    assert above_start(trace, found.low_bytes) == 500
-    assert "counter" in found.source
-
-
 def test_lost_allocations_that_are_all_kept():
     kept = []
     trace = tracked(lambda: kept.extend(torch.empty(1000, device="cuda") for _ in range(1200)))
@@ -108,13 +91,6 @@ def test_lost_allocations_that_are_all_kept():
     assert sum(lost.lost_events for lost in trace.made_by.bounded) == 1200
     assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
     kept.clear()
-
-
-def test_a_ring_that_is_just_long_enough():
-    trace = tracked(lambda: take(100) is not None and churn(330), 1000)
-    assert peak(trace, 0).is_exact
-    assert above_start(trace, peak(trace, 0).low_bytes) == 100
-    assert not trace.gaps
 
 
 def test_quiet_moments_that_can_be_afforded_keep_everything_exact(monkeypatch):
@@ -174,62 +150,44 @@ def test_rows_let_go_leave_their_peaks(monkeypatch):
     torch.cuda.reset_peak_memory_stats()
     trace = tracked(body)
     found, reserved = peak(trace, 0), peak(trace, 0, "reserved")
-    assert (found.is_exact, found.source) == (True, "events that were let go later")
+    assert (found.is_exact, found.source) == (True, "events that were dropped later")
     assert found.low_bytes == torch.cuda.max_memory_allocated()
     assert reserved.is_exact
     assert reserved.low_bytes == torch.cuda.max_memory_reserved()
     assert max(rows) <= 1000 + 300
     assert len(trace.events) <= 1000 + 300
-    assert gap_names(trace) == ["let go"]
+    assert gap_names(trace) == ["dropped"]
     assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
     assert timeline(trace, 0, "reserved").end_bytes == torch.cuda.memory_reserved()
     assert all(one.is_exact for one in trace.made_by.bounded)
 
 
-def test_a_peak_before_the_rows_that_were_lost_is_known_at_least(monkeypatch):
-    def inside(step: int) -> None:
-        take(80 if step == 0 else 5)
-        if step == 0:
-            recorder.read()
-        churn(400)
-
-    trace = tracked(stepping(5, inside))
-    found = peak(trace, 0)
-    assert above_start(trace, found.low_bytes) >= 80
-    assert not found.is_exact
-
-
-def test_the_user_resets_the_accumulated_counters_in_a_long_cell():
-    trace = tracked(lambda: (take(100), churn(400), torch.cuda.reset_accumulated_memory_stats(), churn(400)))
-    found = peak(trace, 0)
-    assert above_start(trace, found.low_bytes) <= 100 <= above_start(trace, found.high_bytes)
-    assert not found.is_exact
-    assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
-
-
-def test_the_user_resets_the_peak_counter_inside():
-    def body():
-        take(700)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        take(500)  # above the peak of before the cell, below that of the cell
-
+@pytest.mark.parametrize(
+    ("body", "mebibytes", "is_exact", "gaps"),
+    [
+        # A new maximum among lost events; a ring that is just long enough; a peak that was read before others were lost.
+        (lambda: (touch(500), churn(2000)), 500, True, ["bounded"]),
+        (lambda: (touch(100), churn(330)), 100, True, []),
+        (lambda: (touch(80), recorder.read(), churn(2000)), 80, False, ["bounded"]),
+        # The user resets counters: the accumulated ones among lost events; the peak, which is then below that of the cell.
+        (lambda: (touch(100), churn(400), reset_accumulated(), churn(400)), 100, False, ["rules"]),
+        (lambda: (touch(700), empty_cache(), reset_peak(), touch(500)), 700, True, []),
+    ],
+)
+def test_a_peak_is_exact_or_lies_in_a_range_and_the_end_is_right(body, mebibytes, is_exact, gaps):
     trace = tracked(body)
     found = peak(trace, 0)
-    assert above_start(trace, found.low_bytes) == 700
-    assert found.is_exact
+    assert above_start(trace, found.low_bytes) <= mebibytes <= above_start(trace, found.high_bytes)
+    assert found.is_exact == is_exact
+    assert gap_names(trace) == gaps
+    assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
+    if mebibytes == 500:
+        assert found.low_bytes == torch.cuda.max_memory_allocated() and "counter" in found.source
+    if mebibytes == 80:
+        assert above_start(trace, found.low_bytes) >= 80
 
 
 def test_a_reset_after_lost_events_still_gives_what_was_seen():
     """Nobody can know a peak that was neither read nor counted; what was read may not be forgotten for the counter."""
-
-    def body():
-        take(700)
-        recorder.read()
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.empty_cache()
-        churn(2000)
-        take(500)
-
-    found = peak(tracked(body), 0)
-    assert found.low_bytes >= 700 * MiB
+    body = lambda: (touch(700), recorder.read(), reset_peak(), empty_cache(), churn(2000), touch(500))  # noqa: E731
+    assert peak(tracked(body), 0).low_bytes >= 700 * MiB

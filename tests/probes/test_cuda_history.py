@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from probes.probed import probed
+from probes.probed import MiB, above_start, gap_names, probed, take
 
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
@@ -15,12 +15,7 @@ from memlab.probes.cuda import recorder
 from memlab.trace import Trace
 
 pytestmark = pytest.mark.fakegpu
-MiB = 1 << 20
 record = torch.cuda.memory._record_memory_history
-
-
-def take(mebibytes: int) -> torch.Tensor:
-    return torch.empty(mebibytes * MiB, dtype=torch.uint8, device="cuda")
 
 
 def entries() -> list[dict[str, Any]]:
@@ -48,30 +43,7 @@ def peak_mebibytes(trace: Trace) -> float:
     found = peak(trace, 0)
     assert found.is_exact
     assert not trace.made_by.bounded
-    return (found.low_bytes - timeline(trace, 0).start_bytes) / MiB
-
-
-def gap_names(trace: Trace) -> list[str]:
-    return [gap.name for gap in trace.gaps]
-
-
-def test_ours_ends_with_the_track():
-    trace = probed(lambda: take(30))
-    assert peak_mebibytes(trace) == 30
-    assert not trace.gaps
-    assert not torch._C._cuda_isHistoryEnabled()
-    assert entries() == []
-
-
-def test_the_users_goes_on_with_all_its_entries():
-    record(max_entries=10_000)
-    take(7)
-    trace = probed(lambda: (take(30), take(20)))
-    assert torch._C._cuda_isHistoryEnabled()
-    take(9)
-    assert allocated() == [7, 30, 20, 9]
-    assert peak_mebibytes(trace) == 50
-    assert gap_names(trace) == ["users history"]
+    return above_start(trace, found.low_bytes)
 
 
 def test_many_tracks_under_the_users_history():
@@ -104,42 +76,39 @@ def test_the_user_starts_dumps_and_stops_inside():
     assert not torch._C._cuda_isHistoryEnabled()
 
 
-def test_the_user_starts_inside_and_it_goes_on():
-    trace = probed(lambda: (take(30), torch.cuda.memory._record_memory_history(max_entries=5000), take(40)))
-    take(5)
-    assert torch._C._cuda_isHistoryEnabled()
-    assert allocated() == [40, 5]
-    assert peak_mebibytes(trace) == 70
-
-
 LEGACY = {"enabled": True, "trace_alloc_max_entries": 5000, "trace_alloc_record_context": True}
 
 
-@pytest.mark.parametrize("arguments", [{"clear_history": True}, {"max_entries": 700}, LEGACY])
-def test_the_user_starts_again_inside(arguments):
-    record(max_entries=10_000)
+@pytest.mark.parametrize(
+    ("was_on", "inside", "left"),
+    [
+        (False, None, None),  # ours ends with the track
+        (True, None, [7, 30, 40, 9]),  # the user's goes on with all its entries
+        (False, {"max_entries": 5000}, [40, 9]),
+        (True, {"clear_history": True}, [40, 9]),
+        (True, {"max_entries": 700}, [7, 30, 40, 9]),
+        (True, LEGACY, [7, 30, 40, 9]),
+        (True, {"enabled": None}, None),
+    ],
+)
+def test_history_is_the_users_wherever_it_was_switched(was_on, inside, left):
+    if was_on:
+        record(max_entries=10_000)
+    take(7)
 
     def body():
         kept = take(30)
-        torch.cuda.memory._record_memory_history(**arguments)
+        if inside is not None:
+            torch.cuda.memory._record_memory_history(**inside)
         return kept, take(40)
 
-    assert peak_mebibytes(probed(body)) == 70
-    assert torch._C._cuda_isHistoryEnabled()
-    assert allocated() == [40] if "clear_history" in arguments else [30, 40]
-
-
-def test_the_user_stops_inside_what_was_on_before():
-    record(max_entries=10_000)
-
-    def body():
-        kept = take(30)
-        torch.cuda.memory._record_memory_history(None)
-        return kept, take(40)
-
-    assert peak_mebibytes(probed(body)) == 70
-    assert not torch._C._cuda_isHistoryEnabled()
-    assert entries() == []
+    trace = probed(body)
+    take(9)
+    assert peak_mebibytes(trace) == 70
+    assert gap_names(trace) == (["users history"] if was_on or inside else [])
+    assert torch._C._cuda_isHistoryEnabled() == (left is not None)
+    assert allocated() == (left or [])
+    assert left or entries() == []
 
 
 @pytest.mark.parametrize("was_on", [False, True])

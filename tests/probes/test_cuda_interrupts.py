@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from probes.probed import above_start, gap_names, probed, take
 
-from memlab import seams
+from memlab import torch_internals
 from memlab.analysis.peak import peak
-from memlab.analysis.timeline import timeline
 from memlab.probes.cuda import CudaProbe, recorder
 from memlab.probes.marks import marker
 
 pytestmark = pytest.mark.fakegpu
-MiB = 1 << 20
-SWITCH, ENGINE = torch.cuda.memory._record_memory_history, seams.engine_entry()
+SWITCH, ENGINE = torch.cuda.memory._record_memory_history, torch_internals.engine_entry()
 QUEUE = list(torch.cuda._queued_calls)
 
 
@@ -34,18 +33,15 @@ def program() -> None:
 def check_nothing_left() -> None:
     assert (recorder.users, marker.users, marker.quiet) == (0, 0, None)
     assert torch.cuda.memory._record_memory_history is SWITCH
-    assert seams.engine_entry() is ENGINE
+    assert torch_internals.engine_entry() is ENGINE
     assert torch.cuda._queued_calls == QUEUE
     assert not torch._C._cuda_isHistoryEnabled()
     assert not torch.nn.modules.module._global_forward_hooks
 
 
 def check_still_works() -> None:
-    probe = CudaProbe()
-    probe.start()
-    torch.empty(30 * MiB, dtype=torch.uint8, device="cuda")
-    trace = probe.stop()
-    assert peak(trace, 0).low_bytes - timeline(trace, 0).start_bytes == 30 * MiB
+    trace = probed(lambda: take(30))
+    assert above_start(trace, peak(trace, 0).low_bytes) == 30
     assert not trace.gaps
 
 
@@ -72,12 +68,12 @@ class Interrupts:
 )
 def test_an_interrupt_at_every_call_of(name, after, monkeypatch):
     torch.cuda.init()
-    take = getattr(seams, name)
+    take = getattr(torch_internals, name)
     interrupted = 0
     for at in range(1, 200):
         one = Interrupts(take, at, after)
         with monkeypatch.context() as patch:
-            patch.setattr(seams, name, one)
+            patch.setattr(torch_internals, name, one)
             try:
                 program()
             except KeyboardInterrupt:
@@ -98,10 +94,7 @@ def test_errors_of_ours_inside_of_the_users_code_are_none(monkeypatch):
         raise RuntimeError("not supported by this allocator. Ask elsewhere")
 
     with monkeypatch.context() as patch:
-        patch.setattr(seams, "snapshot", refuse)
-        probe = CudaProbe()
-        probe.start()
-        torch.empty(3 * MiB, device="cuda")
-        trace = probe.stop()
-    assert [gap.name for gap in trace.gaps] == ["no history", "bounded"]
+        patch.setattr(torch_internals, "snapshot", refuse)
+        trace = probed(lambda: take(12))
+    assert gap_names(trace) == ["no history", "bounded"]
     check_nothing_left()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from probes.probed import python
 
 pytestmark = pytest.mark.fakegpu
-ROOT = Path(__file__).resolve().parents[2]
 
 BEFORE = """
 import torch, threading
@@ -38,21 +34,13 @@ def check_exact(trace, mebibytes, of="allocated"):
 """
 
 
-def python(code: str, tmp_path: Path, **env: str) -> None:
+def start(code: str, **environment: str) -> None:
     """Run code on a device of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE + textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "FAKEGPU_SHM": str(tmp_path / "gpu"), **env},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert not done.returncode, done.stderr[-3000:]
+    python("-c", BEFORE + textwrap.dedent(code), **environment)
 
 
-def test_a_cell_on_the_cpu_leaves_cuda_down_and_a_later_one_brings_it_up(tmp_path):
-    python(
+def test_a_cell_on_the_cpu_leaves_cuda_down_and_a_later_one_brings_it_up():
+    start(
         """
         for _ in range(2):
             probe = CudaProbe()
@@ -77,13 +65,12 @@ def test_a_cell_on_the_cpu_leaves_cuda_down_and_a_later_one_brings_it_up(tmp_pat
         check_exact(trace, 60)
         assert trace.first_row == 0 and trace.made_by.devices[0].start_allocated_bytes == 0
         check_nothing_left()
-        """,
-        tmp_path,
+        """
     )
 
 
-def test_a_cell_that_fails_before_and_after_cuda_comes_up(tmp_path):
-    python(
+def test_a_cell_that_fails_before_and_after_cuda_comes_up():
+    start(
         """
         for error in (KeyboardInterrupt, ZeroDivisionError):
             probe = CudaProbe()
@@ -105,13 +92,12 @@ def test_a_cell_that_fails_before_and_after_cuda_comes_up(tmp_path):
         trace = probe.stop()
         check_nothing_left()
         assert trace.made_by.devices[0].num_ooms == 1 and (trace.events.kind == 8).sum() == 1
-        """,
-        tmp_path,
+        """
     )
 
 
-def test_cuda_comes_up_in_another_thread(tmp_path):
-    python(
+def test_cuda_comes_up_in_another_thread():
+    start(
         """
         probe = CudaProbe()
         probe.start()
@@ -133,13 +119,12 @@ def test_cuda_comes_up_in_another_thread(tmp_path):
         thread.join()
         check_exact(found[0], 2048 * 2048 * 4 >> 20)
         check_nothing_left()
-        """,
-        tmp_path,
+        """
     )
 
 
-def test_history_that_the_user_started_before_cuda_came_up_goes_on(tmp_path):
-    python(
+def test_history_that_the_user_started_before_cuda_came_up_goes_on():
+    start(
         """
         torch.cuda.memory._record_memory_history(max_entries=1000)
         started_cuda = torch.cuda.is_initialized()
@@ -156,13 +141,12 @@ def test_history_that_the_user_started_before_cuda_came_up_goes_on(tmp_path):
         assert actions.count("alloc") == 2
         torch.cuda.memory._record_memory_history(None)
         check_nothing_left()
-        """,
-        tmp_path,
+        """
     )
 
 
-def test_an_allocator_without_history_is_a_gap_and_its_counters_speak(tmp_path):
-    python(
+def test_an_allocator_without_history_is_a_gap_and_its_counters_speak():
+    start(
         """
         probe = CudaProbe()
         probe.start()
@@ -181,6 +165,5 @@ def test_an_allocator_without_history_is_a_gap_and_its_counters_speak(tmp_path):
         assert trace.made_by.devices[0].end_allocated_bytes == torch.cuda.memory_allocated()
         check_nothing_left()
         """,
-        tmp_path,
         PYTORCH_ALLOC_CONF="backend:cudaMallocAsync",
     )

@@ -7,12 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlab.allocator import Books, Held, Settings
+from memlab.allocator import BlockTracker, LiveBlock, Settings
 from memlab.probes import history
 from memlab.probes.history import DeviceHistory, Lost, Position
-from memlab.probes.ring import Tail, unread
-from memlab.probes.rows import Part, columns_of, held_rows, part_without_stacks, resync_rows, state_after
-from memlab.probes.stacks import Stacks
+from memlab.probes.rows import (
+    DeviceRows,
+    Stacks,
+    Tail,
+    columns_of,
+    held_rows,
+    part_without_stacks,
+    resync_rows,
+    state_after,
+    unread,
+)
 from memlab.trace import Events, Kind
 from memlab.trace.columns import deltas
 
@@ -70,7 +78,7 @@ def test_entries_that_change_nothing_are_left_out():
     assert columns.addresses == [512, 512, 512, 77]
 
 
-def part(*rows: tuple[Kind, int, int], time_ns: int = 0) -> Part:
+def part(*rows: tuple[Kind, int, int], time_ns: int = 0) -> DeviceRows:
     """Rows of (kind, block, allocated), a nanosecond apart."""
     kinds, blocks, sizes = zip(*rows, strict=True)
     nothing = np.zeros(len(rows), np.int64)
@@ -78,8 +86,8 @@ def part(*rows: tuple[Kind, int, int], time_ns: int = 0) -> Part:
     return part_without_stacks(Events(times, kinds, blocks, sizes, sizes, nothing, nothing, nothing + 7))
 
 
-def device(*parts: Part, opening: Events | None = None) -> DeviceHistory:
-    one = DeviceHistory(0, Books(), Events.empty() if opening is None else opening, 0)
+def device(*parts: DeviceRows, opening: Events | None = None) -> DeviceHistory:
+    one = DeviceHistory(0, BlockTracker(), Events.empty() if opening is None else opening, 0)
     one.parts.extend(parts)
     return one
 
@@ -90,35 +98,35 @@ def test_a_state_between_rows():
     alive, reserved = state_after(Events.empty(), [first, second])
     assert alive.block.tolist() == [1, 2]
     assert alive.allocated_bytes.tolist() == [0, 2048], "a block that waits for another stream is not allocated"
-    assert set(alive.kind.tolist()) == {Kind.ADOPT}
+    assert set(alive.kind.tolist()) == {Kind.PREEXISTING}
     assert reserved == 4096
 
 
 @pytest.mark.parametrize(
     ("then", "now", "stays"),
     [
-        (Held(3, 500, 512), Held(9, 500, 512), True),
-        (Held(3, 500, 512), Held(9, 400, 512), False),
-        (Held(3, 500, 512), Held(9, 500, 512, stream=4), False),
-        (Held(3, 500, 512), Held(9, 500, 512, pending=True), False),
-        (Held(3, 500, 512, pending=True), Held(9, 500, 512), False),
+        (LiveBlock(3, 500, 512), LiveBlock(9, 500, 512), True),
+        (LiveBlock(3, 500, 512), LiveBlock(9, 400, 512), False),
+        (LiveBlock(3, 500, 512), LiveBlock(9, 500, 512, stream=4), False),
+        (LiveBlock(3, 500, 512), LiveBlock(9, 500, 512, pending=True), False),
+        (LiveBlock(3, 500, 512, pending=True), LiveBlock(9, 500, 512), False),
     ],
 )
 def test_rows_that_lead_from_one_state_to_another(then, now, stays):
-    old = Books(Settings(), {64: then, 4096: Held(4, 1, 512)}, reserved_bytes=4096, next_block=9)
-    fresh = Books(Settings(), {64: now, 8192: Held(10, 1, 1024)}, reserved_bytes=8192, next_block=11)
+    old = BlockTracker(Settings(), {64: then, 4096: LiveBlock(4, 1, 512)}, reserved_bytes=4096, next_block=9)
+    fresh = BlockTracker(Settings(), {64: now, 8192: LiveBlock(10, 1, 1024)}, reserved_bytes=8192, next_block=11)
     rows = resync_rows(old, fresh, 0, 5)
     before = sum(held.allocated_bytes for held in old.held.values() if not held.pending)
     assert before + int(deltas(rows, "allocated").sum()) == fresh.allocated_bytes
     assert old.reserved_bytes + int(deltas(rows, "reserved").sum()) == fresh.reserved_bytes
     assert (fresh.held[64].block == 3) is stays
-    assert len(set(rows.block[rows.kind == Kind.ADOPT].tolist())) == (1 if stays else 2)
+    assert len(set(rows.block[rows.kind == Kind.PREEXISTING].tolist())) == (1 if stays else 2)
 
 
 def test_books_made_again_from_rows():
-    opening = held_rows({5: Held(0, 10, 512, 3)}, 0)
-    one = DeviceHistory(0, Books(next_block=8), opening, 100, [part((Kind.ALLOC, 7, 1024))])
-    books = one.books_by_rows()
+    opening = held_rows([(5, LiveBlock(0, 10, 512, 3))], 0)
+    one = DeviceHistory(0, BlockTracker(next_block=8), opening, 100, [part((Kind.ALLOC, 7, 1024))])
+    books = one.blocks_by_rows()
     assert {address: held.block for address, held in books.held.items()} == {5: 0, 7: 7}
     assert (books.allocated_bytes, books.reserved_bytes, books.next_block) == (1536, 100, 8)
 
@@ -130,7 +138,7 @@ def test_rows_that_are_let_go_leave_their_peaks_and_the_state(monkeypatch):
         part((Kind.ALLOC, 2, 512), (Kind.FREE, 0, 512), time_ns=20),
         part((Kind.ALLOC, 3, 512), time_ns=30),
     )
-    history.Recorder()._bound(one)
+    one.drop_oldest()
     assert [len(kept.events) for kept in one.parts] == [1]
     assert [(lost.peak_allocated_bytes, lost.end_row, lost.lost_events) for lost in one.losses] == [
         (4608, 3, 3),
@@ -143,12 +151,12 @@ def test_rows_that_are_let_go_leave_their_peaks_and_the_state(monkeypatch):
 
 def test_losses_belong_to_the_tracks_that_were_open():
     one = device()
-    unread = Lost(0, 1, 2, 5)
+    unread = Lost(1, 2, 5)
     one.losses.append(unread)
     begin = Position(rows=100, losses=1)
-    earlier = Lost(0, 0, 1, 9, 7, 7, end_row=60)  # let go after the track began, stood before it
-    own = Lost(0, 3, 4, 9, 7, 7, end_row=130)
-    late = Lost(0, 5, 6, 5)
+    earlier = Lost(0, 1, 9, 7, 7, end_row=60)  # let go after the track began, stood before it
+    own = Lost(3, 4, 9, 7, 7, end_row=130)
+    late = Lost(5, 6, 5)
     one.losses += [earlier, own, late]
     assert one.losses_since(begin) == [own, late]
     assert one.losses_since(Position()) == [unread, earlier, own, late]

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from memlab.probes import host
-from memlab.probes.host import Growth, HostMemory, HostReading, low_memory
+from memlab.probes.host import HostGrowth, HostMemory, HostReading, low_memory
 from memlab.units import GiB, KiB, MiB
 
 MACHINE = SimpleNamespace(total=64 * GiB, available=40 * GiB)
@@ -22,27 +22,26 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return MACHINE
 
 
-def group(root: Path, path: str, **files: str) -> None:
-    for name, text in files.items():
-        target = root / "sys/fs/cgroup" / path / name.replace("_dot_", ".")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+FILES = {
+    "cgroup v2": ("", "memory.max", "memory.current", "inactive_file"),
+    "cgroup v1": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def group(root: Path, version: str, path: str, limit: int | str, used: int, cache: int = 0) -> None:
+    """A control group with a limit, what is used, and how much of that is file cache."""
+    mount, limit_file, usage_file, name = FILES[version]
+    folder = root / "sys/fs/cgroup" / mount / path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / limit_file).write_text(f"{limit}\n")
+    (folder / usage_file).write_text(f"{used}\n")
+    others = "anon 5\nfile 7\nactive_file 3\n" + ("inactive_file 1\n" if version == "cgroup v1" else "")
+    (folder / "memory.stat").write_text(f"{others}{name} {cache}\nshmem 9\n")
 
 
 def own_group(root: Path, line: str) -> None:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(line)
-
-
-def v2(root: Path, path: str, limit: str, used: int, cache: int = 0) -> None:
-    stat = f"anon 5\nfile 7\ninactive_file {cache}\nactive_file 3\n"
-    group(root, path, memory_dot_max=f"{limit}\n", memory_dot_current=f"{used}\n", memory_dot_stat=stat)
-
-
-def v1(root: Path, path: str, limit: int, used: int, cache: int) -> None:
-    stat = f"inactive_file 1\ntotal_inactive_file {cache}\n"
-    files = {"memory_dot_limit_in_bytes": f"{limit}\n", "memory_dot_usage_in_bytes": f"{used}\n"}
-    group(root, f"memory/{path}", memory_dot_stat=stat, **files)
 
 
 def test_this_process_is_read_from_the_machine() -> None:
@@ -61,66 +60,51 @@ def test_memory_that_is_touched_becomes_resident() -> None:
     assert memory.read().rss_bytes - before > 50 * MiB
 
 
-def test_without_control_groups_the_machine_is_the_limit(machine: SimpleNamespace, tmp_path: Path) -> None:
+V1, V2 = "cgroup v1", "cgroup v2"
+ROOMY = (40 * GiB, 64 * GiB, "machine")
+
+
+@pytest.mark.parametrize(
+    ("line", "groups", "expected"),
+    [
+        (
+            "0::/user.slice/hub.service\n",
+            [(V2, "user.slice/hub.service", 4 * GiB, 3 * GiB, GiB)],
+            (2 * GiB, 4 * GiB, V2),
+        ),
+        (  # a limit of an ancestor binds too
+            "0::/hub/user/kernel\n",
+            [(V2, "hub/user/kernel", "max", GiB), (V2, "hub/user", 8 * GiB, GiB), (V2, "hub", 16 * GiB, 15 * GiB)],
+            (GiB, 16 * GiB, V2),
+        ),
+        (  # a container finds its limit at the root of the mount
+            "4:cpu,memory:/docker/0123456789ab\n0::/\n",
+            [(V1, "", 2 * GiB, GiB + 512 * MiB, 512 * MiB)],
+            (GiB, 2 * GiB, V1),
+        ),
+        ("4:memory:/\n", [(V1, "", 9223372036854771712, 63 * GiB)], ROOMY),  # what version 1 writes for no limit
+        ("4:memory:/\n", [(V1, "", 64 * GiB, 63 * GiB)], ROOMY),
+        ("0::/\n", [(V2, "", 60 * GiB, GiB)], ROOMY),  # a full machine counts before a roomy limit
+        ("0::/\n", [(V2, "", GiB, 2 * GiB)], (0, GiB, V2)),  # more use than the limit is nothing left
+        *((line, [], ROOMY) for line in ("", "nonsense\n", "0::/../../etc\n", "1:name=systemd:/x\n")),
+    ],
+)
+def test_the_tightest_limit_counts_without_the_cache_it_can_drop(machine, tmp_path, line, groups, expected) -> None:
+    own_group(tmp_path, line)
+    for facts in groups:
+        group(tmp_path, *facts)
     reading = HostMemory(tmp_path).read()
-    assert (reading.available_bytes, reading.total_bytes, reading.limit_source) == (40 * GiB, 64 * GiB, "machine")
+    assert (reading.available_bytes, reading.total_bytes, reading.limit_source) == expected
 
 
-def test_a_v2_limit_counts_without_the_cache_it_can_drop(machine: SimpleNamespace, tmp_path: Path) -> None:
-    own_group(tmp_path, "0::/user.slice/hub.service\n")
-    v2(tmp_path, "user.slice/hub.service", str(4 * GiB), 3 * GiB, cache=GiB)
-    reading = HostMemory(tmp_path).read()
-    assert (reading.available_bytes, reading.total_bytes, reading.limit_source) == (2 * GiB, 4 * GiB, "cgroup v2")
-
-
-def test_a_limit_of_an_ancestor_binds_too(machine: SimpleNamespace, tmp_path: Path) -> None:
-    own_group(tmp_path, "0::/hub/user/kernel\n")
-    v2(tmp_path, "hub/user/kernel", "max", GiB)
-    v2(tmp_path, "hub/user", str(8 * GiB), GiB)
-    v2(tmp_path, "hub", str(16 * GiB), 15 * GiB)
-    reading = HostMemory(tmp_path).read()
-    assert (reading.available_bytes, reading.total_bytes) == (GiB, 16 * GiB)
-
-
-def test_a_container_finds_its_limit_at_the_root_of_the_mount(machine: SimpleNamespace, tmp_path: Path) -> None:
-    own_group(tmp_path, "4:cpu,memory:/docker/0123456789ab\n0::/\n")
-    v1(tmp_path, "", 2 * GiB, GiB + 512 * MiB, 512 * MiB)
-    reading = HostMemory(tmp_path).read()
-    assert (reading.available_bytes, reading.total_bytes, reading.limit_source) == (GiB, 2 * GiB, "cgroup v1")
-
-
-@pytest.mark.parametrize("limit", [9223372036854771712, 64 * GiB])
-def test_a_v1_limit_beyond_the_machine_is_none(machine: SimpleNamespace, tmp_path: Path, limit: int) -> None:
-    own_group(tmp_path, "4:memory:/\n")
-    v1(tmp_path, "", limit, 63 * GiB, 0)
+def test_without_control_groups_or_when_one_vanishes_the_machine_is_the_limit(machine, tmp_path: Path) -> None:
     assert HostMemory(tmp_path).read().limit_source == "machine"
-
-
-def test_a_full_machine_counts_before_a_roomy_limit(machine: SimpleNamespace, tmp_path: Path) -> None:
-    own_group(tmp_path, "0::/\n")
-    v2(tmp_path, "", str(60 * GiB), GiB)
-    assert HostMemory(tmp_path).read().available_bytes == 40 * GiB
-
-
-def test_a_limit_that_vanishes_leaves_the_machine(machine: SimpleNamespace, tmp_path: Path) -> None:
     own_group(tmp_path, "0::/job\n")
-    v2(tmp_path, "job", str(4 * GiB), GiB)
+    group(tmp_path, V2, "job", 4 * GiB, GiB)
     memory = HostMemory(tmp_path)
-    assert memory.read().limit_source == "cgroup v2"
+    assert memory.read().limit_source == V2
     (tmp_path / "sys/fs/cgroup/job/memory.current").unlink()
     assert memory.read().limit_source == "machine"
-
-
-def test_more_use_than_the_limit_is_nothing_left(machine: SimpleNamespace, tmp_path: Path) -> None:
-    own_group(tmp_path, "0::/\n")
-    v2(tmp_path, "", str(GiB), 2 * GiB)
-    assert HostMemory(tmp_path).read().available_bytes == 0
-
-
-@pytest.mark.parametrize("line", ["", "nonsense\n", "0::/../../etc\n", "1:name=systemd:/x\n"])
-def test_odd_control_group_files_do_no_harm(machine: SimpleNamespace, tmp_path: Path, line: str) -> None:
-    own_group(tmp_path, line)
-    assert HostMemory(tmp_path).read().limit_source == "machine"
 
 
 @pytest.mark.parametrize(
@@ -138,32 +122,20 @@ def test_the_warning_comes_before_the_end(total: int, available: int, warns: boo
     assert (low_memory(HostReading(GiB, available, total)) is not None) is warns
 
 
-def test_fast_growth_warns_early_and_says_when() -> None:
+def test_fast_growth_warns_early_and_says_when_and_whose_limit_it_is() -> None:
     reading = HostReading(GiB, 20 * GiB, 64 * GiB)
-    assert low_memory(reading, 1.9 * GiB) is None
-    assert low_memory(reading, -5.0 * GiB) is None
-    warning = low_memory(reading, 4.0 * GiB)
-    assert warning is not None
-    assert "20.0" in warning
-    assert "about 5.0 s" in warning
-    assert "\n" not in warning
-
-
-def test_the_warning_names_the_limit_of_a_container() -> None:
-    warning = low_memory(HostReading(GiB, 100 * MiB, 4 * GiB, "cgroup v2"))
-    assert warning is not None
-    assert "cgroup v2" in warning
+    assert low_memory(reading, 1.9 * GiB) is low_memory(reading, -5.0 * GiB) is None
+    warning = low_memory(reading, 4.0 * GiB) or ""
+    assert "20.0" in warning and "about 5.0 s" in warning and "\n" not in warning
+    assert "cgroup v2" in (low_memory(HostReading(GiB, 100 * MiB, 4 * GiB, "cgroup v2")) or "")
 
 
 def test_growth_is_the_slope_of_the_last_two_seconds() -> None:
-    growth = Growth()
+    growth = HostGrowth()
     rates = [growth.update(tick / 10, 10 * GiB - tick * 100 * MiB) for tick in range(60)]
     assert rates[:5] == [0.0] * 5  # too short to tell
     assert rates[5:] == pytest.approx([1000 * MiB] * 55)
-
-
-def test_growth_forgets_what_was_long_ago() -> None:
-    growth = Growth()
+    growth = HostGrowth()
     growth.update(0.0, 10 * GiB)
     growth.update(1.0, 2 * GiB)
     assert [growth.update(2.0 + tick, 2 * GiB) for tick in range(3)] == [4 * GiB, 0.0, 0.0]

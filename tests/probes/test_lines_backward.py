@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import threading
 import warnings
 import weakref
 from collections import OrderedDict
@@ -13,33 +13,23 @@ from typing import Any
 
 import pytest
 import torch
+from probes.line_programs import exact, row
+from probes.works import WORKS, gradients, net
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import memlab
+from memlab.api.report import LineReport
+from memlab.api.run import Run
 from memlab.probes.backward import Backward, tensors_in
 from memlab.probes.marks import marker
-from memlab.session.lines import LineReport, lines
-from memlab.session.run import Run
+from memlab.probes.tensor_labels import tensor_labels
 from memlab.trace import MarkKind
 
 
 def tracked(function: Callable[..., Any], *args: Any) -> tuple[LineReport, Run]:
     with memlab.track(functions=[function], device="cpu", show=False) as run:
         function(*args)
-    return lines(run), run
-
-
-def row(report: LineReport, text: str) -> Any:
-    """The row of the line that contains this text."""
-    source = next(iter(report.table.sources.values()))
-    (number,) = [number for number, line in source.items() if text in line and "row(" not in line]
-    return next(row for row in report if row.line == number)
-
-
-def exact(report: LineReport) -> bool:
-    table = report.table
-    return sum(r.held_bytes + r.backward_bytes for r in report) + table.outside_bytes == table.change_bytes
+    return run.lines(), run
 
 
 def bytes_of(*things: Any) -> int:
@@ -86,7 +76,7 @@ def test_the_innermost_watched_line_counts_and_each_module_once():
 
     with memlab.track(functions=[step, Net], device="cpu", show=False) as run:
         step()
-    report = lines(run)
+    report = run.lines()
     assert exact(report)
     saved = (30 + 20) * 5 * 4  # the inputs of both layers, which backward lets go
     assert row(report, "return self.inner(x)").backward_bytes == bytes_of(net) - 3 * saved
@@ -130,7 +120,7 @@ def test_watched_code_that_runs_within_backward_counts_for_itself():
 
     with memlab.track(functions=[step, Doubled], device="cpu", show=False) as run:
         step()
-    report = lines(run)
+    report = run.lines()
     assert exact(report)
     assert row(report, "kept.append(torch.ones(1000))").held_bytes == 4000
     assert row(report, "kept.append(torch.ones(1000))").backward_bytes == 0
@@ -150,75 +140,7 @@ def same_with_and_without(work: Callable[[], list[torch.Tensor]]) -> None:
     assert not [gap.text for gap in run.gaps if gap.name == "lines"]
 
 
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
-
-
-def gradients(model: nn.Module) -> list[torch.Tensor]:
-    return [p.grad for p in model.parameters() if p.grad is not None]
-
-
-def double_backward() -> list[torch.Tensor]:
-    model, x = net(), torch.ones(3, 6, requires_grad=True)
-    (grad,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
-    grad.pow(2).sum().backward()
-    return [x.grad, *gradients(model)]
-
-
-def twice_through_one_graph() -> list[torch.Tensor]:
-    model = net()
-    loss = model(torch.ones(3, 6)).sum()
-    loss.backward(retain_graph=True)
-    loss.backward()
-    return gradients(model)
-
-
-def checkpointed(use_reentrant: bool) -> Callable[[], list[torch.Tensor]]:
-    def work() -> list[torch.Tensor]:
-        model, x = net(), torch.ones(3, 6, requires_grad=True)
-        checkpoint(model, x, use_reentrant=use_reentrant).sum().backward()
-        return [x.grad, *gradients(model)]
-
-    return work
-
-
-def functional() -> list[torch.Tensor]:
-    model, x = net(), torch.ones(3, 6)
-    parameters = dict(model.named_parameters())
-
-    def loss(values: dict[str, torch.Tensor], one: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(model, values, one).sum()
-
-    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
-    return [*each.values(), torch.func.hessian(lambda one: model(one).pow(2).sum())(x[0])]
-
-
-def in_threads() -> list[torch.Tensor]:
-    model = net()
-    copies = [torch.ones(3, 6, requires_grad=True) for _ in range(3)]
-    threads = [threading.Thread(target=lambda x=x: model(x).sum().backward(inputs=[x])) for x in copies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [x.grad for x in copies]
-
-
-def changed_in_place() -> list[torch.Tensor]:
-    model, x = net(), torch.ones(3, 6)
-    hidden = model[0](x)
-    hidden.mul_(2)
-    part = hidden[:, :4]
-    part.add_(1)
-    model[2](hidden).sum().backward()
-    return gradients(model)
-
-
-@pytest.mark.parametrize(
-    "work",
-    [double_backward, twice_through_one_graph, checkpointed(True), checkpointed(False), functional, in_threads,
-     changed_in_place],
-)  # fmt: skip
+@pytest.mark.parametrize("work", WORKS)
 def test_gradients_are_what_they_are(work):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -273,13 +195,8 @@ def test_hooks_go_with_the_track_and_keep_no_graph():
         del lost
         gc.collect()
         assert gone() is None
-    called: list[Any] = []
-    marker_add, marker.add = marker.add, lambda *args: called.append(args)
-    try:
-        kept.sum().backward()
-    finally:
-        marker.add = marker_add
-    assert called == []
+    kept.sum().backward()
+    assert not marker.log.columns().size
     assert len(gradients(model)) == 4
 
 
@@ -324,6 +241,10 @@ class Named(OrderedDict):
     pass
 
 
+class Sub(torch.Tensor):
+    pass
+
+
 class Hostile:
     def __getattribute__(self, name: str) -> Any:
         raise AssertionError(f"user code: {name}")
@@ -333,14 +254,7 @@ class Hostile:
 
 
 class HostileList(list):
-    def __iter__(self) -> Any:
-        raise AssertionError
-
-    def __getitem__(self, index: Any) -> Any:
-        raise AssertionError
-
-    def __len__(self) -> int:
-        raise AssertionError
+    __iter__ = __getitem__ = __len__ = Hostile.__iter__
 
 
 def test_tensors_are_found_in_containers_without_running_their_code():
@@ -353,10 +267,25 @@ def test_tensors_are_found_in_containers_without_running_their_code():
     assert list(tensors_in([[[one]]])) == [], "two levels are enough"
     assert list(tensors_in(Hostile())) == []
     assert list(tensors_in(None)) == []
+    assert list(tensors_in(one.as_subclass(Sub))) == [], "a subclass gets no hook"
 
 
-def test_subclasses_get_no_hook():
-    class Sub(torch.Tensor):
-        pass
+def test_an_interrupt_at_the_end_of_a_backward_loses_no_later_backward(monkeypatch):
+    ended, interrupted = tensor_labels.backward_ended, []
 
-    assert list(tensors_in(torch.ones(3).as_subclass(Sub))) == []
+    def interrupt(self=None):
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        ended()
+
+    x = torch.ones(100, requires_grad=True)
+    with memlab.track(lines=True, show=False) as run:
+        monkeypatch.setattr(type(tensor_labels), "backward_ended", interrupt)
+        for _ in range(3):
+            loss = (x * x).sum()
+            with contextlib.suppress(KeyboardInterrupt):
+                loss.backward()
+    marks, texts = run.trace.marks, run.trace.texts["mark"]
+    assert interrupted
+    assert sum("(backward)" in texts[name] for name in marks.name[marks.kind == MarkKind.LINE].tolist()) >= 3

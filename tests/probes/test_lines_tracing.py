@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import pdb
 import sys
@@ -16,9 +17,8 @@ import pytest
 import torch
 
 import memlab
-from memlab.seams import tracing
-from memlab.seams.tracing import ENTER, LEAVE, LINE
-from memlab.session.lines import lines
+from memlab.torch_internals import tracing
+from memlab.torch_internals.tracing import ENTER, LEAVE, LINE
 
 SETTRACE = sys.version_info < (3, 12)
 CODE = """
@@ -267,15 +267,20 @@ def test_an_error_that_is_kept_keeps_it_off_and_that_is_said(is_closed):
 
 def test_what_is_closed():
     from memlab.probes.backward import Backward, tensors_in
-    from memlab.probes.tally import Tally
+    from memlab.probes.cpu import StorageTracker
 
     def is_closed(function: Any) -> bool:
-        calls_on = tracing.open_in(function.__code__.co_filename)
-        return calls_on is not None and tracing.is_closed(function.__code__, calls_on)
+        code = inspect.unwrap(function).__code__  # an imported compiler wraps some
+        calls_on = tracing.open_in(code.co_filename)
+        return calls_on is not None and tracing.is_closed(code, calls_on)
 
     assert is_closed(Backward.at_output)
     assert is_closed(torch.optim.Adam._init_group)
-    for function in (Tally.__torch_dispatch__, torch.optim.LBFGS._directional_evaluate, torch.nn.Module._call_impl):
+    for function in (
+        StorageTracker.__torch_dispatch__,
+        torch.optim.LBFGS._directional_evaluate,
+        torch.nn.Module._call_impl,
+    ):
         assert not is_closed(function), function
     assert not is_closed(tensors_in), "a generator's frame may wait for long"
     assert not is_closed(torch.optim.lr_scheduler.LambdaLR.get_lr)
@@ -333,7 +338,7 @@ def test_coverage_measures_what_it_would_without(tmp_path):
         cover.stop()
         found.append(sorted(cover.get_data().lines(str(file)) or []))
     assert found[0] == found[1] == [2, 3, 4, 8]
-    assert lines(run)["measured.py:3"].executions == 2
+    assert run.lines()["measured.py:3"].executions == 2
 
 
 def test_two_tracks_at_once():
@@ -345,10 +350,10 @@ def test_two_tracks_at_once():
         with memlab.track(functions=[watched], show=False) as inner:
             two = watched()
         three = watched()
-    names = [row.text for row in lines(inner) if "100" in lines(inner).table.sources[row.source].get(row.line, "")]
-    assert [lines(inner)[name].held_bytes for name in names] == [400]
-    assert [lines(outer)[name].held_bytes for name in names] == [1200]
-    began = {line: row for row in lines(outer) for line in [lines(outer).table.sources[row.source][row.line].strip()]}
+    names = [row.text for row in inner.lines() if "100" in inner.lines().table.sources[row.source].get(row.line, "")]
+    assert [inner.lines()[name].held_bytes for name in names] == [400]
+    assert [outer.lines()[name].held_bytes for name in names] == [1200]
+    began = {line: row for row in outer.lines() for line in [outer.lines().table.sources[row.source][row.line].strip()]}
     assert [began[f"{name} = watched()"].executions for name in ("one", "two", "three")] == [1, 1, 1]
     assert len(one + two + three) == 3
 

@@ -1,4 +1,4 @@
-"""Marks on the CPU: what every kind of step leaves, that nothing stays behind, that compiled code stays compiled."""
+"""Marks: the phase and module of what every kind of step allocates, on the CPU and on the simulated GPU; nothing stays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,261 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from probes.probed import DEVICES, MiB, probed, take
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memlab import seams
+from memlab import torch_internals
 from memlab.probes import marks
+from memlab.probes.bounded_log import BoundedLog
 from memlab.probes.marks import Marker
-from memlab.trace import Events, Phase
+from memlab.trace import Events, Kind, MarkKind, Phase, Trace
+
+
+@pytest.fixture(params=DEVICES)
+def device(request) -> str:
+    if request.param == "cuda":  # what is allocated once per process (workspaces of cuBLAS) must not fall into a phase
+        nn.Linear(8, 8).cuda()(torch.ones(1, 8, device="cuda")).sum().backward()
+    return request.param
+
+
+def blocks(trace: Trace) -> Iterator[tuple[int, int]]:
+    """(MiB, block) of what was allocated in whole MiB, in order."""
+    events = trace.events.rows(slice(trace.first_row, None))
+    for row in np.flatnonzero((events.kind == Kind.ALLOC) & (events.requested_bytes >= MiB)):
+        yield int(events.requested_bytes[row]) // MiB, int(events.block[row])
+
+
+def phases(body: Callable[[], object], device: str) -> list[tuple[int, str]]:
+    trace = probed(body, device=device)
+    return [(size, Phase(int(trace.blocks.phase[block])).name.lower()) for size, block in blocks(trace)]
+
+
+class Scratch(torch.autograd.Function):
+    """Allocates 3 MiB in its forward and 5 MiB in its backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        take(3, x.device)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        take(5, grad.device)
+        return grad
+
+
+class Layer(nn.Module):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Scratch.apply(x * self.weight) ** 2  # saved, so that a checkpoint recomputes all of it
+
+
+class ScratchSGD(torch.optim.SGD):
+    """Allocates 7 MiB in its step, and 8 MiB before it ends or raises."""
+
+    raises = False
+
+    def step(self, closure=None):
+        device = self.param_groups[0]["params"][0].device
+        take(7, device)
+        super().step(closure)
+        take(8, device)
+        if self.raises:
+            raise ZeroDivisionError
+
+
+def x(device: str) -> torch.Tensor:
+    return torch.ones(4, device=device, requires_grad=True)
+
+
+def test_plain_steps(device):
+    model = Layer(device)
+    optimizer = ScratchSGD(model.parameters(), lr=0.1)
+
+    def body():
+        for _ in range(2):
+            take(2, device)
+            loss = model(x(device)).sum()
+            take(11, device)  # the loss
+            loss.backward()
+            take(13, device)
+            optimizer.step()
+        take(17, device)
+
+    one = [
+        (2, "other"),
+        (3, "forward"),
+        (11, "forward"),
+        (5, "backward"),
+        (13, "other"),
+        (7, "optimizer"),
+        (8, "optimizer"),
+    ]
+    assert phases(body, device) == [*one, *one, (17, "other")]
+
+
+def test_grad_and_double_backward_also_inside_a_forward(device):
+    def differentiated(x: torch.Tensor) -> torch.Tensor:
+        y = Scratch.apply(x**3).sum()
+        (grad,) = torch.autograd.grad(y, x, create_graph=True)
+        take(2, device)
+        return grad.sum()
+
+    class Forces(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return differentiated(x)
+
+    plain = phases(lambda: differentiated(x(device)).backward(), device)
+    assert plain[:3] == [(3, "other"), (5, "backward"), (2, "other")]
+    inside = phases(lambda: Forces()(x(device)).backward(), device)
+    assert inside[:3] == [(3, "forward"), (5, "backward"), (2, "forward")]
+    assert {phase for _, phase in plain[3:] + inside[3:]} <= {"backward"}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_recomputes_in_backward(reentrant, device):
+    model = Layer(device)
+    trace = probed(lambda: checkpoint(model, x(device), use_reentrant=reentrant).sum().backward(), device=device)
+    found = [(size, Phase(trace.blocks.phase[block]), trace.text("module", trace.blocks.module[block]))
+             for size, block in blocks(trace)]  # fmt: skip
+    assert found[:2] == [(3, Phase.FORWARD, "Layer"), (3, Phase.BACKWARD, "Layer")]
+    assert [one[:2] for one in found[2:]] == [(5, Phase.BACKWARD)]
+
+
+def test_two_optimizers_and_a_closure(device):
+    model = Layer(device)
+    one, two = ScratchSGD(model.parameters(), lr=0.1), torch.optim.LBFGS(model.parameters(), max_iter=1)
+
+    def body():
+        model(x(device)).sum().backward()
+        one.step()
+
+        def closure():
+            take(17, device)
+            loss = model(x(device)).sum()
+            take(19, device)
+            loss.backward()
+            take(21, device)
+            return loss
+
+        two.step(closure)
+        take(23, device)
+
+    found = phases(body, device)
+    assert found[:4] == [(3, "forward"), (5, "backward"), (7, "optimizer"), (8, "optimizer")]
+    assert found[4:9] == [(17, "optimizer"), (3, "forward"), (19, "forward"), (5, "backward"), (21, "optimizer")]
+    assert found[-1] == (23, "other")
+
+
+def test_a_gradient_scaler_steps_the_optimizer():
+    model = Layer("cpu")
+    optimizer, scaler = ScratchSGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=1.0)
+
+    def body():
+        scaler.scale(model(x("cpu")).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        take(2, "cpu")
+
+    assert phases(body, "cpu")[2:] == [(7, "optimizer"), (8, "optimizer"), (2, "other")]
+
+
+def test_what_raises_ends_its_module_at_once_and_its_step_with_the_next_forward(device):
+    class Raises(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Layer(device)
+
+        def forward(self, error: type[BaseException]) -> None:
+            self.inner(x(device))
+            take(2, device)
+            raise error
+
+    model, broken = Layer(device), nn.Sequential(Raises())
+    optimizer = ScratchSGD(model.parameters(), lr=0.1)
+    optimizer.raises = True
+
+    def body():
+        with pytest.raises(ZeroDivisionError):
+            broken(ZeroDivisionError)
+        take(13, device)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+        model(x(device)).sum().backward()
+        take(17, device)
+        with pytest.raises(KeyboardInterrupt):
+            broken(KeyboardInterrupt)
+
+    failed = [(3, "forward"), (2, "forward")]
+    step = [(7, "optimizer"), (8, "optimizer"), (3, "forward"), (5, "backward")]
+    assert phases(body, device) == [*failed, (13, "other"), *step, (17, "other"), *failed]
+
+
+def test_modules_are_named_by_their_path_from_the_outermost(device):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Layer(device), nn.Sequential(Layer(device))])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.empty(2 * MiB, dtype=torch.uint8, device=device)  # on a line of this file
+            return self.layers[1](self.layers[0](x))
+
+    net = Net()
+    trace = probed(lambda: net(x(device)), device=device)
+    found = list(blocks(trace))
+    names = [trace.text("module", trace.blocks.module[block]) for _, block in found]
+    assert names == ["Net", "Net.layers.0", "Net.layers.1.0"]
+    if device == "cuda":
+        line, stack = (trace.text(of, getattr(trace.blocks, of)[found[0][1]]) for of in ("line", "stack"))
+        assert line.startswith(__file__) and __file__ in stack.split("\n")[0]
+
+
+@pytest.mark.fakegpu
+@pytest.mark.parametrize("in_module", [False, True])
+def test_two_thousand_allocations_fall_between_their_marks(in_module):
+    def wait() -> (
+        None
+    ):  # history has a clock of its own, which drifts from that of the marks by some hundred nanoseconds
+        begin = time.perf_counter_ns()
+        while time.perf_counter_ns() < begin + 20_000:
+            pass
+
+    class Takes(nn.Module):
+        def forward(self) -> torch.Tensor:
+            wait()
+            made = torch.empty(1000, device="cuda")
+            wait()
+            return made
+
+    module, kept, moments = Takes(), [], []
+
+    def body():
+        for _ in range(2000):
+            begin = time.time_ns()
+            kept.append(module() if in_module else torch.empty(1000, device="cuda"))
+            moments.append((begin, time.time_ns()))
+
+    trace = probed(body)
+    events = trace.events.rows(slice(trace.first_row, None))
+    made = events.kind == Kind.ALLOC
+    happened = events.time_ns[made] + round(trace.made_by.started_at_s * 1e9)
+    begin, end = np.array(moments).T
+    slack = 20_000 if not in_module else 0
+    assert made.sum() == 2000
+    assert int(((happened >= begin - slack) & (happened <= end + slack)).sum()) == 2000
+    if in_module:
+        assert set(trace.blocks.phase[events.block[made]].tolist()) == {Phase.FORWARD}
+        rows = [trace.marks.row[trace.marks.kind == kind] for kind in (MarkKind.MODULE_BEGIN, MarkKind.MODULE_END)]
+        at = trace.first_row + np.flatnonzero(made)
+        assert bool(np.all((rows[0] <= at) & (at < rows[1])))
+
+
+# --- the marker ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -27,261 +276,50 @@ def marker() -> Iterator[Marker]:
     one.release()
 
 
-class Clock:
-    """Notes moments of a program under a name, and asks afterwards in which phase and module they were."""
-
-    def __init__(self, marker: Marker) -> None:
-        self.marker, self.begin_ns = marker, time.time_ns()
-        self.moments: list[tuple[str, int]] = []
-
-    def note(self, name: str) -> None:
-        time.sleep(2e-6)  # a mark may be set within the same tick of the clock
-        self.moments.append((name, time.time_ns()))
-        time.sleep(2e-6)
-
-    def noting(self, name: str) -> Callable[..., None]:
-        return lambda *_: self.note(name)
-
-    def columns(self) -> marks.MarkColumns:
-        return self.marker.columns(self.begin_ns, time.time_ns(), threading.get_ident())
-
-    def phases(self) -> list[tuple[str, str]]:
-        phase, _ = self.columns().steps()
-        found = phase.at(np.array([moment for _, moment in self.moments]))
-        return [(name, Phase(int(code)).name.lower()) for (name, _), code in zip(self.moments, found, strict=True)]
-
-    def modules(self) -> list[tuple[str, str]]:
-        columns = self.columns()
-        _, module = columns.steps()
-        found = module.at(np.array([moment for _, moment in self.moments])).tolist()
-        return [(name, columns.texts[i] if i >= 0 else "") for (name, _), i in zip(self.moments, found, strict=True)]
-
-
-@pytest.fixture
-def clock(marker: Marker) -> Clock:
-    return Clock(marker)
-
-
-class Noted(torch.nn.Module):
-    """Notes its forward, and its backward through a hook on its output."""
-
-    def __init__(self, clock: Clock, name: str = "forward") -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(4, 4))
-        self.clock, self.name = clock, name
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.clock.note(self.name)
-        y = x @ self.weight
-        if y.requires_grad:
-            y.register_hook(self.clock.noting("gradient"))
-        return y
-
-
-class NotedSGD(torch.optim.SGD):
-    clock: Clock
-
-    def step(self, closure=None):
-        self.clock.note("step begins")
-        result = super().step(closure)
-        self.clock.note("step ends")
-        return result
-
-
-def sgd(model: torch.nn.Module, clock: Clock) -> NotedSGD:
-    optimizer = NotedSGD(model.parameters(), lr=0.1)
-    optimizer.clock = clock
-    return optimizer
-
-
-def x() -> torch.Tensor:
-    return torch.ones(2, 4)
-
-
-def test_a_plain_step(clock):
-    model = Noted(clock)
-    optimizer = sgd(model, clock)
-    for _ in range(2):
-        clock.note("before")
-        loss = model(x()).sum()
-        clock.note("loss")
-        loss.backward()
-        clock.note("between")
-        optimizer.step()
-    clock.note("after")
-    one = [("before", "other"), ("forward", "forward"), ("loss", "forward"), ("gradient", "backward")]
-    one += [("between", "other"), ("step begins", "optimizer"), ("step ends", "optimizer")]
-    assert clock.phases() == [*one, *one, ("after", "other")]
-
-
-def test_grad_and_double_backward(clock):
-    x = torch.ones(3, requires_grad=True)
-    y = (x**3).sum()
-    x.register_hook(clock.noting("gradient"))
-    (grad,) = torch.autograd.grad(y, x, create_graph=True)
-    clock.note("between")
-    grad.sum().backward()
-    assert clock.phases() == [("gradient", "backward"), ("between", "other"), ("gradient", "backward")]
-
-
-def test_grad_inside_a_forward(clock):
-    class Forces(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x.requires_grad_()
-            energy = (x**2).sum()
-            x.register_hook(clock.noting("inner gradient"))
-            (force,) = torch.autograd.grad(energy, x, create_graph=True)
-            clock.note("rest of forward")
-            return force
-
-    Forces()(torch.ones(3)).sum().backward()
-    expected = [("inner gradient", "backward"), ("rest of forward", "forward"), ("inner gradient", "backward")]
-    assert clock.phases() == expected
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_recomputes_in_backward(reentrant, clock):
-    model = Noted(clock)
-    checkpoint(model, x().clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
-    names = [name for name, _ in clock.phases()]
-    assert names.count("forward") == 2
-    assert [phase for name, phase in clock.phases() if name == "forward"] == ["forward", "backward"]
-    assert {phase for name, phase in clock.phases() if name == "gradient"} == {"backward"}
-    assert [module for name, module in clock.modules() if name == "forward"] == ["Noted", "Noted"]
-
-
-def test_two_optimizers_and_a_closure(clock):
-    model = Noted(clock)
-    first, second = sgd(model, clock), torch.optim.LBFGS(model.parameters(), max_iter=2)
-    model(x()).sum().backward()
-    first.step()
-
-    def closure():
-        clock.note("closure")
-        second.zero_grad()
-        loss = model(x()).pow(2).sum()
-        clock.note("loss in closure")
-        loss.backward()
-        clock.note("end of closure")
-        return loss
-
-    second.step(closure)
-    clock.note("after")
-    found = clock.phases()[4:]
-    assert ("step ends", "optimizer") in clock.phases()
-    assert found[:5] == [
-        ("closure", "optimizer"), ("forward", "forward"), ("loss in closure", "forward"),
-        ("gradient", "backward"), ("end of closure", "optimizer"),
-    ]  # fmt: skip
-    assert found[-1] == ("after", "other")
-
-
-def test_a_gradient_scaler_steps_the_optimizer(clock):
-    model = Noted(clock)
-    optimizer, scaler = sgd(model, clock), torch.amp.GradScaler("cpu", init_scale=1.0)
-    scaler.scale(model(x()).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    clock.note("after")
-    expected = [("step begins", "optimizer"), ("step ends", "optimizer"), ("after", "other")]
-    assert clock.phases()[-3:] == expected
-
-
-def test_a_step_that_raises_ends_with_the_next_forward(clock):
-    class Bad(torch.optim.SGD):
-        def step(self, closure=None):
-            raise ZeroDivisionError
-
-    model = Noted(clock)
-    with pytest.raises(ZeroDivisionError):
-        Bad(model.parameters(), lr=0.1).step()
-    model(x()).sum().backward()
-    clock.note("after")
-    expected = [("forward", "forward"), ("gradient", "backward"), ("after", "other")]
-    assert clock.phases() == expected
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_forward_that_raises(error, clock):
-    class Raises(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Noted(clock, "inner")
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.inner(x)
-            clock.note("here")
-            raise error
-
-    outer = torch.nn.Sequential(Raises())
-    with pytest.raises(error):
-        outer(x())
-    assert clock.phases() == [("inner", "forward"), ("here", "forward")]
-    if error is ValueError:  # after an interrupt no hook of PyTorch's runs, and the cell is over
-        clock.note("after")
-        assert clock.phases()[-1] == ("after", "other")
-
-
-def test_modules_are_named_by_their_path_from_the_outermost(clock):
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = torch.nn.ModuleList([Noted(clock, "a"), Noted(clock, "b")])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = layer(x)
-            clock.note("net")
-            return x
-
-    Net()(x())
-    assert clock.modules() == [("a", "Net.layers.0"), ("b", "Net.layers.1"), ("net", "Net")]
-
-
-def test_marks_of_other_threads_are_theirs(marker, clock):
-    model = Noted(clock)
-    thread = threading.Thread(target=lambda: model(x()).sum().backward())
+def test_marks_of_other_threads_are_theirs(marker):
+    model, begin = Layer("cpu"), time.time_ns()
+    thread = threading.Thread(target=lambda: model(x("cpu")).sum().backward())
     thread.start()
     thread.join()
-    assert not len(clock.columns().time_ns)
-    theirs = marker.columns(clock.begin_ns, time.time_ns(), thread.ident)
-    assert len(theirs.time_ns) == 4
+    ours, theirs = (marker.columns(begin, time.time_ns(), owner) for owner in (threading.get_ident(), thread.ident))
+    assert (len(ours.time_ns), ours.left_out) == (0, 5)  # module, backward, and the line that called it
+    assert (len(theirs.time_ns), theirs.left_out) == (5, 0)
+    assert not len(marker.columns(time.time_ns(), time.time_ns(), thread.ident).time_ns), "they were set before"
 
 
 def test_the_last_user_takes_everything_off():
     hooks = (torch.nn.modules.module._global_forward_pre_hooks, torch.nn.modules.module._global_forward_hooks)
-    engine, before = seams.engine_entry(), [len(table) for table in hooks]
+    engine, before = torch_internals.engine_entry(), [len(table) for table in hooks]
     one = Marker()
     one.acquire()
     one.acquire()
     one.release()
-    assert seams.engine_entry() is not engine
+    assert torch_internals.engine_entry() is not engine
     one.release()
-    assert seams.engine_entry() is engine
+    assert torch_internals.engine_entry() is engine
     assert [len(table) for table in hooks] == before
 
 
-def test_an_entry_that_somebody_wrapped_meanwhile_stays_theirs(clock):
-    engine = seams.engine_entry()
-    one = Marker()
+def test_an_entry_that_somebody_wrapped_meanwhile_stays_theirs():
+    engine, one = torch_internals.engine_entry(), Marker()
     one.acquire()
-    ours = seams.engine_entry()
+    ours = torch_internals.engine_entry()
 
     def theirs(*args, **kwargs):
         return ours(*args, **kwargs)
 
-    seams.replace_engine_entry(theirs)
+    torch_internals.replace_engine_entry(theirs)
     try:
         one.release()
-        assert seams.engine_entry() is theirs
+        assert torch_internals.engine_entry() is theirs
         torch.ones(2, requires_grad=True).sum().backward()
-        assert not len(one.columns(0, time.time_ns(), threading.get_ident()).time_ns) if one.users else True
+        assert not one.log.columns().size
     finally:
-        seams.replace_engine_entry(engine)
+        torch_internals.replace_engine_entry(engine)
 
 
 def test_marks_keep_no_module_alive(marker):
-    model = torch.nn.Linear(3, 3)
+    model = nn.Linear(3, 3)
     model(torch.ones(1, 3))
     gone = weakref.ref(model)
     del model
@@ -289,23 +327,19 @@ def test_marks_keep_no_module_alive(marker):
     assert gone() is None
 
 
-def test_old_marks_go(marker, monkeypatch):
-    monkeypatch.setattr(marks, "MAX_MARKS", 100)
-    model, begin = torch.nn.Linear(3, 3), time.time_ns()
-    for _ in range(500):
-        model(torch.ones(1, 3))
-        marker.collect()
-    assert marker.count == 1000
-    assert 0 < len(marker.columns(begin, time.time_ns(), threading.get_ident()).time_ns) <= 100
-
-
-def test_since_skips_what_was_there_before(marker):
-    model, begin = torch.nn.Linear(3, 3), time.time_ns()
-    model(torch.ones(1, 3))
-    marker.collect()
-    first = marker.count
-    model(torch.ones(1, 3))
-    assert len(marker.columns(begin, time.time_ns(), threading.get_ident(), first).time_ns) == 2
+def test_of_too_many_rows_the_older_half_goes():
+    log = BoundedLog(100, 2)
+    for number in range(250):
+        log.append((number, -number))
+        if number % 10 == 0:
+            log.collect()
+    first, second = log.columns()
+    assert len(first) <= 100
+    assert first.tolist() == list(range(250 - len(first), 250)) and (second == -first).all()
+    assert log.count() == 250
+    assert log.columns(since=240)[0].tolist() == list(range(240, 250)) and log.columns(since=3).shape == (2, len(first))
+    log.clear()
+    assert log.columns().shape == (2, 0)
 
 
 def test_the_table_says_between_which_events_a_mark_fell():
@@ -313,4 +347,4 @@ def test_the_table_says_between_which_events_a_mark_fell():
     times = [0, 0, 1_000, 2_000, 3_000, 9_000]  # two rows of before; the cell's begin in row 2
     nothing = np.zeros(6, np.int64)
     events = Events(times, nothing, nothing, nothing, nothing, nothing, nothing, nothing)
-    assert columns.table(events, 2, 0).row.tolist() == [4, 5]
+    assert columns.table(events, 2).row.tolist() == [4, 5]

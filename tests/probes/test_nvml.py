@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from probes.probed import python
 
-from memlab.probes import nvml
-from memlab.probes.nvml import DeviceReading, Nvml
+from memlab.probes import counters
+from memlab.probes.counters import DeviceReading, Nvml
 from memlab.units import GiB, MiB
 
 UUID = "faceface-0000-4000-8000-000000000000"
 CARD = f"GPU-{UUID}"
+OURS, OTHER = os.getpid(), 1_000_001
 
 
 class FakePynvml(ModuleType):
@@ -30,8 +32,8 @@ class FakePynvml(ModuleType):
         self.calls: list[str] = []
         self.errors: dict[str, str] = {}
         self.ids = {CARD: "card"}
-        self.memory = {"card": (3 * GiB, 8 * GiB)}
-        self.compute: list[tuple[int, int | None]] = [(os.getpid(), GiB), (1_000_001, GiB)]
+        self.memory = {"card": (3 * GiB, 8 * GiB), "slice 1": (3 * GiB, 8 * GiB), "slice 2": (GiB, 4 * GiB)}
+        self.compute: list[tuple[int, int | None]] = [(OURS, GiB), (OTHER, GiB)]
         self.graphics: list[tuple[int, int | None]] = []
         self.mig: dict[str, list[str]] = {}
 
@@ -98,14 +100,18 @@ def pynvml(monkeypatch: pytest.MonkeyPatch) -> FakePynvml:
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(nvml, "cuda_counters", lambda device: {"reserved": 512 * MiB})
-    monkeypatch.setattr(nvml, "has_context", lambda device: True)
-    monkeypatch.setattr(nvml, "runtime_memory", lambda device: (6 * GiB, 8 * GiB))
+    monkeypatch.setattr(counters, "cuda_counters", lambda device: {"reserved": 512 * MiB})
+    monkeypatch.setattr(counters, "has_context", lambda device: True)
+    monkeypatch.setattr(counters, "runtime_memory", lambda device: (6 * GiB, 8 * GiB))
     return module
 
 
 RUNTIME = DeviceReading(2 * GiB, 8 * GiB)
-SEEN = DeviceReading(3 * GiB, 8 * GiB, GiB, GiB, True, 300 * MiB)
+SEEN = DeviceReading(3 * GiB, 8 * GiB, GiB, GiB, 300 * MiB)
+
+
+def seen(own: int | None, others: int | None) -> DeviceReading:
+    return DeviceReading(3 * GiB, 8 * GiB, own, others, 300 * MiB)
 
 
 def names(opened: Nvml) -> set[str]:
@@ -128,10 +134,17 @@ def test_a_device_is_read_with_own_and_others_and_looked_up_once(pynvml: FakePyn
         ("NVMLError_NoPermission", "denied"),
         ("NVMLError_Unknown", "as the driver puts it"),
         ("OSError", "as the driver puts it"),
+        ("missing package", "nvidia-ml-py"),
+        ("ROCm", "ROCm"),
     ],
 )
-def test_nvml_that_does_not_open_is_one_named_gap(pynvml: FakePynvml, error: str, words: str) -> None:
-    pynvml.errors["nvmlInit"] = error
+def test_nvml_that_does_not_open_is_one_named_gap(pynvml: FakePynvml, monkeypatch: Any, error: str, words: str) -> None:
+    if error == "missing package":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    elif error == "ROCm":
+        monkeypatch.setattr(torch.version, "hip", "7.1")
+    else:
+        pynvml.errors["nvmlInit"] = error
     opened = Nvml.open()
     assert opened.read(0) == RUNTIME
     opened.close()
@@ -140,22 +153,7 @@ def test_nvml_that_does_not_open_is_one_named_gap(pynvml: FakePynvml, error: str
     assert words in gap.text
     assert "cannot be told apart" in gap.text
     assert pynvml.references == 0
-    assert "nvmlShutdown" not in pynvml.calls
-
-
-def test_a_missing_package_is_a_gap(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    opened = Nvml.open()
-    assert opened.read(0) == RUNTIME
-    assert "nvidia-ml-py" in opened.gaps[0].text
-
-
-def test_rocm_is_not_asked_through_nvml(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "hip", "7.1")
-    opened = Nvml.open()
-    assert opened.read(0) == RUNTIME
-    assert "ROCm" in opened.gaps[0].text
-    assert pynvml.calls == []
+    assert set(pynvml.calls) <= ({"nvmlInit"} if error != "ROCm" else set())
 
 
 def test_nothing_is_asked_before_cuda_is_up(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +195,16 @@ def test_a_shutdown_by_others_is_not_followed_by_ours(pynvml: FakePynvml) -> Non
     assert "other code" in opened.gaps[0].text
 
 
-def test_close_gives_back_exactly_one_reference(pynvml: FakePynvml) -> None:
+def test_close_gives_back_exactly_one_reference_and_in_a_forked_child_none(
+    pynvml: FakePynvml, monkeypatch: Any
+) -> None:
     pynvml.nvmlInit()  # somebody else's
     opened = Nvml.open()
+    with monkeypatch.context() as child:
+        child.setattr(counters.os, "getpid", lambda: OURS + 1)
+        assert opened.read(0) == DeviceReading()
+        opened.close()
+    assert pynvml.references == 2
     opened.close()
     opened.close()
     assert pynvml.references == 1
@@ -214,140 +219,101 @@ def test_a_failing_shutdown_is_a_gap_and_then_the_runtime_is_read(pynvml: FakePy
 
 
 @pytest.mark.parametrize(
-    "processes",
+    ("compute", "graphics", "expected", "gaps"),
     [
-        [],  # a container that hides the list
-        [(1_000_001, GiB)],  # the host's pids
-        [(os.getpid(), None)],  # WDDM, MIG
-        [(os.getpid(), 0)],  # a driver that translates the pid and loses the size
-        [(os.getpid(), 100 * MiB)],  # less than PyTorch holds: another process with our number
-        [(os.getpid(), 4 * GiB)],  # more than the device has in use
+        ([], [], (None, None), {"own process"}),  # a container that hides the list
+        ([(OTHER, GiB)], [], (None, None), {"own process"}),  # the host's pids
+        ([(OURS, None)], [], (None, None), {"own process"}),  # WDDM, MIG
+        ([(OURS, 0)], [], (None, None), {"own process"}),  # a driver that translates the pid and loses the size
+        ([(OURS, 100 * MiB)], [], (None, None), {"own process"}),  # less than PyTorch holds: another with our number
+        ([(OURS, 4 * GiB)], [], (None, None), {"own process"}),  # more than the device has in use
+        ([(OURS, GiB), (OTHER, None)], [], (GiB, None), {"other processes"}),
+        # Entries of one list add up; a process in two lists counts once.
+        (
+            [(OURS, 512 * MiB), (OURS, 256 * MiB), (OTHER, GiB)],
+            [(OTHER, GiB), (1_000_002, 64 * MiB), (OURS, None)],
+            (768 * MiB, GiB + 64 * MiB),
+            set(),
+        ),
     ],
 )
-def test_own_memory_is_never_guessed(pynvml: FakePynvml, processes: list[tuple[int, int | None]]) -> None:
-    pynvml.compute = processes
+def test_own_memory_is_never_guessed(pynvml: FakePynvml, compute, graphics, expected, gaps) -> None:
+    pynvml.compute, pynvml.graphics = compute, graphics
     with Nvml.open() as opened:
-        assert opened.read(0) == DeviceReading(3 * GiB, 8 * GiB, None, None, False, 300 * MiB)
+        assert opened.read(0) == seen(*expected)
+        assert names(opened) == gaps
+
+
+def test_denied_process_lists_leave_the_total(pynvml: FakePynvml) -> None:
+    pynvml.errors["nvmlDeviceGetComputeRunningProcesses"] = "NVMLError_NoPermission"
+    with Nvml.open() as opened:
+        assert opened.read(0) == seen(None, None)
         assert names(opened) == {"own process"}
 
 
-def test_sizes_that_changed_between_two_calls_are_looked_at_again(
-    pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_that_changed_between_two_calls_are_looked_at_again(pynvml: FakePynvml, monkeypatch: Any) -> None:
     held = iter([2 * GiB, 2 * GiB, 512 * MiB, 512 * MiB])
-    monkeypatch.setattr(nvml, "cuda_counters", lambda device: {"reserved": next(held)})
+    monkeypatch.setattr(counters, "cuda_counters", lambda device: {"reserved": next(held)})
     with Nvml.open() as opened:
         assert opened.read(0) == SEEN
         assert opened.gaps == ()
 
 
 def test_without_a_context_the_own_part_is_nothing(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "has_context", lambda device: False)
-    monkeypatch.setattr(nvml, "cuda_counters", lambda device: {"reserved": 0})
-    pynvml.compute = [(1_000_001, GiB)]
+    monkeypatch.setattr(counters, "has_context", lambda device: False)
+    monkeypatch.setattr(counters, "cuda_counters", lambda device: {"reserved": 0})
+    pynvml.compute = [(OTHER, GiB)]
     with Nvml.open() as opened:
-        assert opened.read(0) == DeviceReading(3 * GiB, 8 * GiB, 0, GiB, True, 300 * MiB)
+        assert opened.read(0) == seen(0, GiB)
 
 
-def test_a_process_in_two_lists_counts_once(pynvml: FakePynvml) -> None:
-    pynvml.compute = [
-        (os.getpid(), 512 * MiB),
-        (os.getpid(), 256 * MiB),
-        (1_000_001, GiB),
-    ]  # entries of one list add up
-    pynvml.graphics = [(1_000_001, GiB), (1_000_002, 64 * MiB), (os.getpid(), None)]
+@pytest.mark.parametrize(
+    ("ids", "mig", "expected"),
+    [
+        ({"00000000:3B:00.0": "card"}, [], SEEN),  # the PCI address finds what the UUID does not
+        ({}, [], RUNTIME),
+        ({f"MIG-{UUID}": "slice 1"}, ["slice 1"], SEEN),
+        ({CARD: "card"}, ["slice 1"], SEEN),
+        ({CARD: "card"}, ["slice 1", "slice 2"], RUNTIME),  # which of the two is not guessed
+    ],
+)
+def test_a_device_is_found_and_a_mig_slice_is_read_and_not_its_card(pynvml: FakePynvml, ids, mig, expected) -> None:
+    pynvml.ids, pynvml.mig = ids, {"card": mig} if mig else {}
+    if mig:
+        pynvml.memory["card"] = (70 * GiB, 80 * GiB)
     with Nvml.open() as opened:
-        reading = opened.read(0)
-    assert (reading.own_bytes, reading.others_bytes) == (768 * MiB, GiB + 64 * MiB)
-
-
-def test_others_without_a_size_are_named(pynvml: FakePynvml) -> None:
-    pynvml.compute = [(os.getpid(), GiB), (1_000_001, None)]
-    with Nvml.open() as opened:
-        assert opened.read(0) == DeviceReading(3 * GiB, 8 * GiB, GiB, None, True, 300 * MiB)
-        assert names(opened) == {"other processes"}
-
-
-def test_denied_process_lists_leave_the_total(pynvml: FakePynvml) -> None:
-    pynvml.errors["nvmlDeviceGetComputeRunningProcesses"] = "NVMLError_NoPermission"
-    with Nvml.open() as opened:
-        assert opened.read(0) == DeviceReading(3 * GiB, 8 * GiB, None, None, False, 300 * MiB)
-        assert names(opened) == {"own process"}
-
-
-def test_the_pci_address_finds_what_the_uuid_does_not(pynvml: FakePynvml) -> None:
-    pynvml.ids = {"00000000:3B:00.0": "card"}
-    with Nvml.open() as opened:
-        assert opened.read(0) == SEEN
-
-
-def test_a_device_unknown_to_nvml_is_a_gap(pynvml: FakePynvml) -> None:
-    pynvml.ids = {}
-    with Nvml.open() as opened:
-        assert opened.read(0) == RUNTIME
-        assert names(opened) == {"nvml"}
-
-
-@pytest.mark.parametrize("ids", [{f"MIG-{UUID}": "slice 1"}, {CARD: "card"}])
-def test_a_mig_slice_is_read_and_not_its_card(pynvml: FakePynvml, ids: dict[str, str]) -> None:
-    pynvml.ids, pynvml.mig = ids, {"card": ["slice 1"]}
-    pynvml.memory = {"card": (70 * GiB, 80 * GiB), "slice 1": (3 * GiB, 8 * GiB)}
-    with Nvml.open() as opened:
-        assert opened.read(0).total_bytes == 8 * GiB
-
-
-def test_which_of_two_slices_is_not_guessed(pynvml: FakePynvml) -> None:
-    pynvml.mig = {"card": ["slice 1", "slice 2"]}
-    pynvml.memory |= {"slice 1": (GiB, 4 * GiB), "slice 2": (GiB, 4 * GiB)}
-    with Nvml.open() as opened:
-        assert opened.read(0) == RUNTIME
-        assert names(opened) == {"nvml"}
+        assert opened.read(0) == expected
+        assert names(opened) == (set() if expected == SEEN else {"nvml"})
 
 
 def test_a_runtime_that_fails_too_is_a_gap(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(device: int) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(nvml, "runtime_memory", fail)
+    monkeypatch.setattr(counters, "runtime_memory", fail)
     pynvml.ids = {}
     with Nvml.open() as opened:
         assert opened.read(0) == DeviceReading()
         assert names(opened) == {"nvml", "device used"}
 
 
-def test_a_forked_child_neither_reads_nor_closes(pynvml: FakePynvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Nvml.open()
-    parent = os.getpid()
-    with monkeypatch.context() as child:
-        child.setattr(nvml.os, "getpid", lambda: parent + 1)
-        assert opened.read(0) == DeviceReading()
-        opened.close()
-    assert pynvml.references == 1
-    opened.close()
-    assert pynvml.references == 0
-
-
-OTHER = """
+HOLDING = """
 import sys, torch
-held = torch.empty({count}, dtype=torch.uint8, device="cuda")
+held = torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
 print("holding", flush=True)
 sys.stdin.read()
 """
-
-
-def in_a_process(code: str, **environment: str) -> str:
-    ask = {"env": {**os.environ, **environment}, "cwd": Path(__file__).parents[2], "timeout": 120}
-    return subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, **ask).stdout
 
 
 @pytest.mark.fakegpu
 def test_another_process_on_the_device_is_told_apart(tmp_path) -> None:
     machine = {"FAKEGPU_SHM": str(tmp_path / "gpu"), "FAKEGPU_CONTEXT_MB": "100"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **machine}}
-    with subprocess.Popen([sys.executable, "-c", OTHER.format(count=600 * MiB)], **pipes) as other:
+    with subprocess.Popen([sys.executable, "-c", HOLDING], **pipes) as other:
         assert other.stdout.readline() == "holding\n"
-        printed = in_a_process(
-            "import torch; from memlab.probes.nvml import Nvml\n"
+        printed = python(
+            "-c",
+            "import torch; from memlab.probes.counters import Nvml\n"
             "held = torch.empty(200 << 20, dtype=torch.uint8, device='cuda')\n"
             "with Nvml.open() as nvml: r = nvml.read(0); print(r.own_bytes, r.others_bytes, r.used_bytes, nvml.gaps)",
             **machine,
@@ -361,8 +327,9 @@ def test_another_process_on_the_device_is_told_apart(tmp_path) -> None:
 
 @pytest.mark.fakegpu
 def test_a_renumbered_device_is_the_right_one() -> None:
-    printed = in_a_process(
-        "import torch; from memlab.probes.nvml import Nvml\n"
+    printed = python(
+        "-c",
+        "import torch; from memlab.probes.counters import Nvml\n"
         "held = torch.empty(200 << 20, dtype=torch.uint8, device='cuda:0')\n"
         "with Nvml.open() as nvml: print(nvml.read(0).own_bytes, nvml.read(1).own_bytes)",
         FAKEGPU_COUNT="3",
@@ -374,26 +341,18 @@ def test_a_renumbered_device_is_the_right_one() -> None:
 
 
 @pytest.mark.fakegpu
-def test_reading_neither_starts_cuda_nor_makes_a_context() -> None:
-    printed = in_a_process(
-        "import torch; from memlab.probes.nvml import Nvml\n"
-        "from memlab.probes.counters import cuda_devices, cuda_counters\n"
+def test_reading_neither_starts_cuda_nor_makes_a_context_and_real_references_are_balanced() -> None:
+    printed = python(
+        "-c",
+        "import pynvml, torch; from memlab.probes.counters import Nvml, cuda_devices, cuda_counters\n"
+        "pynvml.nvmlInit()\n"
         "nvml = Nvml.open(); nvml.read(0); cuda_counters(0)\n"
         "print(torch.cuda.is_initialized())\n"
         "held = torch.empty(1, device='cuda:0'); nvml.read(1); cuda_counters(1); nvml.close(); nvml.read(1)\n"
-        "print(cuda_devices())",
+        "print(cuda_devices())\n"
+        "first = Nvml.open(); second = Nvml.open(); first.close(); first.close(); second.close()\n"
+        "print(pynvml._nvmlLib_refcount)",
         FAKEGPU_COUNT="2",
         FAKEGPU_SHM="",
     )
-    assert printed.split("\n")[:2] == ["False", "(0,)"]
-
-
-@pytest.mark.fakegpu
-def test_real_references_are_balanced() -> None:
-    printed = in_a_process(
-        "import pynvml; from memlab.probes.nvml import Nvml\n"
-        "pynvml.nvmlInit()\n"
-        "first = Nvml.open(); second = Nvml.open(); first.close(); first.close(); second.close()\n"
-        "print(pynvml._nvmlLib_refcount)"
-    )
-    assert printed.strip() == "1"
+    assert printed.split("\n")[:3] == ["False", "(0,)", "1"]

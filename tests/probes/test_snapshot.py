@@ -7,20 +7,21 @@ import pickle
 
 import numpy as np
 import pytest
-from snapshot_samples import levels, settled
+from snapshot_samples import levels, simulated
 
 from memlab.analysis.summary import summary
 from memlab.errors import TraceError
 from memlab.probes.snapshot import trace_of
 from memlab.trace import Category, Kind
-from memlab.trace.snapshot import parse, snapshot
+from memlab.trace.snapshot_read import parse
+from memlab.trace.snapshot_write import snapshot
 
 CONFS = ("", "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:4")
 
 
 def foreign(conf: str, seed: int = 0, skip: int = 0) -> dict:
     """A snapshot as PyTorch would have written it, whose first entries fell out of the ring."""
-    shot = copy.deepcopy(snapshot(settled(conf, seed)))
+    shot = copy.deepcopy(snapshot(simulated(conf, seed)))
     del shot["memlab"]
     settings = shot["allocator_settings"]
     if "max_split" in conf:
@@ -41,7 +42,7 @@ def read(shot: dict):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("conf", CONFS)
 def test_the_levels_are_those_that_were(conf, seed):
-    trace = settled(conf, seed)
+    trace = simulated(conf, seed)
     again = read(foreign(conf, seed))
     for was, now in zip(levels(trace), levels(again), strict=True):
         assert np.array_equal(was, now[-len(was) :])
@@ -52,7 +53,7 @@ def test_the_levels_are_those_that_were(conf, seed):
 @pytest.mark.parametrize("conf", CONFS)
 def test_the_levels_after_any_beginning(conf, skip):
     """A ring that is full has lost the first entries: the state where it begins follows from the end."""
-    whole = levels(settled(conf))
+    whole = levels(simulated(conf))
     cut = levels(read(foreign(conf, skip=skip)))
     for was, now in zip(whole, cut, strict=True):
         shared = min(len(was), len(now)) - 1  # a free may be cut in two: then its first half was before the first row
@@ -60,7 +61,7 @@ def test_the_levels_after_any_beginning(conf, skip):
 
 
 def test_the_figures_are_those_of_the_counters():
-    trace = settled()
+    trace = simulated()
     (was,), (now,) = (summary(each, "x").devices for each in (trace, read(foreign(""))))
     assert now.level("reserved").peak.high_bytes == max(levels(trace)[1])
     assert now.device.end_allocated_bytes == was.device.end_allocated_bytes
@@ -100,7 +101,7 @@ def test_entries_without_times_stacks_and_actions_that_mean_nothing_are_read():
         del entry["time_us"], entry["frames"], entry["pool_id"]
     shot["device_traces"][0].insert(3, {"action": "snapshot", "size": 0, "stream": 0})
     again = read(shot)
-    assert np.array_equal(levels(settled())[0], levels(again)[0][-len(levels(settled())[0]) :])
+    assert np.array_equal(levels(simulated())[0], levels(again)[0][-len(levels(simulated())[0]) :])
 
 
 def test_entries_that_do_not_add_up_are_named():
@@ -116,7 +117,7 @@ def test_a_snapshot_without_history_is_its_state():
     shot["device_traces"] = [[]]
     again = read(shot)
     assert len(again.events) == again.first_row > 0
-    assert levels(again)[0][-1] == levels(settled())[0][-1]
+    assert levels(again)[0][-1] == levels(simulated())[0][-1]
 
 
 def test_nothing_at_all_is_an_empty_trace():

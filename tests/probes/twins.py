@@ -17,7 +17,7 @@ from probes.programs import PROGRAMS, Body
 
 
 def run(body: Body) -> None:
-    with contextlib.suppress(ZeroDivisionError, KeyboardInterrupt, torch.cuda.OutOfMemoryError):
+    with contextlib.suppress(KeyboardInterrupt, torch.cuda.OutOfMemoryError):
         body()
 
 
@@ -40,7 +40,7 @@ def tracked(body: Body) -> dict[str, Any]:
         "ends": {of: [line.end_bytes for line in lines[of]] for of in lines},
         "peaks": {of: [peak.low_bytes for peak in peaks[of]] for of in peaks},
         "is_exact": all(peak.is_exact for of in peaks for peak in peaks[of]),
-        "surprises": sum(history.books.surprises for history in devices),
+        "inconsistencies": sum(history.blocks.inconsistencies for history in devices),
         # Which thread's work it was changes no peak.
         "gaps": [gap.text for gap in trace.gaps if gap.name != "other threads' work"],
         "ooms": [int((events.kind == Kind.OOM).sum()), sum(device.num_ooms for device in trace.made_by.devices)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable
@@ -19,14 +20,11 @@ if importlib.util.find_spec("torchvision") is not None:
     torchvision_models.load()  # transformers imports it where it is installed
 hf.logging.set_verbosity_error()
 Made = tuple[torch.nn.Module, Callable[[], dict[str, Any]]]
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 200,
-}
+LAYERS = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+PARTS = {**LAYERS, "intermediate_size": 128}
+SMALL = {**PARTS, "vocab_size": 200}
 GROUPED = {**SMALL, "num_key_value_heads": 2}
+PATCHES = {"image_size": 32, "patch_size": 8}
 SIDES = {
     f"{side}_{part}": number
     for side in ("encoder", "decoder")
@@ -38,32 +36,25 @@ def tokens(batch: int = 2, length: int = 32) -> torch.Tensor:
     return torch.randint(0, 200, (batch, length), device="cuda")
 
 
-def language(maker: Any, config: Any, **more: Any) -> Callable[[], Made]:
+def language(maker: Any, config: str, **settings: Any) -> Callable[[], Made]:
     def batch() -> dict[str, Any]:
         ids = tokens()
-        return {"input_ids": ids, "labels": ids, **{name: value(ids) for name, value in more.items()}}
+        return {"input_ids": ids, "labels": ids}
 
-    return lambda: (maker.from_config(config()), batch)
-
-
-def decoder(config: Any) -> Callable[[], Made]:
-    return language(hf.AutoModelForCausalLM, config)
+    return lambda: (maker.from_config(getattr(hf, f"{config}Config")(**settings)), batch)
 
 
-def encoder(config: Any) -> Callable[[], Made]:
-    return language(hf.AutoModelForMaskedLM, config)
+decoder = functools.partial(language, hf.AutoModelForCausalLM)
+encoder = functools.partial(language, hf.AutoModelForMaskedLM)
+both = functools.partial(language, hf.AutoModelForSeq2SeqLM, vocab_size=200)
 
 
-def both(config: Any) -> Callable[[], Made]:
-    return language(hf.AutoModelForSeq2SeqLM, config)
-
-
-def vision(config: Any) -> Callable[[], Made]:
+def vision(config: str, **settings: Any) -> Callable[[], Made]:
     def batch() -> dict[str, Any]:
         images = torch.randn(2, 3, 32, 32, device="cuda")
         return {"pixel_values": images, "labels": torch.randint(0, 2, (2,), device="cuda")}
 
-    return lambda: (hf.AutoModelForImageClassification.from_config(config()), batch)
+    return lambda: (hf.AutoModelForImageClassification.from_config(getattr(hf, f"{config}Config")(**settings)), batch)
 
 
 def whisper() -> Made:
@@ -76,51 +67,34 @@ def whisper() -> Made:
 
 
 def clip() -> Made:
-    parts = {
-        name: SMALL[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    }
     text = {**SMALL, "max_position_embeddings": 40, "eos_token_id": 2}
-    seen = {**parts, "image_size": 32, "patch_size": 8}
-    model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=seen, projection_dim=32))
+    model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config={**PARTS, **PATCHES}, projection_dim=32))
     images = {"pixel_values": lambda: torch.randn(2, 3, 32, 32, device="cuda")}
     return model, lambda: {"input_ids": tokens(), "pixel_values": images["pixel_values"](), "return_loss": True}
 
 
-T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 200}
-SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 24, "window_size": 4}
-OPT = {"hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 200}
 MODELS: dict[str, Callable[[], Made]] = {
-    "gpt2": decoder(lambda: hf.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=200, n_positions=64)),
-    "llama": decoder(lambda: hf.LlamaConfig(**GROUPED)),
-    "mistral": decoder(lambda: hf.MistralConfig(**GROUPED)),
-    "qwen2": decoder(lambda: hf.Qwen2Config(**GROUPED)),
-    "qwen3": decoder(lambda: hf.Qwen3Config(**GROUPED, head_dim=16)),
-    "gemma2": decoder(lambda: hf.Gemma2Config(**GROUPED, head_dim=16)),
-    "phi3": decoder(lambda: hf.Phi3Config(**GROUPED, pad_token_id=0)),
-    "opt": decoder(lambda: hf.OPTConfig(**OPT, word_embed_proj_dim=64, max_position_embeddings=64)),
-    "bloom": decoder(lambda: hf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=200)),
-    "gpt_neox": decoder(lambda: hf.GPTNeoXConfig(**SMALL)),
-    "falcon": decoder(
-        lambda: hf.FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=200)
-    ),
-    "mixtral": decoder(lambda: hf.MixtralConfig(**GROUPED, num_local_experts=4)),
-    "bert": encoder(lambda: hf.BertConfig(**SMALL)),
-    "roberta": encoder(lambda: hf.RobertaConfig(**SMALL)),
-    "distilbert": encoder(lambda: hf.DistilBertConfig(dim=64, hidden_dim=128, n_layers=2, n_heads=4, vocab_size=200)),
-    "electra": encoder(lambda: hf.ElectraConfig(**SMALL, embedding_size=64)),
-    "t5": both(
-        lambda: hf.T5Config(
-            d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=200, decoder_start_token_id=0
-        )
-    ),
-    "bart": both(lambda: hf.BartConfig(d_model=64, **SIDES, vocab_size=200, max_position_embeddings=64)),
-    "vit": vision(
-        lambda: hf.ViTConfig(image_size=32, patch_size=8, **{k: v for k, v in SMALL.items() if k != "vocab_size"})
-    ),
-    "swin": vision(
-        lambda: hf.SwinConfig(image_size=32, patch_size=2, embed_dim=24, depths=[1, 1], num_heads=[2, 2], window_size=4)
-    ),
-    "convnext": vision(lambda: hf.ConvNextConfig(hidden_sizes=[16, 32], depths=[1, 1], num_stages=2)),
+    "gpt2": decoder("GPT2", n_embd=64, n_layer=2, n_head=4, vocab_size=200, n_positions=64),
+    "llama": decoder("Llama", **GROUPED),
+    "mistral": decoder("Mistral", **GROUPED),
+    "qwen2": decoder("Qwen2", **GROUPED),
+    "qwen3": decoder("Qwen3", **GROUPED, head_dim=16),
+    "gemma2": decoder("Gemma2", **GROUPED, head_dim=16),
+    "phi3": decoder("Phi3", **GROUPED, pad_token_id=0),
+    "opt": decoder("OPT", **LAYERS, vocab_size=200, ffn_dim=128, word_embed_proj_dim=64, max_position_embeddings=64),
+    "bloom": decoder("Bloom", hidden_size=64, n_layer=2, n_head=4, vocab_size=200),
+    "gpt_neox": decoder("GPTNeoX", **SMALL),
+    "falcon": decoder("Falcon", **LAYERS, vocab_size=200),
+    "mixtral": decoder("Mixtral", **GROUPED, num_local_experts=4),
+    "bert": encoder("Bert", **SMALL),
+    "roberta": encoder("Roberta", **SMALL),
+    "distilbert": encoder("DistilBert", dim=64, hidden_dim=128, n_layers=2, n_heads=4, vocab_size=200),
+    "electra": encoder("Electra", **SMALL, embedding_size=64),
+    "t5": both("T5", d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0),
+    "bart": both("Bart", d_model=64, **SIDES, max_position_embeddings=64),
+    "vit": vision("ViT", **PARTS, **PATCHES),
+    "swin": vision("Swin", image_size=32, patch_size=2, embed_dim=24, depths=[1, 1], num_heads=[2, 2], window_size=4),
+    "convnext": vision("ConvNext", hidden_sizes=[16, 32], depths=[1, 1], num_stages=2),
     "whisper": whisper,
     "clip": clip,
 }

@@ -1,23 +1,24 @@
-"""Two training steps of each model on either side: `python -m third_party.sides native|pretend|inside MODULE OUTPUT [NAME...]`.
+"""Two training steps of each model on either side: `python -m third_party.sides native|fake|inside MODULE OUTPUT [NAME...]`.
 
-`inside` is pretend CUDA where the libraries are imported within it, too. Writes a JSON: model -> [peak of bytes in blocks of
+`inside` is fake CUDA where the libraries are imported within it, too. Writes a JSON: model -> [peak of bytes in blocks of
 512, events] or "!error".
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
-import types
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from fake_gpus import card
 
 CUBLAS = 8_519_680
-"""A workspace of cuBLAS, which `memlab.predictor.extras` adds."""
+"""A workspace of cuBLAS, which `memlab.prediction.workspaces` adds."""
 
 
 def steps(make: Any, low: bool) -> None:
@@ -42,33 +43,24 @@ def native(make: Any, low: bool) -> list[int]:
     return [signs[one["action"]] * one["size"] for one in entries if one["action"] in signs]
 
 
-def pretend(make: Any, low: bool) -> list[int]:
+def fake(make: Any, low: bool) -> list[int]:
     from memlab.trace.columns import Kind
 
     make()  # libraries are loaded before, as by the first cells of a notebook
-    with pretending() as on:
+    with faking() as on:
         steps(make, low)
         columns = on.log.columns()
     return [int(s) if k == Kind.ALLOC else -int(s) for k, s in zip(columns["kind"], columns["nbytes"], strict=True)]
 
 
-def pretending() -> Any:
-    from memlab.predictor.pretend import PretendCuda
+def faking() -> Any:
+    from memlab.fake_cuda import FakeCuda
 
-    return PretendCuda(
-        types.SimpleNamespace(
-            name="card",
-            total_bytes=8 << 30,
-            usable_bytes=8 << 30,
-            compute_capability=(8, 0),
-            context_bytes=(0, 0),
-            multiprocessors=108,
-        )
-    )
+    return FakeCuda(card(capability=(8, 0), multiprocessors=108))
 
 
 def inside(module: str, names: tuple[str, ...]) -> dict[str, Any]:
-    with pretending() as on:
+    with faking() as on:
         models = importlib.import_module(f"third_party.{module}").MODELS
         found = {}
         for name in names:
@@ -92,17 +84,16 @@ def main(side: str, module: str, output: str, *names: str) -> None:
     if side == "inside":
         Path(output).write_text(json.dumps(inside(module, names)), encoding="utf-8")
         return
-    run = native if side == "native" else pretend
+    run = native if side == "native" else fake
     found: dict[str, Any] = {}
-    for name, make in importlib.import_module(f"third_party.{module}").MODELS.items():
-        for low in (False, True):
-            if names and name not in names:
-                continue
-            try:
-                events = [one for one in run(make, low) if abs(one) != CUBLAS]
-                found[f"{name}{' bf16' if low else ''}"] = [peak(events), len(events)]
-            except Exception as error:
-                found[f"{name}{' bf16' if low else ''}"] = f"!{type(error).__name__}: {str(error)[:300]}"
+    models = importlib.import_module(f"third_party.{module}").MODELS
+    for name, low in itertools.product(names or models, (False, True)):
+        try:
+            events = [one for one in run(models[name], low) if abs(one) != CUBLAS]
+            what: Any = [peak(events), len(events)]
+        except Exception as error:
+            what = f"!{type(error).__name__}: {str(error)[:300]}"
+        found[f"{name}{' bf16' if low else ''}"] = what
     Path(output).write_text(json.dumps(found), encoding="utf-8")
 
 

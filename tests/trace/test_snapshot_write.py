@@ -8,13 +8,14 @@ import pickletools
 import numpy as np
 import pytest
 from handmade import Script
-from snapshot_samples import levels, settled, small
+from snapshot_samples import levels, simulated, small
 from torch.cuda import _memory_viz
 
 from memlab.errors import TraceError
 from memlab.probes.snapshot import load, trace_of
 from memlab.trace import CPU, Category, Device, Kind, Phase, Recategorised
-from memlab.trace.snapshot import parse, save, snapshot
+from memlab.trace.snapshot_read import parse
+from memlab.trace.snapshot_write import save, snapshot
 
 # What the unpickler of torch/utils/viz/MemoryViz.js knows; anything else stops the viewer.
 VIEWER = {
@@ -28,7 +29,7 @@ CONFS = ("", "expandable_segments:True", "max_split_size_mb:24,roundup_power2_di
 
 @pytest.mark.parametrize("conf", CONFS)
 def test_the_viewer_can_read_every_opcode(tmp_path, conf):
-    data = save(settled(conf), tmp_path / "a.pickle").read_bytes()
+    data = save(simulated(conf), tmp_path / "a.pickle").read_bytes()
     used = {op.name: argument for op, argument, _ in pickletools.genops(data)}
     assert used.keys() <= VIEWER
     assert used["PROTO"] == 4
@@ -39,7 +40,7 @@ def test_the_viewer_can_read_every_opcode(tmp_path, conf):
 
 @pytest.mark.parametrize("conf", CONFS)
 def test_torchs_own_tools_accept_it(conf):
-    shot = snapshot(settled(conf))
+    shot = snapshot(simulated(conf))
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "MemoryViz.js" in plot(shot)
     assert "TOTAL MEM" in _memory_viz.trace(shot)
@@ -55,7 +56,7 @@ def test_a_category_is_unknown_somewhere():
 
 @pytest.mark.parametrize("conf", CONFS)
 def test_the_state_at_the_end_is_that_of_the_trace(conf):
-    trace = settled(conf)
+    trace = simulated(conf)
     shot = snapshot(trace)
     allocated, reserved = levels(trace)
     assert sum(segment["total_size"] for segment in shot["segments"]) == reserved[-1]
@@ -71,7 +72,7 @@ def test_the_state_at_the_end_is_that_of_the_trace(conf):
 @pytest.mark.parametrize("conf", CONFS)
 def test_entries_undo_in_the_viewer(conf):
     """The viewer undoes the entries from the end: every one must find what it undoes, and nothing may be left."""
-    shot = snapshot(settled(conf))
+    shot = snapshot(simulated(conf))
     live = {b["address"] for s in shot["segments"] for b in s["blocks"] if b["state"] != "inactive"}
     ranges = {(s["address"], s["address"] + s["total_size"]) for s in shot["segments"]}
     for entry in reversed(shot["device_traces"][0]):
@@ -93,7 +94,7 @@ def test_entries_undo_in_the_viewer(conf):
 
 @pytest.mark.parametrize("conf", CONFS)
 def test_everything_comes_back(tmp_path, conf):
-    trace = settled(conf)
+    trace = simulated(conf)
     again = load(save(trace, tmp_path / "a.pickle"))
     for was, now in zip(levels(trace), levels(again), strict=True):
         assert np.array_equal(was, now)

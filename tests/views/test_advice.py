@@ -6,23 +6,27 @@ import pytest
 from html_words import Words
 
 from memlab.analysis.advice import Findings, Tried
-from memlab.views.advice import page
+from memlab.units import ByteRange
+from memlab.views.advice import advice_page
 
 MiB = 1 << 20
 EVIL = "<script>alert(1)</script>\x1b[31m\nnext&\"'"
 
-BEST = Tried(("checkpoint",), (40 * MiB, 40 * MiB), (60 * MiB, 60 * MiB), 1.25, "equal", prices=("one more forward",))
-NONE = Tried(("in_place",), (100 * MiB, 100 * MiB), (0, 0), 1.0, "equal", prices=("none",), costs=False)
+BEST = Tried(
+    ("checkpoint",), ByteRange.exact(40 * MiB), ByteRange.exact(60 * MiB), 1.25, "equal", prices=("one more forward",)
+)
+NONE = Tried(("in_place",), ByteRange.exact(100 * MiB), ByteRange(0, 0), 1.0, "equal", prices=("none",), costs=False)
+WRONG = dataclasses.replace(BEST, results="different", is_wrong=True)
 FAILED = Tried(("offload",), failed="does not apply: this is on the CPU")
 FOUND = Findings(
-    "gpt laptop", "cpu", "allocated", (100 * MiB, 100 * MiB), 50 * MiB, {"activation": 80 * MiB, "parameter": 20 * MiB},
+    "gpt laptop", "cpu", "allocated", ByteRange.exact(100 * MiB), 50 * MiB, {"activation": 80 * MiB, "parameter": 20 * MiB},
     (BEST, NONE, FAILED), (), BEST, (("sgd", "changes training"), ("adafactor", "changes training")), ("A note.",), "", False, 3.0,
 )  # fmt: skip
 
 
 def test_the_text_stands_alone():
     assert (
-        page(FOUND, "x = checkpoint(block, x)\n").text()
+        advice_page(FOUND, "x = checkpoint(block, x)\n").text()
         == """\
 memlab · advice on gpt laptop · measured on cpu · 3.0 s
 
@@ -31,9 +35,9 @@ The target of 50.00 MiB is reached.
 Held at the peak before: activation 80.00 MiB (80 %), parameter 20.00 MiB (20 %).
 
                    peak      saved  share   time  results  price
-  as it is    100.0 MiB
-  checkpoint  40.00 MiB  60.00 MiB   60 %  1.25×  equal    one more forward
-  in_place    100.0 MiB        0 B    0 %  1.00×  equal    none
+  as it is    100.0 MiB                                                      ████████████
+  checkpoint  40.00 MiB  60.00 MiB   60 %  1.25×  equal    one more forward  █████
+  in_place    100.0 MiB        0 B    0 %  1.00×  equal    none              ████████████
 
 Could not be tried:
 - offload: does not apply: this is on the CPU
@@ -50,9 +54,9 @@ To paste:
 
 
 def test_html_says_the_same_as_the_text():
-    shown = page(FOUND, "x = checkpoint(block, x)\n")
-    words = "".join(Words(shown.html()).words)
-    for cell in (cell.strip() for line in shown.text().splitlines() for cell in line.split("  ") if cell.strip()):
+    shown = advice_page(FOUND, "x = checkpoint(block, x)\n")
+    words = Words(shown.html())
+    for cell in (cell.strip() for line in shown.text().splitlines() for cell in line.split("  ") if cell.strip(" █")):
         assert cell.removeprefix("- ").removesuffix(":") in words
 
 
@@ -68,7 +72,7 @@ def test_whatever_comes_from_outside_is_escaped(where):
         "stopped": {"stopped": EVIL},
         "results": {"tried": (dataclasses.replace(BEST, results=EVIL, prices=(EVIL,)),)},
     }
-    shown = page(dataclasses.replace(FOUND, **changes.get(where, {})), EVIL if where == "code" else "")
+    shown = advice_page(dataclasses.replace(FOUND, **changes.get(where, {})), EVIL if where == "code" else "")
     assert "script" not in Words(shown.html()).tags
     assert where == "code" or "\x1b" not in shown.text()
 
@@ -78,16 +82,12 @@ def test_whatever_comes_from_outside_is_escaped(where):
     [
         ({"recommended": None}, "Nothing that was tried saves memory here: the peak of allocated stays 100.0 MiB."),
         ({"recommended": None, "tried": ()}, "Nothing was tried: the peak of allocated is 100.0 MiB."),
-        ({"target_bytes": 30 * MiB}, "The target of 30.00 MiB is missed by 10.00 MiB: a smaller batch, or a larger card."),
+        ({"target_bytes": 30 * MiB}, "The target of 30.00 MiB is missed by 10.00 MiB: use a smaller batch, or a larger GPU."),
         ({"recommended": None, "target_bytes": 200 * MiB}, "the target of 200.0 MiB is reached as it is."),
         ({"of": "device", "is_predicted": True, "on": "T4"}, "checkpoint: peak of the device 40.00 MiB instead of 100.0 MiB"),
         ({"stopped": "interrupted after 1 of 3 techniques"}, "The search ended early: interrupted after 1 of 3 techniques."),
+        ({"tried": (WRONG,), "recommended": None}, "different, more than allowed"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_how_it_ended(changes, sentence):
-    assert sentence in page(dataclasses.replace(FOUND, **changes)).text()
-
-
-def test_results_that_should_not_be_so_are_named():
-    wrong = dataclasses.replace(BEST, results="different", is_wrong=True)
-    assert "different, more than allowed" in page(dataclasses.replace(FOUND, tried=(wrong,), recommended=None)).text()
+    assert sentence in advice_page(dataclasses.replace(FOUND, **changes)).text()

@@ -119,20 +119,18 @@ def test_a_run_without_length_is_refused(span_s: float) -> None:
         Explorer(Timeline(), span_s)
 
 
-def test_close_tells_the_caller_once_however_it_is_closed(sent: Sent) -> None:
+@pytest.mark.parametrize("error", ["", "gone"])
+def test_close_tells_the_caller_once_however_it_is_closed_and_an_error_is_kept(sent: Sent, error: str) -> None:
     calls: list[int] = []
-    explorer = Explorer(Timeline(), 12.0, on_close=lambda: calls.append(1))
-    explorer._received(None, {"t": "close"}, None)
-    explorer._received(None, {"t": "close"}, None)
+
+    def on_close() -> None:
+        calls.append(1)
+        if error:
+            raise OSError(error)
+
+    explorer = Explorer(Timeline(), 12.0, on_close=on_close)
+    for _ in range(2):
+        explorer._received(None, {"t": "close"}, None)
+    assert explorer.error == ("OSError: gone" if error else "")
     explorer.close()
     assert (calls, explorer.closed) == ([1], True)
-
-
-def test_an_error_on_closing_is_kept(sent: Sent) -> None:
-    def fails() -> None:
-        raise OSError("gone")
-
-    explorer = Explorer(Timeline(), 12.0, on_close=fails)
-    explorer._received(None, {"t": "close"}, None)
-    assert explorer.error == "OSError: gone"
-    explorer.close()

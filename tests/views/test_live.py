@@ -29,10 +29,8 @@ class Wire:
         self.sent.append((message, [bytes(buffer) for buffer in buffers or ()]))
 
     def weights(self) -> list[int]:
-        return [
-            len(json.dumps(message, ensure_ascii=False).encode()) + sum(map(len, buffers))
-            for message, buffers in self.sent
-        ]
+        texts = [json.dumps(message, ensure_ascii=False).encode() for message, _ in self.sent]
+        return [len(text) + sum(map(len, buffers)) for text, (_, buffers) in zip(texts, self.sent, strict=True)]
 
     def key_frames(self) -> list[tuple[dict[str, Any], np.ndarray, np.ndarray]]:
         return [read_key(buffers[0]) for message, buffers in self.sent if message["method"] == "update"]
@@ -139,12 +137,8 @@ def test_notes_go_out_when_they_change_and_with_every_key_frame(view: LiveView, 
     for tick in range(12):
         push(view, tick / 10, notes=("host memory is low",) if tick >= 3 else ())
     assert [chunk["notes"] for chunk in wire.chunks() if "notes" in chunk] == [["host memory is low"]]
-    assert [head["notes"] for head, _, _ in wire.key_frames()] == [
-        [],
-        [],
-        ["host memory is low"],
-        ["host memory is low"],
-    ]
+    said = ["host memory is low"]
+    assert [head["notes"] for head, _, _ in wire.key_frames()] == [[], [], said, said]
 
 
 def test_notes_left_out_are_counted() -> None:
@@ -185,24 +179,21 @@ def test_a_wrong_column_is_told_and_not_raised(view: LiveView) -> None:
     assert view.broken is not None and "alocated" in view.broken and "allocated" in view.broken
 
 
-def test_stop_calls_once_and_acknowledges(wire: Wire) -> None:
+@pytest.mark.parametrize("error", ["", "nothing runs"])
+def test_stop_calls_once_and_acknowledges_and_says_why_it_fails(wire: Wire, error: str) -> None:
     calls: list[int] = []
-    view = LiveView("a cell", on_stop=lambda: calls.append(1), can_stop=True)
+
+    def on_stop() -> None:
+        calls.append(1)
+        if error:
+            raise RuntimeError(error)
+
+    view = LiveView("a cell", on_stop=on_stop, can_stop=True)
     wire.sent.clear()
     for _ in range(2):
         view._received(None, {"t": "stop"}, None)
-    assert (calls, view.stop_requested, wire.chunks()) == ([1], True, [{"t": "ack"}])
-    view.close()
-
-
-def test_a_stop_that_fails_says_why(wire: Wire) -> None:
-    def fails() -> None:
-        raise RuntimeError("nothing runs")
-
-    view = LiveView("a cell", on_stop=fails, can_stop=True)
-    wire.sent.clear()
-    view._received(None, {"t": "stop"}, None)
-    assert wire.chunks()[-1] == {"t": "ack", "error": "RuntimeError: nothing runs"}
+    said = [{"t": "ack", "error": f"RuntimeError: {error}"}] if error else []
+    assert (calls, view.stop_requested, wire.chunks()) == ([1], True, [{"t": "ack"}, *said])
     assert view.broken is None
     view.close()
 
@@ -231,9 +222,8 @@ def test_the_history_is_bounded_and_keeps_the_peak() -> None:
     history = live.History(1)
     for start in range(0, 100_000, 100):
         times = np.arange(start, start + 100.0)
-        history.add(
-            np.vstack((times, np.where(times == 31_415, 9.0, 1.0))), live.phase_table([(start, start + 100, 0)])
-        )
+        values = np.where(times == 31_415, 9.0, 1.0)
+        history.add(np.vstack((times, values)), live.phase_table([(start, start + 100, 0)]))
         points, phases = history.seen(48)
         assert points.shape[1] <= live.HISTORY_POINTS + 100 and len(phases) <= 48
     assert points[1].max() == 9.0

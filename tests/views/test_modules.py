@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 
 import pytest
 from handmade import Script
+from html_words import Words
 
 from memlab.analysis.modules import ModuleTree, modules
 from memlab.trace import Bounded, MarkKind
@@ -26,7 +26,7 @@ def called(script: Script, path: str, size: int) -> int:
 
 def two_layers(a: str = "net.a", b: str = "net.b", **made_by: object) -> ModuleTree:
     script = Script()
-    script.adopt(MiB)
+    script.preexisting(MiB)
     script.mark(MarkKind.MODULE_BEGIN, "net", 5)
     called(script, a, 6 * MiB)
     called(script, b, 2 * MiB)
@@ -43,63 +43,41 @@ def many(siblings: int, below: int = 0) -> ModuleTree:
     return modules(script.trace(), 0)
 
 
-class Page(HTMLParser):
-    """Tags that were opened and closed, and the words between them."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.open.append(tag)
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
 def test_the_text_stands_alone():
+    shown = text(two_layers())
     assert (
-        text(two_layers())
+        f"{shown}\n"
         == """\
 Modules on cuda:0, peak allocated 9.00 MiB
 
-module           at the peak  for backward  transient  calls
-net                 8.00 MiB      8.00 MiB   8.00 MiB      1
-  a                 6.00 MiB      6.00 MiB   6.00 MiB      1
-  b                 2.00 MiB      2.00 MiB   2.00 MiB      1
-before the cell     1.00 MiB
+  module           at the peak  for backward  transient  calls
+  net                 8.00 MiB      8.00 MiB   8.00 MiB      1
+    a                 6.00 MiB      6.00 MiB   6.00 MiB      1
+    b                 2.00 MiB      2.00 MiB   2.00 MiB      1
+  before the cell     1.00 MiB
 
 At the peak: parameters, gradients, optimizer state and what forwards made, each with all below it.
-For backward: what the forwards left until the next backward began. Transient: the highest rise inside one call."""
+For backward: what the forwards left until the next backward began. Transient: the highest rise inside one call.
+"""
     )
 
 
 def test_html_says_the_same_as_the_text():
     tree = two_layers()
-    page = Page(html(tree))
-    assert page.open == []
-    words = "".join(page.words)
+    page = Words(html(tree))
     for cell in (cell.strip() for line in text(tree).splitlines() for cell in line.split("  ") if cell.strip()):
-        assert cell in words
+        assert cell in page
     assert page.tags.count("details") == 1
+    assert "http" not in html(tree) + figure(tree).to_json()  # nothing is fetched
 
 
 @pytest.mark.parametrize("where", ["a", "b"])
 def test_whatever_a_module_is_called_it_stays_text(where):
     tree = two_layers(**{where: f"net.{EVIL}"})
-    page = Page(html(tree))
-    assert "script" not in page.tags
-    assert "script>" in "".join(page.words)
+    page = Words(html(tree))
+    assert "script" not in page.tags and "script>" in page
     shown = text(tree) + html(tree) + json.dumps(json.loads(figure(tree).to_json())["data"])
-    assert "\x1b" not in shown
-    assert "\\u001b" not in shown
+    assert "\x1b" not in shown and "\\u001b" not in shown
     assert not any(line.startswith("next&") for line in text(tree).splitlines())
     assert "<script>" not in figure(tree).to_json()
 
@@ -141,12 +119,12 @@ def test_calls_that_backward_made_and_calls_that_never_ended_are_told():
     script.mark(MarkKind.PHASE_BEGIN, BACKWARD, script.now + 5)
     called(script, "net", 10)
     script.mark(MarkKind.MODULE_BEGIN, "net", script.now + 5)
-    assert "1 + 1 again + 1 not ended" in text(modules(script.trace(), 0))
+    assert "1 + 1 recomputed + 1 not ended" in text(modules(script.trace(), 0))
 
 
 def test_lost_events_are_told():
     shown = text(two_layers(bounded=(Bounded(0, 1, 2, 3),)))
-    assert "Nobody saw who held the peak" in shown
+    assert "Who held the peak is not known" in shown
     assert "figures of calls may be too small" in shown
     assert "9.00 MiB to 8.00 GiB" in shown.splitlines()[0]
 
@@ -160,10 +138,7 @@ def test_the_figure_has_a_tile_for_each_module_as_large_as_what_it_held():
 
 
 def test_without_a_known_peak_the_figure_shows_what_was_kept():
-    (tiles,) = json.loads(figure(two_layers(bounded=(Bounded(0, 1, 2, 3),))).to_json())["data"]
+    drawn = figure(two_layers(bounded=(Bounded(0, 1, 2, 3),)))
+    (tiles,) = json.loads(drawn.to_json())["data"]
     assert tiles["values"] == [8 * MiB, 6 * MiB, 2 * MiB]
-    assert "for backward" in figure(two_layers(bounded=(Bounded(0, 1, 2, 3),))).layout.title.text
-
-
-def test_nothing_is_fetched():
-    assert "http" not in html(two_layers()) + figure(two_layers()).to_json()
+    assert "for backward" in drawn.layout.title.text

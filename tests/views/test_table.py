@@ -1,178 +1,142 @@
 from __future__ import annotations
 
-import dataclasses
+import io
+import sys
+import xml.etree.ElementTree as tree
 
 import pytest
-from handmade import GPU, HOST, Script, busy
-from html_words import Words
 
-from memlab.analysis.breakdown import Breakdown
-from memlab.analysis.peak import UNKNOWN_BYTES, Peak
-from memlab.analysis.summary import summary
-from memlab.trace import Bounded, Category, Device, Gap, Phase
-from memlab.views import theme
-from memlab.views.table import peak_text, report
+from memlab.units import UNBOUNDED, ByteRange
+from memlab.views.page import Beside, Folded, Page, PageLines, code_block
+from memlab.views.shown import Shown, ShownWithFigure
+from memlab.views.table import Column, Table
 
-EVIL = "<script>alert(1)</script>\x1b[31m\nnext&\"'"
+TAGS = "div b table caption thead tbody tr th td span details summary ul li pre"
+HOSTILE = ["<script>alert(1)</script>", "\x1b[2J\n", "a' onload='x", "x" * 10_000, "&amp;"]
 
-
-def step(module: str = "net", line: str = "/home/me/train.py:7") -> Script:
-    script = Script()
-    script.adopt(1 << 20)
-    script.alloc(3 << 20, at=350_000_000, requested=3_000_000, phase=Phase.FORWARD, module=module, line=line)
-    script.segment(8 << 20, at=360_000_000)
-    return script
+HELD = Table(
+    "at the peak",
+    (Column("category"), Column("allocated", "bytes"), Column("share", "share"), Column("empty", "change")),
+    (("activation", 3 << 20, 0.75, None), ("other", ByteRange(1 << 20, UNBOUNDED), 0.004, None)),
+    notes=("Nothing else.",),
+    bar=2,
+    colours=("#123456", ""),
+)
 
 
-def shown(script: Script, name: str = "first", **made_by: object) -> tuple[str, str]:
-    found = report(summary(script.trace(duration=2_000_000_000, **made_by), name))
-    return found.text(), found.html()
+def test_a_table_as_text_has_units_bars_and_no_empty_column():
+    assert HELD.text().splitlines() == [
+        "at the peak",
+        "  category     allocated  share",
+        "  activation    3.00 MiB   75 %  ████████████",
+        "  other       ≥ 1.00 MiB   <1 %",
+        "Nothing else.",
+    ]
 
 
-def test_the_text_stands_alone():
-    text, _ = shown(step())
-    assert (
-        text
-        == """\
-memlab · first · 2.0 s · hand
-
-cuda:0 (Pretend 8, 8.00 GiB)
-                 peak    when  at start    at end  left behind
-  allocated  4.00 MiB  350 ms  1.00 MiB  4.00 MiB    +3.00 MiB
-  reserved   8.00 MiB  360 ms       0 B  8.00 MiB    +8.00 MiB
-  Peak allocated 4,194,304 bytes, exact; known from every event of the allocator.
-  It was reached in phase forward, in net, at train.py:7.
-  At the peak, by phase: forward 2.86 MiB (72 %), before the cell 1.00 MiB (25 %), rounding 142.3 KiB (3 %).
-  At the peak, by module: net 2.86 MiB (72 %), before the cell 1.00 MiB (25 %), rounding 142.3 KiB (3 %).
-
-Not seen:
-- hand: written by hand"""
+def test_html_says_the_same_and_marks_rows_with_their_colour():
+    html = tree.fromstring(f"<div>{HELD.html()}</div>")
+    words = "".join(html.itertext())
+    assert all(
+        word in words for word in ("at the peak", "activation", "3.00 MiB", "75 %", "≥ 1.00 MiB", "Nothing else.")
     )
+    assert "empty" not in words
+    assert HELD.html().count("#123456") == 2  # the mark and the bar
 
 
-def test_html_says_the_same_as_the_text():
-    text, html = shown(step())
-    words = "".join(Words(html).words)
-    for cell in (cell for line in text.splitlines() for cell in line.split("  ") if cell):
-        assert cell.strip().removeprefix("- ").removesuffix(":") in words
-
-
-@pytest.mark.parametrize("where", ["name", "module", "line", "device", "gap", "note", "engine"])
-def test_whatever_comes_from_outside_is_escaped(where):
-    script = step(module=EVIL if where == "module" else "net", line=f"{EVIL}:3" if where == "line" else "t.py:3")
-    script.devices = (Device(0, EVIL if where == "device" else "card"),)
-    gaps = (Gap(EVIL, EVIL),) if where == "gap" else ()
-    notes = {"notes": [EVIL]} if where == "note" else {}
-    trace = script.trace(gaps=gaps, notes=notes)
-    if where == "engine":
-        trace = dataclasses.replace(trace, made_by=dataclasses.replace(trace.made_by, engine=EVIL))
-    found = report(summary(trace, EVIL if where == "name" else "x"))
-    text, html = found.text(), found.html()
-    assert "script" not in Words(html).tags
-    assert "script>" in text  # it is there, as text
-    assert "\x1b" not in text + html
-    assert not any(line.startswith("next&") for line in text.splitlines())
-
-
-def test_a_name_of_ten_thousand_characters_does_not_run_away():
-    text, html = shown(step(module="m" * 10_000), name="n" * 10_000)
-    assert len(text) < 4000
-    assert len(html) < 8000
+def test_the_frame_has_values_and_both_ends_of_ranges():
+    frame = HELD.to_pandas()
+    assert list(frame.columns) == ["category", "allocated_low_bytes", "allocated_high_bytes", "share"]
+    assert frame.allocated_low_bytes.tolist() == [3 << 20, 1 << 20]
+    assert frame.allocated_high_bytes.fillna(-1).tolist() == [3 << 20, -1]
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected"),
+    ("unit", "value", "text"),
     [
-        (1 << 20, 1 << 20, "1.00 MiB"),
-        (1 << 20, 1 << 21, "1.00 MiB to 2.00 MiB"),
-        (1 << 20, UNKNOWN_BYTES, "≥ 1.00 MiB"),
-        (1 << 30, (1 << 30) + 5, "≥ 1.00 GiB"),
+        ("bytes", 0, "0 B"),
+        ("bytes", None, ""),
+        ("bytes", "no figures", "no figures"),
+        ("change", -2048, "−2.00 KiB"),
+        ("change", ByteRange(-2048, 1024), "−2.00 KiB to +1.00 KiB"),
+        ("change", ByteRange(-2048, UNBOUNDED), "≥ −2.00 KiB"),
+        ("change", ByteRange(-UNBOUNDED, 1024), "≤ +1.00 KiB"),
+        ("change", ByteRange(-UNBOUNDED, UNBOUNDED), "unknown"),
+        ("seconds", 0.25, "250 ms"),
+        ("times", 1.234, "1.23×"),
+        ("count", 12345, "12,345"),
     ],
 )
-def test_a_peak_shows_how_well_it_is_known(low, high, expected):
-    assert peak_text(Peak(low, high, 0, 0, "")) == expected
+def test_values_are_written_in_the_unit_of_their_column(unit, value, text):
+    assert Column("x", unit).text(value) == text
 
 
-def test_a_bounded_peak_is_never_called_exact():
-    text, _ = shown(step(), bounded=(Bounded(0, 1, 4, 5),))
-    assert "exact" not in text
-    assert "between 4,194,304 and 8,589,934,592 bytes" in text
-
-
-def trained() -> Script:
-    script = Script()
-    script.alloc(5 << 20, at=1, category=Category.ACTIVATION, phase=Phase.FORWARD)
-    script.alloc(3 << 20, at=2, requested=(3 << 20) - 100, category=Category.PARAMETER)
-    for size in (1, 2, 3):
-        script.alloc(size, at=3, category=(Category.INPUT, Category.TEMPORARY, Category.GRADIENT)[size - 1])
-    return script
-
-
-def test_the_categories_at_the_peak_are_a_table_of_those_that_matter():
-    text, _ = shown(trained())
-    assert (
-        """
-  at the peak  allocated  share
-  activation    5.00 MiB   62 %
-  parameter     3.00 MiB   37 %
-  4 more           106 B    0 %"""
-        in text
+@pytest.mark.parametrize("text", HOSTILE)
+def test_texts_cannot_steer_a_terminal_or_become_markup(text):
+    table = Table(text, (Column(text), Column("n", "bytes")), ((text, 1),), (text,), colours=("#123456",), bar=1)
+    page = Page(
+        text,
+        (
+            text,
+            table,
+            PageLines((text,), text),
+            Beside((table,)),
+            Folded(text, PageLines((text,))),
+            Folded("c", code_block("x")),
+        ),
     )
-    assert "by phase" not in text  # categories tell more
+    assert len(page.text().splitlines()) == 23
+    assert not any(c in page.text() for c in "\x1b\r")
+    assert len(page.html()) < 40_000
+    names = {element.tag for element in tree.fromstring(page.html()).iter()}
+    assert names <= {*TAGS.split()}
+    assert "onload" not in {name for element in tree.fromstring(page.html()).iter() for name in element.attrib}
 
 
-def test_each_category_has_the_colour_of_its_area():
-    _, html = shown(trained())
-    assert f"<span style='color:{theme.CATEGORIES['activation']}'>■</span> activation" in html
-    assert html.count("■") == 2
+def test_sentences_that_follow_each_other_are_one_part_and_empty_parts_are_left_out():
+    page = Page("Title", ("One.", "Two.", PageLines(()), Folded("More", PageLines(("a", "b")))))
+    assert page.text() == "Title\n\nOne.\nTwo.\n\nMore:\n- a\n- b"
 
 
-def test_shares_that_are_all_tiny_are_shown_all_the_same():
-    share = Breakdown("tensor", "allocated", {f"t[{i}]": 10 for i in range(1000)})
-    found = summary(trained().trace(), "x")
-    one = dataclasses.replace(found.devices[0], shares=(share,))
-    (table,) = report(dataclasses.replace(found, devices=(one,))).devices[0].tables
-    assert table.rows[0] == ("largest tensors", "allocated", "share")
-    assert [row[0] for row in table.rows[1:]] == ["t[0]", "t[1]", "t[2]", "t[3]", "t[4]", "995 more"]
-    assert table.rows[-1][1:] == ("9.72 KiB", "100 %")
+def test_a_sentence_after_a_warning_is_not_coloured_and_the_warning_stays_so():
+    html = Page("Title", (PageLines(("Careful.",), colour="#bd600f"), "Go on.")).html()
+    assert "<div style='color:#bd600f'>Careful.</div>" in html
+    assert "<div>Go on.</div>" in html
 
 
-def test_out_of_memory_and_retries_are_told():
-    script = step()
-    script.devices = (Device(0, "card", num_ooms=2, num_alloc_retries=3),)
-    text, _ = shown(script)
-    assert "Out of memory was raised 2 time(s)" in text
-    assert "try again 3 time(s)" in text
+class Report(ShownWithFigure):
+    page = Page("Title", (HELD,))
+
+    def figure_bundle(self):
+        return {"image/svg+xml": "<svg/>", "text/plain": "a picture"}
 
 
-def test_a_device_on_which_nothing_happened_is_left_out():
-    script = Script(GPU, Device(1, "idle"))
-    script.alloc(512, at=1)
-    assert "idle" not in shown(script)[0]
+def test_what_is_shown_prints_its_text_and_offers_html():
+    class Small(Shown):
+        page = Page("Title", (HELD,))
+
+    assert str(Small()) == repr(Small()) == Small().text
+    assert Small()._repr_mimebundle_() == {"text/html": Small().html, "text/plain": Small().text}
 
 
-def test_an_empty_run_and_one_without_devices_still_report():
-    assert "Peak allocated 0 bytes, exact" in shown(Script(HOST))[0]
-    nobody = Script()
-    nobody.devices = ()
-    text, html = shown(nobody)
-    assert "No device of those that were measured was used." in text
-    assert "No device" in html
+def test_a_figure_stands_above_its_words(capsys):
+    assert set(Report().bundle()) == {"image/svg+xml", "text/html", "text/plain"}
+    assert Report().bundle()["text/plain"] == Report().text
+    Report()._ipython_display_()  # no notebook here
+    assert capsys.readouterr().out == Report().text + "\n"
 
 
-def test_what_was_given_back_has_a_minus():
-    script = Script()
-    script.free(script.adopt(4096), at=5)
-    assert "−4.00 KiB" in shown(script)[0]
+def test_a_terminal_of_few_characters_gets_what_it_can_show(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    Report()._ipython_display_()
+    sys.stdout.flush()
+    assert b"activation    3.00 MiB   75 %  ???" in written.getvalue()
 
 
-def test_the_line_of_a_cell_is_called_that():
-    assert "at line 12 of a cell" in shown(step(line="/tmp/ipykernel_312/998.py:12"))[0]
-    assert "at train.py:3" in shown(step(line="C:\\me\\train.py:3"))[0]
+def test_what_gives_words_alone_has_html():
+    class Words(Shown):
+        text = "a < b\nsecond"
 
-
-def test_a_busy_report_stays_small():
-    trace = busy(3000)
-    found = report(summary(trace, "busy"))
-    assert len(found.text()) < 3000
-    assert len(found.html()) < 6000
+    assert "a &lt; b" in Words().html
+    assert str(Words()) == "a < b\nsecond"

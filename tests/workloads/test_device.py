@@ -9,8 +9,8 @@ import torch
 
 import memlab
 from memlab.workloads import workloads
-from memlab.workloads.inference import inference
 from memlab.workloads.job import Job, Parts, seeded
+from memlab.workloads.workload import inference
 
 
 def run_of(make: Callable[[], Parts], steps: int = 2) -> Callable[[], None]:

@@ -9,8 +9,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits as judged
 
 import memlab
 from memlab.workloads import workloads
-from memlab.workloads.gan import resting
 from memlab.workloads.job import Job, digest, seeded
+from memlab.workloads.others import frozen
 
 pytestmark = pytest.mark.usefixtures("jobs")
 
@@ -115,7 +115,7 @@ def test_what_is_frozen_stays_frozen():
 
 def test_an_error_leaves_the_networks_as_they_were():
     job = built()
-    with pytest.raises(ValueError), resting(job.model.discriminator):
+    with pytest.raises(ValueError), frozen(job.model.discriminator):
         assert not any(one.requires_grad for one in job.model.discriminator.parameters())
         raise ValueError
     assert all(one.requires_grad for one in job.model.parameters())
@@ -123,7 +123,7 @@ def test_an_error_leaves_the_networks_as_they_were():
 
 def test_an_optimizer_of_another_kind():
     job = built()
-    job.new_optimizer(torch.optim.SGD)
+    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=2e-4)
     job.run()
     assert len(job.losses) == 4
 

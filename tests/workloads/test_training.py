@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from jobbing import JOBS, jobs  # noqa: F401
 from torch import nn
 
 import memlab
-from memlab.probes.tally import Tally
+from memlab.probes.cpu import StorageTracker
 from memlab.workloads import SIZES, workloads
-from memlab.workloads.inference import inference
 from memlab.workloads.job import Job, seeded
+from memlab.workloads.workload import inference
 
 pytestmark = pytest.mark.usefixtures("jobs")
 
@@ -69,14 +70,14 @@ def test_tiny_takes_the_memory_it_is_known_for(name):
 @pytest.mark.parametrize("name", workloads)
 def test_no_byte_is_left_and_no_random_number_used(name):
     gc.collect()
-    state, tally = torch.get_rng_state(), Tally()
-    tally.start()
+    state, tracker = torch.get_rng_state(), StorageTracker()
+    tracker.start()
     try:
         job_of(name)
         vars(JOBS.pop()).clear()
-        assert tally.current_bytes == tally.base_bytes < tally.peak_bytes
+        assert tracker.current_bytes == tracker.base_bytes < tracker.peak_bytes
     finally:
-        tally.stop()
+        tracker.stop()
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -172,3 +173,31 @@ def test_sizes_grow(name):
 
     assert parameters("tiny") < parameters("laptop") < parameters("card")
     assert tuple(workloads[name].sizes) == SIZES
+
+
+# --- plain steps ---
+
+STEPS = [workloads.vgg, workloads.resnet, workloads.unet, workloads.transformer]
+
+
+@pytest.mark.parametrize("make", STEPS)
+def test_steps_repeat_learn_and_leave_no_bytes(make: Callable[[], Callable[[], float]]) -> None:
+    step, tracker = make(), StorageTracker()
+    losses = [step() for _ in range(7)]
+    tracker.start()
+    try:
+        losses.append(step())
+    finally:
+        tracker.stop()
+    assert tracker.current_bytes == tracker.base_bytes < tracker.peak_bytes
+    assert all(map(math.isfinite, losses))
+    assert losses[0] == losses[-1] if make is workloads.unet else losses[-1] < losses[0]  # it only predicts
+    again = make()
+    assert [again() for _ in range(2)] == losses[:2]
+
+
+@pytest.mark.fakegpu
+def test_gpt2_steps_on_a_device() -> None:
+    step = workloads.gpt2(batch=1, time=64)
+    step()
+    assert torch.cuda.max_memory_allocated() > 3 * 4 * 124_439_808

@@ -1,0 +1,36 @@
+"""Programs that other people wrote: their predicted peaks, next to those that the real allocator had on a simulated GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results/prediction-others.json"
+MEASURED = json.loads(RESULTS.read_text())["measured"]["programs"]
+SAMPLE = ("nanogpt_shakespeare", "denoising_diffusion", "timm_convnext_adamw", "timm_scaler_clip_and_average",
+          "diffusers_text_to_image_checkpointed", "transformers_deberta", "peft_lora_on_llama", "torchvision_lraspp")  # fmt: skip
+TOLERANCE = {"allocated": 0.0006, "reserved": 0.006}
+"""The largest errors of all 45 programs; most are exact."""
+
+
+@pytest.mark.fakegpu
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("timm", "diffusers", "peft"))), reason="needs the extra third-party"
+)
+def test_the_peaks_of_other_peoples_programs(tmp_path):
+    chosen = [part for name in SAMPLE for part in ("-p", name)]
+    (tmp_path / "truth.json").write_text(json.dumps(json.loads(RESULTS.read_text())["measured"]))
+    command = [sys.executable, "-m", "benchmarks.prediction", "predict", tmp_path / "predicted.json", "--others"]
+    command += [*chosen, "--truth", tmp_path / "truth.json"]
+    subprocess.run(command, check=True, timeout=280, cwd=ROOT, capture_output=True)
+    predicted = json.loads((tmp_path / "predicted.json").read_text())["programs"]
+    assert set(predicted) == set(SAMPLE)
+    for name, found in predicted.items():
+        for of, tolerance in TOLERANCE.items():
+            assert found.get(of, 0) == pytest.approx(MEASURED[name][of], rel=tolerance), (name, of)

@@ -1,0 +1,72 @@
+"""The CPU probe of a run: what fails at its ends loses neither the run nor the user's memory, and resized storages."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import memlab
+from memlab.analysis.curves import curves
+from memlab.analysis.leak import leaks
+from memlab.probes import cpu, tensor_labels
+from memlab.probes.cpu import CpuProbe
+from memlab.probes.marks import marker
+from memlab.probes.measurement import Measurement, Target
+from memlab.torch_internals import dispatch
+from memlab.trace import CPU
+
+
+def out_of_memory():
+    raise MemoryError
+
+
+def test_a_heap_walk_that_fails_at_the_end_is_a_gap_and_leaves_no_mode(monkeypatch):
+    with memlab.track(show=False, device="cpu") as run:
+        kept = torch.ones(1000)
+        monkeypatch.setattr(tensor_labels, "live_tensors", out_of_memory)
+    assert run.peak_allocated_bytes >= kept.nbytes
+    assert any("MemoryError" in gap.text for gap in run.gaps), run.gaps
+    assert (dispatch.mode_count(), marker.users, tensor_labels.tensor_labels.users) == (0, 0, 0)
+
+
+def test_a_trace_that_fails_leaves_no_mode(monkeypatch):
+    probe = CpuProbe()
+    probe.start()
+    monkeypatch.setattr(probe, "_trace", out_of_memory)
+    monkeypatch.setattr(tensor_labels.tensor_labels, "label_at_end", out_of_memory)
+    with pytest.raises(MemoryError):
+        probe.stop()
+    assert (dispatch.mode_count(), marker.users, marker.clocks) == (0, 0, ())
+
+
+def test_the_error_of_a_failed_start_keeps_no_tensor_alive(monkeypatch):
+    tensor = torch.ones(1000)
+    alive = weakref.ref(tensor)
+    monkeypatch.setattr(cpu.StorageTracker, "_add_preexisting", lambda *_: out_of_memory())
+    measurement = Measurement(Target.parse("cpu"))
+    with pytest.raises(MemoryError) as caught:
+        measurement.start()
+    del tensor
+    gc.collect()
+    assert caught.value.__traceback__ is not None and alive() is None
+    assert (dispatch.mode_count(), marker.users, marker.clocks) == (0, 0, ())
+
+
+def test_a_storage_resized_by_no_operator_leaves_the_rows_of_the_run_whole():
+    kept = []
+    with memlab.track(show=False, device="cpu") as run:
+        resized = torch.ones(1000)
+        resized.untyped_storage().resize_(8000)
+        for _ in range(8):
+            weight = torch.ones(50_000, requires_grad=True)
+            kept.append((weight * 2).sum())
+            kept.append(weight)
+            kept[-2].backward()
+    trace = run.trace
+    peak = run.devices[0].levels[0].peak
+    assert not peak.is_exact and peak.high_bytes > peak.low_bytes >= 8 * 200_000
+    assert [leak.kind for leak in leaks(trace, CPU)] == ["kept"]
+    assert curves(trace, trace.made_by.devices[0]).lost == ()

@@ -1,0 +1,52 @@
+"""The search for living tensors: it finds them, keeps nothing, and harms no thread beside it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+
+import torch
+
+from memlab.references.live_tensors import live_tensors
+
+
+def test_tensors_gradients_and_storages_are_found_and_not_kept():
+    leaf = torch.ones(3, requires_grad=True)
+    leaf.sum().backward()
+    storage, gone = leaf.untyped_storage(), weakref.ref(leaf)
+    found = {id(thing) for thing in live_tensors()}
+    assert {id(leaf), id(leaf.grad), id(storage)} <= found
+    del leaf, storage
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_thread_that_builds_tuples_is_not_harmed():
+    """`tuple(generator)` in another thread fails where somebody holds the half-built tuple when it goes on."""
+    failures, rounds, stop = [], [], threading.Event()
+
+    def slowly():
+        for number in range(30):
+            time.sleep(0)  # another thread may run now
+            yield number
+
+    def build() -> None:
+        while not stop.is_set():
+            try:
+                rounds.append(len(tuple(slowly())))
+            except SystemError as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    try:
+        for _ in range(60):
+            for _ in live_tensors():
+                pass
+    finally:
+        stop.set()
+        thread.join()
+    assert rounds
+    assert not failures

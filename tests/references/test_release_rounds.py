@@ -1,0 +1,93 @@
+"""A hundred times out of memory and released: allocated bytes and the collector's objects end where they began."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel import kernel
+
+pytestmark = [pytest.mark.fakegpu, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 100
+# Python and IPython move a few dozen objects about; one that is left behind in each round would be a hundred.
+MOST = 60
+
+SETUP = """
+import gc, json, sys, torch
+from memlab.api import oom
+def step():
+    held = []
+    while True:
+        held.append(torch.empty(128 << 20, dtype=torch.uint8, device="cuda"))
+def count():
+    gc.collect()
+    return torch.cuda.memory_allocated(), len(gc.get_objects())
+def let_go():
+    noted = oom.note_oom(getattr(sys, "last_exc", sys.last_value))
+    assert "ran out of memory" in noted.text
+    freed = oom.release().released.levels[-1].freed_bytes
+    assert freed > 1 << 30, freed
+weights = torch.zeros(1000, device="cuda")
+"""
+
+IN_A_SHELL = f"""
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+assert shell.run_cell({SETUP!r}).success
+def rounds(number, cell, then):
+    for _ in range(number):
+        assert not shell.run_cell(cell).success
+        shell.run_cell(then).raise_error()
+def growth(cell, then):
+    rounds(3, cell, then)
+    before = shell.user_ns["count"]()
+    rounds({ROUNDS}, cell, then)
+    return before, shell.user_ns["count"]()
+import json
+print(json.dumps([growth("1/0", "0;"), growth("step()", "let_go()")]))
+"""
+
+
+def ends_where_it_began(before: list[int], after: list[int], grows_anyway: int = 0) -> None:
+    assert after[0] == before[0]
+    assert after[1] - before[1] - grows_anyway < MOST
+
+
+def test_in_an_ipython_shell(tmp_path):
+    env = {**os.environ, "FAKEGPU_TOTAL_MB": "2048", "FAKEGPU_SHM": str(tmp_path / "gpu"), "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_SHELL], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (plain_before, plain_after), (before, after) = json.loads(done.stdout.splitlines()[-1])
+    # IPython itself keeps two objects of every cell that fails.
+    ends_where_it_began(before, after, plain_after[1] - plain_before[1])
+
+
+def test_in_a_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKEGPU_TOTAL_MB", "2048")
+    monkeypatch.setenv("FAKEGPU_SHM", str(tmp_path / "gpu"))
+    with kernel(tmp_path, SETUP) as notebook:
+
+        def quietly(cell: str) -> str:
+            """Run a cell that leaves nothing in IPython's history, which grows by design."""
+            reply = notebook.client.execute_interactive(
+                cell, store_history=False, output_hook=lambda message: None, timeout=60, allow_stdin=False
+            )
+            return reply["content"].get("ename", "")
+
+        def rounds(number: int) -> None:
+            for _ in range(number):
+                assert quietly("step()") == "OutOfMemoryError"
+                assert quietly("let_go()") == ""
+
+        rounds(3)
+        before = notebook.value("count()")
+        rounds(ROUNDS)
+        ends_where_it_began(before, notebook.value("count()"))

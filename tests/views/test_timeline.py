@@ -1,0 +1,269 @@
+"""The timeline of a run, drawn twice from one scene: as plotly and as SVG."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import xml.etree.ElementTree as tree
+
+import numpy as np
+import pytest
+from handmade import GPU, HOST, Script, busy
+
+from memlab.analysis.curves import Curve, Curves, curves
+from memlab.trace import Bounded, Category, Device, MarkKind
+from memlab.views import theme
+from memlab.views.plotly import figure
+from memlab.views.scene import Axis, Label, Line, Panel, Scene, Shade, byte_ticks, short_bytes
+from memlab.views.svg import WIDTH, Space, svg
+from memlab.views.timeline import described, sparkline, timeline_scene
+
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(script: Script, **made_by: object) -> Curves:
+    return curves(script.trace(**made_by), script.devices[0])
+
+
+def step() -> Script:
+    script = Script()
+    script.segment(4 << 20, at=0)
+    block = script.alloc(3 << 20, at=500_000_000)
+    script.mark(MarkKind.PHASE_BEGIN, "backward", 600_000_000)
+    script.free(block, at=1_000_000_000)
+    return script
+
+
+def trained() -> Script:
+    script = Script()
+    script.alloc(2 << 20, at=0, requested=(2 << 20) - 300, category=Category.PARAMETER)
+    script.free(script.alloc(5 << 20, at=400_000_000, category=Category.ACTIVATION), at=900_000_000)
+    script.alloc(1 << 20, at=1_000_000_000, category=Category.GRADIENT)
+    return script
+
+
+def plotted(curves: Curves, title: str = "") -> dict:
+    return json.loads(figure(timeline_scene(curves, title)).to_json())
+
+
+def numbers(packed: dict) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(packed["bdata"]), packed["dtype"])
+
+
+def picture(curves: Curves, title: str = "") -> tree.Element:
+    root = tree.fromstring(svg(timeline_scene(curves, title)))
+    assert root.tag == f"{NAMESPACE}svg"
+    return root
+
+
+def texts(root: tree.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{NAMESPACE}text")]
+
+
+def paths(root: tree.Element) -> list[tree.Element]:
+    return list(root.iter(f"{NAMESPACE}path"))
+
+
+def places(path: tree.Element) -> tuple[list[int], list[int]]:
+    """Every x and every y that a path comes to."""
+    x = y = 0
+    across, down = [], []
+    for letter, first, second in re.findall(r"([MLHVhvZz])(-?\d+)? ?(-?\d+)?", path.get("d", "")):
+        if letter in "ML":
+            x, y = int(first), int(second)
+        elif letter in "Hh":
+            x = int(first) + (x if letter == "h" else 0)
+        elif letter in "Vv":
+            y = int(first) + (y if letter == "v" else 0)
+        across.append(x)
+        down.append(y)
+    return across, down
+
+
+def space(curves: Curves) -> Space:
+    scene = timeline_scene(curves)
+    return Space(scene, scene.panels[0])
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_curves_are_stairs_with_the_peak_at_its_place():
+    found = drawn(step())
+    allocated, reserved = plotted(found)["data"][:2]
+    assert (allocated["name"], reserved["name"]) == ("allocated", "reserved")
+    assert allocated["line"]["shape"] == "hv"
+    x, y = numbers(allocated["x"]), numbers(allocated["y"])
+    assert (x[y.argmax()], y.max()) == (0.5, 3)
+    (note,) = plotted(found)["layout"]["annotations"]
+    assert (note["x"], note["y"], note["text"]) == (0.5, 3, "peak 3.00 MiB")
+    root, at = picture(found), space(found)
+    assert "peak 3.00 MiB" in texts(root)
+    (dot,) = root.iter(f"{NAMESPACE}circle")
+    assert (int(dot.get("cx", "")), int(dot.get("cy", ""))) == (int(at.x(0.5)), int(at.y(3 << 20)))
+    assert int(at.y(3 << 20)) in [y for path in paths(root) for y in places(path)[1]]
+
+
+def test_a_bounded_peak_has_no_place_and_the_stretch_a_shade():
+    found = drawn(step(), bounded=(Bounded(0, 0, 600_000_000, 9),))
+    layout = plotted(found)["layout"]
+    assert "annotations" not in layout
+    assert [(shape["x0"], shape["x1"]) for shape in layout["shapes"]] == [(0, 0.6)]
+    titles = [one.text for one in picture(found).iter(f"{NAMESPACE}title")]
+    assert "not all events of this stretch are known" in titles
+    assert not any("not all" in (one.text or "") for one in picture(drawn(step())).iter(f"{NAMESPACE}title"))
+
+
+def test_the_capacity_is_a_line_where_the_curves_come_near_it():
+    near, far = Script(Device(0, "small", capacity_bytes=8 << 20)), Script(GPU)
+    for script in (near, far):
+        script.alloc(6 << 20, at=1)
+    (line,) = plotted(drawn(near))["layout"]["shapes"]
+    assert line["y0"] == line["y1"] == 8
+    assert "shapes" not in plotted(drawn(far))["layout"]
+    assert "capacity 8.00 MiB" in texts(picture(drawn(near)))
+    assert not any("capacity" in text for text in texts(picture(drawn(far))))
+
+
+@pytest.mark.parametrize(
+    "title", ["plain", "<script>&\"'", "<b>x</b>", "\x1b[31m\x00\x0b\nred", "ünïcödé 🚀", "\ud800", "﷐￾"]
+)
+def test_a_title_stays_text(title):
+    root = picture(drawn(step()), title)
+    assert [child.tag for child in root][:2] == [f"{NAMESPACE}title", f"{NAMESPACE}desc"]
+    assert not list(root.iter(f"{NAMESPACE}script"))
+    shown = plotted(drawn(step()), title)["layout"].get("title", {}).get("text", "")
+    assert "<" not in shown and shown.isprintable()
+
+
+@pytest.mark.parametrize("script", [Script(), Script(HOST)])
+def test_an_empty_run_is_still_a_picture(script):
+    assert len(plotted(drawn(script), "nothing")["data"]) >= 1
+    assert "0" in texts(picture(drawn(script), "nothing"))
+
+
+def test_under_the_line_lie_the_categories_in_one_order_each_in_its_colour():
+    found = drawn(trained())
+    data = plotted(found)["data"]
+    layers = [one for one in data if "stackgroup" in one]
+    assert [one["name"] for one in layers] == ["parameter", "gradient", "activation", "rounding"]
+    assert [one["fillcolor"] for one in layers] == [theme.CATEGORIES[one["name"]] for one in layers]
+    (line,) = (one for one in data if one["name"] == "allocated")
+    assert all(one["x"] == line["x"] for one in layers)
+    assert np.allclose(sum(numbers(one["y"]).astype("f8") for one in layers), numbers(line["y"]), rtol=1e-6)
+    assert "fill" not in line
+    root = picture(found)
+    names = {colour: name for name, colour in theme.CATEGORIES.items()}
+    areas = [names[path.get("fill", "")] for path in paths(root) if path.get("d", "").endswith("Z")]
+    assert areas == ["activation", "gradient", "parameter"]  # from the highest down; rounding is less than a pixel
+    named = [word for word in texts(root) if word in theme.CATEGORIES]
+    assert named == ["rounding", "activation", "gradient", "parameter"]
+
+
+def test_without_categories_there_are_no_layers():
+    found = plotted(drawn(step()))
+    assert not any("stackgroup" in one for one in found["data"]) and "legend2" not in found["layout"]
+
+
+def test_the_kinds_of_curves_labels_and_shades_are_told_apart_in_both():
+    x, y = np.array([0.0, 1.0, 2.0]), np.array([0, 2 << 20, 0])
+    lines = [Line(shape, x, y, "#123456", 2, shape=shape) for shape in ("stair", "samples", "joined")]
+    lines.append(Line("hidden", x, y, "#123456", hidden=True))
+    lines.append(Line("nameless", x, y, "#123456", named=False))
+    labels = [Label(at, 1 << 20, str(at), points=True) for at in (0.5, 1.5)]
+    axes = (Axis(0, 2, ()),)
+    left = Panel(Axis.of_bytes(4 << 20), {"": axes}, (*lines, *labels, Shade(0, 1, "#654321", 0.25)), end=0.5)
+    right = Panel(left.y, {"": axes}, (Label(1, 1 << 20, "there"),), begin=0.5)
+    scene = Scene("title", "words", (left, right))
+    content = json.loads(figure(scene).to_json())
+    assert [one["line"].get("dash", one["line"].get("shape")) for one in content["data"]][:3] == ["hv", "dash", "solid"]
+    assert [one.get("visible") for one in content["data"]] == [None, None, None, "legendonly", None]
+    assert [one.get("showlegend") for one in content["data"]] == [None, None, None, None, False]
+    notes, (shade,) = content["layout"]["annotations"], content["layout"]["shapes"]
+    assert [(note.get("ax"), note.get("xref", "x")) for note in notes] == [(56, "x"), (-56, "x"), (None, "x2")]
+    assert (shade["opacity"], shade["fillcolor"]) == (0.25, "#654321")
+    found = tree.fromstring(svg(scene))
+    assert [text for text in texts(found) if text.isalpha()] == ["there", "stair", "samples", "joined"]
+    dashes = [path.get("stroke-dasharray") for path in paths(found) if path.get("stroke") == "#123456"]
+    assert dashes == [None, None, "5 3", None]  # the first curve is drawn last
+
+
+# --- plotly -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_figure_is_small_fetches_nothing_and_lets_the_page_show_through():
+    content = plotted(drawn(step()))
+    assert {content["data"][0][axis]["dtype"] for axis in "xy"} == {"f4"}
+    layout = content["layout"]
+    assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
+    assert len(json.dumps(layout["template"])) < 100  # plotly's own has white pages, and 7 kB
+    trace = busy(2000)
+    first = plotted(curves(trace, trace.made_by.devices[0]))
+    assert "http" not in json.dumps(first)
+    assert "x" not in first["data"][0]  # evenly spaced times are not written down
+    width = first["data"][0]["dx"] * (len(numbers(first["data"][0]["y"])) - 1)
+    assert width == pytest.approx(trace.made_by.duration_ns / 1e9)
+
+
+@pytest.mark.parametrize(("top", "unit"), [(5 << 30, "MiB"), (1 << 20, "MiB"), (5000, "KiB"), (17, "B")])
+def test_the_axis_counts_in_a_unit_that_suits(top, unit):
+    assert Axis.of_bytes(top).unit == unit
+    assert {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1}[unit] == Axis.of_bytes(top).divisor
+
+
+# --- SVG --------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_lies_inside_the_picture():
+    trace = busy(5000)
+    root = picture(curves(trace, trace.made_by.devices[0]), "busy")
+    height = int(root.get("viewBox", "").split()[-1])
+    for path in paths(root):
+        across, down = places(path)
+        assert 0 <= min(across) <= max(across) <= WIDTH
+        assert 0 <= min(down) <= max(down) <= height
+
+
+def test_the_line_is_drawn_as_long_as_the_curve_and_the_sides_of_its_area_stay_bare():
+    found = drawn(step())
+    area = next(path for path in paths(picture(found)) if "99999" in path.get("stroke-dasharray", ""))
+    at = space(found)
+    rise = int(at.y(0)) - int(at.y(3 << 20))
+    assert area.get("stroke-dasharray") == f"{int(at.x(1.0)) - int(at.x(0.0)) + 2 * rise} 99999"
+
+
+def test_a_curve_of_highest_levels_has_its_other_end():
+    script = Script(HOST)
+    for i in range(2000):
+        script.free(script.alloc(1 << 20, at=20 * i), at=20 * i + 10)
+    found = drawn(script)
+    assert found.lowest is not None
+    begins = [places(path)[1][0] for path in paths(picture(found)) if path.get("fill") == "none"]
+    assert int(space(found).y(0)) in begins
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_twin_in_words_says_what_is_seen():
+    assert described(drawn(step())).startswith(
+        "Memory of cuda:0 over 1.0 s: allocated began at 0 B, peaked at 3.00 MiB at 500 ms and ended at 0 B."
+    )
+    assert "peaked at at least 3.00 MiB" in described(drawn(step(), bounded=(Bounded(0, 1, 2, 3),)))
+    assert "Held at the peak: activation 5.00 MiB, parameter 2.00 MiB, rounding 300 B. " in described(drawn(trained()))
+    assert "Held" not in described(drawn(step()))
+    assert "Held" not in described(drawn(trained(), bounded=(Bounded(0, 1, 2, 3),)))
+
+
+def test_a_sparkline_shows_the_highest_of_each_stretch():
+    curve = Curve("a", np.array([0.0, 0.9, 1.0, 3.0]), np.array([0, 80, 10, 20]), True)
+    assert sparkline(curve, 4.0, width=4) == "█▂▂▃"
+    assert sparkline(Curve("a", np.array([0.0]), np.array([0]), True), 0.0, width=3) == "▁▁▁"
+
+
+@pytest.mark.parametrize("top", [1, 17, 1000, 1 << 20, 3 << 30, 5 << 40, 2.2e9])
+def test_ticks_are_few_round_and_within(top):
+    ticks = byte_ticks(top)
+    assert ticks[0] == 0 and ticks[-1] <= top and 2 <= len(ticks) <= 7
+    assert len({short_bytes(tick) for tick in ticks}) == len(ticks)
