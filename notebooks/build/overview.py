@@ -27,7 +27,7 @@ number. This page is made from their sources by `python -m notebooks.build map`.
 
 """
 _FOOT = """*Memory* is what the lesson asks of the host; it looks first whether so much is free. *GPU*: no lesson needs one.
-Where a CPU cannot show something, *predicted* lessons show what `memlab.predict` foretells for a card, marked as
+Where a CPU cannot show something, *predicted* lessons show what `memlab.predict` predicts for a GPU, marked as
 such."""
 
 
@@ -60,7 +60,7 @@ def entry(lesson: Lesson) -> Entry:
         int(_one(lesson, r"\b(\d\d) minutes\b", rest[:300], "how many minutes it takes")),
         attacked(lesson),
         _one(lesson, r"Lesson\([^)]*needs=\"([^\"]+)\"", text, 'Lesson(..., needs="...")'),
-        bool(re.search(r"lesson\.on_card\(|memlab\.(predict|max_batch)\(|memlab\.advise\([^)]*card=|--predict", text)),
+        bool(re.search(r"lesson\.predict\(|memlab\.(predict|max_batch)\(|memlab\.advise\([^)]*card=|--predict", text)),
     )
 
 

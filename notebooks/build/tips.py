@@ -20,12 +20,12 @@ TABLE = FOLDER.parent / "docs" / "tips.md"
 RECORDED = FOLDER.parent / "benchmarks" / "results" / "techniques.json"
 IDS = [
     f"{part}{number}"
-    for part, count in zip("ABCDEFG", (8, 8, 14, 4, 6, 5, 5), strict=True)
+    for part, count in zip("ABCDEFG", (8, 8, 18, 4, 7, 5, 6), strict=True)
     for number in range(1, count + 1)
 ]
 PARTS = {
     "A": "Where the memory goes", "B": "Watching it", "C": "Saving it in training", "D": "Saving it in evaluation",
-    "E": "Myths and switches", "F": "Feeding the card", "G": "Smaller models, lighter design",
+    "E": "Myths and switches", "F": "Feeding the GPU", "G": "Smaller models, lighter design",
 }  # fmt: skip
 VERDICTS = ("holds", "partly", "outdated", "wrong")
 SAVED = ": share of the peak saved"
@@ -35,7 +35,7 @@ What practitioners have been telling each other about PyTorch memory since 2018,
 the lesson that answers it, the [techniques](techniques.md) in `memlab.techniques`, and the effect. This page is made
 by `python -m notebooks.build tips`.
 
-*Effect* of a lesson is a figure that the lesson ends with, measured on a CPU or foretold where a CPU cannot show it;
+*Effect* of a lesson is a figure that the lesson ends with, measured on a CPU or predicted where a CPU cannot show it;
 that of a technique is its saving in the small workload that shows it, measured on the CPU, as in
 [techniques](techniques.md). It is an example of what the tip does, no promise for another model: `memlab.advise`
 tries them on yours.
@@ -54,6 +54,8 @@ class Tip:
     today: str
     figures: tuple[str, ...] = ()
     technique: str = ""
+    practice: str = ""
+    """A measurement of `benchmarks.techniques` that stands for the row, of what memlab does not switch on."""
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -63,6 +65,8 @@ class Tip:
     @property
     def shown(self) -> tuple[str, ...]:
         """Those whose effect may stand for the row: one by name, "-" for none."""
+        if self.practice:
+            return (self.practice,)
         return tuple(name for name in self.techniques if self.technique in ("", name))
 
 
@@ -78,6 +82,7 @@ def rows() -> list[Tip]:
             one["today"],
             tuple(one.get("figures", ())),
             one.get("technique", ""),
+            one.get("practice", ""),
         )
         for name, one in known.items()
     ]
@@ -112,8 +117,8 @@ def _link(number: str) -> str:
 
 def _effect(one: Tip, recorded: dict[str, Any]) -> str:
     """The lesson's figures, else the saving of a technique, the largest without a word; a dash where neither has one."""
-    told = [_of_lesson(one, figure) for figure in one.figures]
-    return "; ".join(filter(None, told)) or _of_techniques(one, recorded) or "–"
+    figures = [_of_lesson(one, figure) for figure in one.figures]
+    return "; ".join(filter(None, figures)) or _of_techniques(one, recorded) or "–"
 
 
 def found_in(one: Tip, figure: str) -> tuple[str, int | float | str] | None:
@@ -128,10 +133,10 @@ def found_in(one: Tip, figure: str) -> tuple[str, int | float | str] | None:
 
 def _of_lesson(one: Tip, figure: str) -> str:
     found = found_in(one, figure)
-    return _said(*found) if found else ""
+    return _figure_text(*found) if found else ""
 
 
-def _said(name: str, value: float | str) -> str:
+def _figure_text(name: str, value: float | str) -> str:
     if name.endswith(SAVED) and not isinstance(value, str):
         share = f"−{value:.0%}" if value > 0.005 else "±0 %" if value > -0.005 else f"+{-value:.0%}"
         return f"{share.replace('%', ' %').replace('  ', ' ')} of the peak ({name.removesuffix(SAVED)})"
