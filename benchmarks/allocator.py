@@ -1,11 +1,12 @@
 """The simulated caching allocator beside PyTorch's: training programs and random requests, on a device without a GPU.
 
-    python -m benchmarks.allocator            # on the pretend device (or a GPU): a table, written to benchmarks/results
+    python -m benchmarks.allocator            # on a simulated GPU (or a GPU): a table, written to benchmarks/results
+    python -m benchmarks.allocator --sample 20    # every twentieth case, without writing: for work on the allocator
     python -m benchmarks.allocator --speed    # anywhere: how many events a second
 
 Every case records what a program asks of the real allocator, asks the simulated one for the same and holds everything it
 does against it: see `benchmarks.recorded`. Every program runs on a roomy card, with the default settings and with
-expandable segments; then its requests are made again under other settings and on cards that are tight for it (as large as
+expandable segments; then its requests are repeated under other settings and on cards that are tight for it (as large as
 what it had allocated) or too small, where it has to try again or runs out of memory.
 """
 
@@ -44,13 +45,16 @@ def main() -> int:
     """Measure and write; 1 where anything differed."""
     arguments = argparse.ArgumentParser(description="The simulated allocator beside PyTorch's.")
     arguments.add_argument("--speed", action="store_true", help="only how fast it is")
-    if arguments.parse_args().speed:
+    arguments.add_argument("--sample", type=int, default=1, metavar="N", help="every N-th case, without writing")
+    chosen = arguments.parse_args()
+    if chosen.speed:
         print(json.dumps(speed(), indent=2))
         return 0
     from benchmarks.programs import PROGRAMS
 
-    lines = list(run([*program_cases(list(PROGRAMS)), *random_cases()]))
-    write(lines)
+    lines = list(run([*program_cases(list(PROGRAMS)), *random_cases()][:: chosen.sample]))
+    if chosen.sample == 1:
+        write(lines)
     wrong = [line for line in lines if not is_exact(line)]
     for line in wrong:
         print(json.dumps(line), file=sys.stderr)
@@ -177,7 +181,7 @@ def speed(events: int = 300_000, rounds: int = 5) -> dict[str, Any]:
 
 
 def steps(events: int) -> list[int]:
-    """Sizes to ask for, and positions (negative, from -1) to free: forward keeps, backward lets go in reverse."""
+    """Sizes to ask for, and positions (negative, from -1) to free: forward keeps, backward frees in reverse."""
     chance = random.Random(0)
     sizes = [chance.choice((512, 4096, 300_000, 3 * MiB, 12 * MiB, 40 * MiB)) for _ in range(400)]
     script: list[int] = []

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import memlab
-from memlab.probes.nvml import Nvml
+from memlab.probes.counters import Nvml
 from memlab.workloads import gpt2
 
 RESULTS = Path(__file__).parent / "results"

@@ -29,7 +29,7 @@ import memlab
 from benchmarks import overhead
 from memlab.workloads import language
 
-MODEL = [language.Attention, language.Block, language.Transformer]
+MODEL = [language.Attention, language.DecoderBlock, language.Transformer]
 
 
 def plain(step: overhead.Step) -> AbstractContextManager[Any]:

@@ -1,7 +1,8 @@
 """How much slower a step gets while a memory tool watches it: one command, one table.
 
     python -m benchmarks.overhead                         # the CPU workloads, and GPT-2 small where CUDA is available
-    python -m benchmarks.overhead -w resnet -t memlab -t "dispatch mode" -n 21
+    python -m benchmarks.overhead -w resnet -t memlab -t "dispatch mode that does nothing" -n 21
+    python -m benchmarks.overhead -w gpt2 -t "memlab and its report" --steps 20      # a whole cell of 20 steps
 
 Each workload and tool gets a process of its own. In it, stretches of bare steps and of watched steps alternate; a
 ratio is the CPU time (all threads) of a watched stretch over the mean of the bare ones around it. The time to begin and
@@ -60,6 +61,13 @@ def memlab(step: Step) -> AbstractContextManager[Any]:
     return module.track(show=False)
 
 
+@contextlib.contextmanager
+def report(step: Step) -> Iterator[None]:
+    with memlab(step) as run:
+        yield
+    str(run.report())
+
+
 def nothing(step: Step) -> AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
@@ -80,10 +88,10 @@ def dispatch_mode(step: Step) -> AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def tally(step: Step) -> Iterator[None]:
-    from memlab.probes.tally import Tally
+def tracker(step: Step) -> Iterator[None]:
+    from memlab.probes.cpu import StorageTracker
 
-    probe = Tally()
+    probe = StorageTracker()
     probe.start()
     try:
         yield
@@ -133,7 +141,8 @@ def memray(step: Step) -> Iterator[None]:
 
 TOOLS: dict[str, Callable[[Step], AbstractContextManager[Any]]] = {
     "memlab": memlab,
-    "memlab's tally alone": tally,
+    "memlab and its report": report,
+    "memlab's tracker alone": tracker,
     "dispatch mode that does nothing": dispatch_mode,
     "allocator history alone": history,
     "torch.profiler (memory, stacks)": profiler,
@@ -143,7 +152,7 @@ TOOLS: dict[str, Callable[[Step], AbstractContextManager[Any]]] = {
     "nothing (noise)": nothing,
 }
 ANEW_EACH_STEP = {"MemTracker"}  # it refuses a second forward of a root module
-CPU_ONLY = {"memlab's tally alone", "dispatch mode that does nothing", "memray"}
+CPU_ONLY = {"memlab's tracker alone", "dispatch mode that does nothing", "memray"}
 
 
 # --- measuring, in a process of its own -------------------------------------------------------------------------------
@@ -180,12 +189,12 @@ def watched_s(tool: str, step: Step, count: int) -> tuple[float, float]:
     return inside, time.process_time() - start - inside
 
 
-def measure(workload: str, tool: str, repeats: int) -> dict[str, Any]:
-    """The ratios of one tool on one workload."""
+def measure(workload: str, tool: str, repeats: int, steps: int | None) -> dict[str, Any]:
+    """The ratios of one tool on one workload, in stretches of `steps` steps, or of as many as take `STRETCH_S`."""
     torch.set_num_threads(1)
     step = getattr(workloads, workload)()
     repeat(step, 3)()
-    count = max(1, round(STRETCH_S / cpu_s(step)))
+    count = steps or max(1, round(STRETCH_S / cpu_s(step)))
     try:
         watched_s(tool, step, 1)
     except Skip as reason:
@@ -205,8 +214,9 @@ def measure(workload: str, tool: str, repeats: int) -> dict[str, Any]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def in_a_process(workload: str, tool: str, repeats: int) -> dict[str, Any]:
+def in_a_process(workload: str, tool: str, repeats: int, steps: int | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.overhead", "--measure", workload, tool, "-n", str(repeats)]
+    command += ["--steps", str(steps)] if steps else []
     root = Path(__file__).parent.parent
     env = os.environ | {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
@@ -274,12 +284,13 @@ def main() -> None:
     parser.add_argument("-w", "--workload", action="append", choices=[*CPU_WORKLOADS, "gpt2"])
     parser.add_argument("-t", "--tool", action="append", choices=list(TOOLS))
     parser.add_argument("-n", "--repeats", type=int, default=9, help="stretches per figure (at least 3)")
+    parser.add_argument("--steps", type=int, help=f"steps per stretch (default: as many as take {STRETCH_S} s)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of overhead-*.json and overhead-*.md")
     parser.add_argument("--measure", nargs=2, metavar=("WORKLOAD", "TOOL"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.measure:
         with contextlib.redirect_stdout(io.StringIO()):
-            result = measure(*asked.measure, asked.repeats)
+            result = measure(*asked.measure, asked.repeats, asked.steps)
         print(json.dumps(result), flush=True)
         os._exit(0)  # a tool's exit handlers are not what is measured
     cuda = torch.cuda.is_available()
@@ -289,7 +300,7 @@ def main() -> None:
     ]
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for tool, name in chosen(tools, names):
-        result = results.setdefault(tool, {})[name] = in_a_process(name, tool, asked.repeats)
+        result = results.setdefault(tool, {})[name] = in_a_process(name, tool, asked.repeats, asked.steps)
         print(f"{tool}, {name}: {cell(result)} {result.get('skipped', '')}", file=sys.stderr, flush=True)
     about = facts(asked.repeats)
     table = markdown(results, about)

@@ -1,8 +1,8 @@
 """Predictions against measurements: the programs of `benchmarks.programs`, peak by peak.
 
-    python -m benchmarks.prediction measure truth.json --tight     # where CUDA is: a GPU, or the pretend device
-    python -m benchmarks.prediction predict foretold.json --truth truth.json      # anywhere, also without CUDA
-    python -m benchmarks.prediction compare truth.json foretold.json [another.json] --out FILE.json --table FILE.md
+    python -m benchmarks.prediction measure truth.json --tight     # where CUDA is: a GPU, or the simulated GPU
+    python -m benchmarks.prediction predict predicted.json --truth truth.json      # anywhere, also without CUDA
+    python -m benchmarks.prediction compare truth.json predicted.json [another.json] --out FILE.json --table FILE.md
 
 `measure` reads PyTorch's own counters. `--tight` runs each program again with less memory than it took and with a little
 more, for the question whether it fits. Each program runs in a process of its own, forked from one that has imported torch.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import io
 import json
 import os
@@ -31,13 +32,13 @@ from benchmarks.programs import PROGRAMS
 
 SHARES = (0.7, 0.85, 0.95, 1.0, 1.05, 1.2)
 """Limits of memory that are tried, as shares of the peak of *reserved*."""
-NOT_COMPARABLE = {"lbfgs_closure": "its loop depends on values, which a pretend device does not compute"}
-"""Programs whose measurement on a pretend device says nothing, and why; they are in the table and not in the figures."""
+NOT_COMPARABLE = {"lbfgs_closure": "its loop depends on values, which a simulated GPU does not compute"}
+"""Programs whose measurement on a simulated GPU says nothing, and why; they are in the table and not in the figures."""
 Record = dict[str, Any]
 
 
 def in_child(work: Callable[[], Record]) -> Record:
-    """What `work` gives in a forked child; what it prints is let go, an error becomes a record."""
+    """What `work` gives in a forked child; its output is discarded, an error becomes a record."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -59,6 +60,21 @@ def in_child(work: Callable[[], Record]) -> Record:
     return json.loads(text) if text else {"error": "the process died"}
 
 
+def program(name: str) -> Callable[[], None]:
+    """A program; those that other people wrote are imported in the child that runs them: some libraries ask for CUDA."""
+    if name not in PROGRAMS:
+        others()
+    return PROGRAMS[name]
+
+
+def others() -> Record:
+    """Register the programs that other people wrote."""
+    ours = set(PROGRAMS)
+    for module in ("rebuilt", "third_party"):
+        importlib.import_module(f"benchmarks.programs.{module}")
+    return {"names": [name for name in PROGRAMS if name not in ours]}
+
+
 # --- measured -----------------------------------------------------------------------------------------------------------
 
 
@@ -70,7 +86,7 @@ def measured(name: str, limit_bytes: int | None = None) -> Record:
         torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
     full = False
     try:
-        PROGRAMS[name]()
+        program(name)()
     except torch.cuda.OutOfMemoryError:
         full = True
     stats = torch.cuda.memory_stats()
@@ -112,20 +128,20 @@ def measure(names: list[str], tight: bool) -> Record:
 
 def predicted(name: str, device: Record, limits: list[int]) -> Record:
     """The forecast for a card like the device, and whether it fits where there is less."""
-    from memlab.predictor.cards import Card
-    from memlab.predictor.forecast import forecast
-    from memlab.predictor.pretend import PretendCuda
-    from memlab.predictor.probe import PretendProbe
+    from memlab.fake_cuda import FakeCuda
+    from memlab.prediction.cards import Card
+    from memlab.prediction.forecast import forecast
+    from memlab.prediction.probe import FakeCudaProbe
 
     def card(total: int) -> Card:
         capability = tuple(device["capability"])
         return Card(device["name"], total, capability, (0, 0), total, total, device["multiprocessors"])
 
     begin = time.perf_counter()
-    with PretendCuda(card(device["total_bytes"])) as pretend:
-        probe = PretendProbe(pretend)
+    with FakeCuda(card(device["total_bytes"])) as fake:
+        probe = FakeCudaProbe(fake)
         probe.start()
-        PROGRAMS[name]()
+        program(name)()
         trace = probe.stop()
     took_s = time.perf_counter() - begin
     conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
@@ -145,7 +161,7 @@ def predicted(name: str, device: Record, limits: list[int]) -> Record:
 
 def predict(names: list[str], truth: Record) -> Record:
     """Every program that was measured."""
-    import memlab.predictor.forecast  # noqa: F401 (imported once, before the forks)
+    import memlab.prediction.forecast  # noqa: F401 (imported once, before the forks)
 
     found: Record = {"made_by": made_by(), "programs": {}}
     for name in names:
@@ -159,10 +175,10 @@ def predict(names: list[str], truth: Record) -> Record:
 # --- compared -----------------------------------------------------------------------------------------------------------
 
 
-def rows(truth: Record, foretold: Record) -> Iterator[Record]:
+def rows(truth: Record, predictions: Record) -> Iterator[Record]:
     """A row for each program that both have."""
     for name, real in truth["programs"].items():
-        found = foretold["programs"].get(name)
+        found = predictions["programs"].get(name)
         if found is None or "error" in real:
             continue
         if "error" in found:
@@ -208,15 +224,15 @@ def summary(table: list[Record]) -> Iterator[str]:
     yield from (f"not in these figures: {name}, {why}" for name, why in NOT_COMPARABLE.items())
 
 
-def lines(truth: Record, foretold: list[Record]) -> Iterator[str]:
+def lines(truth: Record, predictions: list[Record]) -> Iterator[str]:
     """The table as Markdown."""
-    yield f"Measured: {truth['device']['name']}, {truth['made_by']}. Predicted: {'; '.join(one['made_by'] for one in foretold)}."
-    tables = [list(rows(truth, one)) for one in foretold]
-    for one, table in zip(foretold, tables, strict=True):
+    yield f"Measured: {truth['device']['name']}, {truth['made_by']}. Predicted: {'; '.join(one['made_by'] for one in predictions)}."
+    tables = [list(rows(truth, one)) for one in predictions]
+    for one, table in zip(predictions, tables, strict=True):
         yield f"\nPredicted with {one['made_by']}:\n"
         yield from (f"- {line}" for line in summary(table))
-    if len(foretold) > 1:
-        yield f"\nThe same figures with both: {same(foretold)}."
+    if len(predictions) > 1:
+        yield f"\nThe same figures with both: {same(predictions)}."
     yield "\n| program | allocated, MiB | reserved, MiB | error of allocated | error of reserved | fits: close, wrong |"
     yield "|---|---|---|---|---|---|"
     for row in tables[0]:
@@ -228,9 +244,9 @@ def lines(truth: Record, foretold: list[Record]) -> Iterator[str]:
         yield f"| {row['name']} | {sizes} | {errors} | {row['close']}, {row['wrong']} of {row['answers']} |"
 
 
-def same(foretold: list[Record]) -> str:
+def same(predictions: list[Record]) -> str:
     """How many programs have the same peaks in all predictions."""
-    first, *others = (one["programs"] for one in foretold)
+    first, *others = (one["programs"] for one in predictions)
     agree = [
         name
         for name, record in first.items()
@@ -266,18 +282,21 @@ def main() -> None:
     parser.add_argument("--truth", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
-    parser.add_argument("-p", "--program", action="append", choices=tuple(PROGRAMS))
+    parser.add_argument("-p", "--program", action="append")
+    parser.add_argument(
+        "--others", action="store_true", help="the programs that other people wrote (extra third-party)"
+    )
     asked = parser.parse_args()
-    names = asked.program or list(PROGRAMS)
+    names = asked.program or (in_child(others)["names"] if asked.others else list(PROGRAMS))
     gc.collect()
     if asked.what == "compare":
-        truth, *foretold = (json.loads(file.read_text()) for file in asked.files)
-        text = "\n".join(lines(truth, foretold)) + "\n"
+        truth, *predictions = (json.loads(file.read_text()) for file in asked.files)
+        text = "\n".join(lines(truth, predictions)) + "\n"
         print(text)
         if asked.table is not None:
             asked.table.write_text(f"# Predicted and measured, program by program\n\n{text}")
         if asked.out is not None:
-            together = {"measured": truth, "predicted": foretold}
+            together = {"measured": truth, "predicted": predictions}
             asked.out.write_text(json.dumps(together) + "\n")
         return
     if asked.what == "predict" and asked.truth is None:

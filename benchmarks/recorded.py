@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from benchmarks.programs import PROGRAMS
-from memlab.allocator import Books, Settings, parse_conf
-from memlab.allocator.retrace import EMPTY_CACHE, Device, Retraced, retrace
+from benchmarks.retrace import EMPTY_CACHE, Device, Retraced, retrace
+from memlab.allocator import BlockTracker, Settings, parse_conf
 from memlab.trace.columns import Kind
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -135,7 +135,7 @@ SIZES = [
 
 
 class Requests:
-    """Asks and lets go at random, but always the same for one seed; equal sizes come often, so that ties do."""
+    """Allocate and free at random, but always the same for one seed; equal sizes come often, so that ties do."""
 
     def __init__(self, seed: int, count: int) -> None:
         self.random, self.count = random.Random(seed), count
@@ -145,7 +145,7 @@ class Requests:
         self.counters: list[tuple[int, int]] = []
 
     def __call__(self) -> None:
-        """Ask, let go, record streams, empty the cache."""
+        """Allocate, free, record streams, empty the cache."""
         streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
         for _ in range(self.count):
             what = self.random.random()
@@ -160,7 +160,7 @@ class Requests:
         self.held.clear()
 
     def ask(self, stream: torch.cuda.Stream) -> None:
-        """Make a tensor; where there is no room, let go of half of them."""
+        """Make a tensor; where there is no room, free half of them."""
         try:
             with torch.cuda.stream(stream):
                 self.held.append(torch.empty(self.random.choice(self.sizes), dtype=torch.uint8, device="cuda"))
@@ -267,19 +267,19 @@ def compare(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def after_every_event(recording: Recording, found: Retraced) -> str:
-    """*allocated* and *reserved* after every entry, against the books kept along PyTorch's own addresses."""
+    """*allocated* and *reserved* after every entry, against the tracker kept along PyTorch's own addresses."""
     kinds = {
         "alloc": Kind.ALLOC, "free_requested": Kind.FREE_PENDING, "free_completed": Kind.FREE,
         "segment_alloc": Kind.SEGMENT_ALLOC, "segment_free": Kind.SEGMENT_FREE,
         "segment_map": Kind.SEGMENT_MAP, "segment_unmap": Kind.SEGMENT_UNMAP,
     }  # fmt: skip
     conf = recording.device.conf
-    books = Books(conf if isinstance(conf, Settings) else parse_conf(conf))
+    tracker = BlockTracker(conf if isinstance(conf, Settings) else parse_conf(conf))
     for position, entry in enumerate(recording.entries):
         if entry["action"] in kinds:
-            books.follow([int(kinds[entry["action"]])], [entry["addr"]], [entry["size"]], [entry["stream"]])
+            tracker.follow([int(kinds[entry["action"]])], [entry["addr"]], [entry["size"]], [entry["stream"]])
         if entry["action"] in ("alloc", "oom", "free_requested", "free_completed"):
-            both = (books.allocated_bytes, books.reserved_bytes)
+            both = (tracker.allocated_bytes, tracker.reserved_bytes)
             mine = (found.allocated_bytes[position], found.reserved_bytes[position])
             if both != mine:
                 return f"entry {position}: {mine} allocated and reserved, in PyTorch {both}"

@@ -1,10 +1,10 @@
 """What techniques are said to save beside what they save: every technique, with the workload that shows it.
 
     python -m benchmarks.techniques                        # predict, measure on the CPU, write docs/techniques.md
-    python -m benchmarks.techniques measure FILE           # where CUDA is, a GPU or the pretend device: its own allocator
+    python -m benchmarks.techniques measure FILE           # where CUDA is, a GPU or a simulated GPU: its own allocator
     python -m benchmarks.techniques table                  # docs/techniques.md anew from what was measured before
 
-*Said* is what `memlab.advise` says of the technique for a card like the one of `benchmarks/results/techniques-cuda.json`,
+*Predicted* is what `memlab.advise` says of the technique for a GPU like the one of `benchmarks/results/techniques-cuda.json`,
 without having measured anything. *Measured* are the same jobs run with the caching allocator of CUDA, and on the CPU. Time
 is that of steps of both jobs in turn on one thread of the CPU, as a ratio: it holds for that CPU and these small sizes.
 """
@@ -25,13 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 import memlab
 from benchmarks.prediction import device_facts, in_child
-from memlab.predictor.cards import Card
-from memlab.savings import Technique, techniques
-from memlab.session.advise.search import agreement
-from memlab.session.trial import habits_of, trial, work_of
+from memlab.api.advise.search import agreement
+from memlab.api.workload_run import baseline_patterns_of, run_workload, work_of
+from memlab.prediction.cards import Card
+from memlab.saving_techniques import Technique, techniques
 from memlab.units import GiB, MiB
 from memlab.workloads.job import Job, seeded
 from memlab.workloads.workload import Workload
@@ -45,17 +47,11 @@ LIKE_PRETEND = {"name": "FakeGPU sm_80", "total_bytes": 8 * GiB, "capability": [
 Record = dict[str, Any]
 
 
-def shown() -> list[Technique]:
-    """Every technique that has something to show at a peak."""
-    return [one for one in techniques.values() if one.shown is not None]
-
-
 def workload_of(one: Technique) -> tuple[Workload, str]:
     """The workload that shows it, and its size."""
-    assert one.shown is not None
-    if isinstance(one.shown.workload, str):
-        return memlab.workloads[one.shown.workload], one.shown.size  # type: ignore[index]
-    return Workload(f"one for {one.name}", "", one.shown.workload, {"own": {}}), "own"
+    if isinstance(one.demo.workload, str):
+        return memlab.workloads[one.demo.workload], one.demo.size  # type: ignore[index]
+    return Workload(f"one for {one.name}", "", one.demo.workload, {"own": {}}), "own"
 
 
 def card_like(facts: Record) -> Card:
@@ -69,11 +65,11 @@ def card_like(facts: Record) -> Card:
 
 def said(one: Technique, card: Card) -> Record:
     """What the advisor says of it."""
-    assert one.shown is not None
     workload, size = workload_of(one)
     advice = memlab.advise(
-        workload, 1 if one.shown.of == "reserved" else None, card=card, techniques=[one.name], habits=habits_of([one.name]),
-        size=size, steps=one.shown.steps,
+        workload, 1 if one.demo.of == "reserved" else None, card=card, techniques=[one.name],
+        habits=baseline_patterns_of([one.name]),
+        size=size, steps=one.demo.steps,
     )  # fmt: skip
     found = advice.findings.tried[0]
     if found.failed:
@@ -108,19 +104,17 @@ def measured_on_cuda(one: Technique) -> Record:
 
 
 def _peak(one: Technique, run: Any) -> int:
-    assert one.shown is not None
-    return int(getattr(run, f"peak_{one.shown.of}_bytes"))
+    return int(getattr(run, f"peak_{one.demo.of}_bytes"))
 
 
 def _both(one: Technique) -> tuple[tuple[list[str], list[str]], tuple[list[str], list[str]]]:
-    return ([], habits_of([one.name])), ([one.name], [])
+    return ([], baseline_patterns_of([one.name])), ([one.name], [])
 
 
 def _run(one: Technique, on: str, names: list[str], habits: list[str]) -> Any:
-    assert one.shown is not None
     workload, size = workload_of(one)
     work = work_of(workload, size)
-    return trial(work, names, habits, on=on, steps=one.shown.steps, timed=False)
+    return run_workload(work, names, habits, on=on, steps=one.demo.steps, timed=False)
 
 
 def _alone(one: Technique, conf: str, names: list[str], habits: list[str]) -> Record:
@@ -134,7 +128,6 @@ def _alone(one: Technique, conf: str, names: list[str], habits: list[str]) -> Re
 
 def timed(one: Technique) -> Record:
     """Steps of both jobs in turn: the median of the ratios of each pair, and their middle half."""
-    assert one.shown is not None
     jobs = [_job(one, names, habits) for names, habits in _both(one)]
     _round(jobs)
     ratios: list[float] = []
@@ -163,6 +156,34 @@ def _round(jobs: list[Job]) -> list[float]:
     return taken
 
 
+# --- what is no technique of memlab -----------------------------------------------------------------------------------------
+
+
+def resize_once() -> Record:
+    """Peaks of two steps on pictures that are kept large and resized in each step, and on pictures that are kept small."""
+    before, after = (_on_pictures(keep_large) for keep_large in (True, False))
+    return {"cpu": {"before": before, "after": after}}
+
+
+def _on_pictures(keep_large: bool) -> int:
+    with seeded(), memlab.track(show=False) as run:
+        pictures, labels = torch.randn(8, 3, 64, 64), torch.randint(8, (8,))
+        if keep_large:
+            pictures = functional.interpolate(pictures, scale_factor=2, mode="nearest")
+        model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16 * 16, 8))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            x = functional.avg_pool2d(pictures, 2) if keep_large else pictures
+            functional.cross_entropy(model(x), labels).backward()
+            optimizer.step()
+    return run.peak_allocated_bytes
+
+
+PRACTICES = {"resize_once": resize_once}
+"""Name of the record -> what measures it, for docs/tips.md."""
+
+
 # --- all of them ----------------------------------------------------------------------------------------------------------
 
 
@@ -171,20 +192,20 @@ def here() -> Record:
     facts = json.loads(CUDA.read_text())["device"] if CUDA.exists() else LIKE_PRETEND
     card = card_like(facts)
     found: Record = {"made_by": made_by(), "card": facts, "techniques": {}}
-    for one in shown():
-        assert one.shown is not None
+    for one in techniques.values():
         work: dict[str, Callable[[], Record]] = {"said": functools.partial(said, one, card)}
-        if one.shown.device == "cpu":
+        if one.demo.device == "cpu":
             work |= {"cpu": functools.partial(measured, one, "cpu"), "time": functools.partial(timed, one)}
         found["techniques"][one.name] = {name: in_child(_single(each)) for name, each in work.items()}
         progress(one.name, found["techniques"][one.name])
+    found["techniques"] |= {name: in_child(_single(work)) for name, work in PRACTICES.items()}
     return found
 
 
 def on_cuda() -> Record:
     """Measured where CUDA is."""
     found: Record = {"made_by": made_by(), "device": in_child(device_facts), "techniques": {}}
-    for one in shown():
+    for one in techniques.values():
         found["techniques"][one.name] = measured_on_cuda(one)
         progress(one.name, found["techniques"][one.name])
     return found
@@ -212,17 +233,18 @@ def progress(name: str, record: Record) -> None:
 
 
 HEAD = """\
-# Techniques: what they are said to save, and what they save
+# Techniques: what they are predicted to save, and what they save
 
-This page is made by `python -m benchmarks.techniques`. Figures are of the small workloads that show each technique, each with its
-habit where it replaces one; `memlab.techniques` has all of this as values, and [advise](advise.md) tries them on your own work.
+This page is made by `python -m benchmarks.techniques`. Figures are of the small workload that shows each technique, compared with
+the usual code that it replaces; `memlab.techniques` has all of this as values, and [advise](advise.md) tries them on your own work.
+What is not switched on but practised (pinned memory, seeds, loader workers) is in the [lessons](../notebooks/README.md).
 
-- *Said*: what `memlab.advise` says for {card}, by running the changed step without a GPU. Made by {here}.
+- *Predicted*: what `memlab.advise` says for {card}, by running the changed step without a GPU. Made by {here}.
 - *Allocator*: the same jobs with CUDA's own caching allocator, on {name}. Made by {there}
 - *CPU*: the same jobs measured on the CPU, every storage counted. It has no workspaces of cuBLAS (up to 16 MiB of the small peaks
-  on a card), so that shares there are larger.
+  on a GPU), so that shares there are larger.
 - *Time*: steps with the technique to steps without, in turn, on one thread of a CPU; the middle half of the ratios in brackets.
-  On a card it is another ratio.
+  On a GPU the ratio differs.
 - *Results*: `memlab.compare` on the CPU of losses and trained weights, or of the output.
 
 All sizes are MiB of the peak of *allocated*, unless another is named.
@@ -239,19 +261,17 @@ def share(record: Record | None) -> float | None:
 def lines(found: Record, cuda: Record) -> Iterator[str]:
     """The page."""
     name = cuda["device"]["name"]
-    pretend = " That is a pretend device: sizes are real, kernels are not run." if name.startswith("FakeGPU") else ""
-    yield HEAD.format(
-        card=found["card"]["name"], here=found["made_by"], name=name, there=f"{cuda['made_by']}.{pretend}"
-    )
+    note = " That is a simulated GPU: sizes are real, kernels do not run." if name.startswith("FakeGPU") else ""
+    yield HEAD.format(card=found["card"]["name"], here=found["made_by"], name=name, there=f"{cuda['made_by']}.{note}")
     yield from _summary(found, cuda)
-    savings = [one for one in shown() if one.kind == "saving"]
+    savings = [one for one in techniques.values() if one.kind == "saving"]
     yield "\n## Savings\n"
     yield from _figures(savings, found, cuda)
-    yield "\n## Myths and practices that show at a peak\n"
-    yield "A myth is said to save, and does not; a practice is about time or safety, and must not cost much.\n"
-    yield from _figures([one for one in shown() if one.kind != "saving"], found, cuda)
-    yield "\n## What each is, what it costs, and when it is no use\n"
-    for kind, heading in (("saving", "Savings"), ("myth", "Myths"), ("practice", "Practices")):
+    yield "\n## Myths\n"
+    yield "A myth is often said to save memory, and does not.\n"
+    yield from _figures([one for one in techniques.values() if one.kind == "myth"], found, cuda)
+    yield "\n## What each does, what it costs, and when it does not help\n"
+    for kind, heading in (("saving", "Savings"), ("myth", "Myths")):
         yield f"\n### {heading}\n"
         yield "| technique | idea | attacks | results | price | when not | tips |"
         yield "|---|---|---|---|---|---|---|"
@@ -270,7 +290,7 @@ def lines(found: Record, cuda: Record) -> Iterator[str]:
 
 
 def _summary(found: Record, cuda: Record) -> Iterator[str]:
-    names = [one.name for one in shown() if one.kind == "saving"]
+    names = [one.name for one in techniques.values() if one.kind == "saving"]
     both = [
         (found["techniques"][name]["said"], cuda["techniques"][name])
         for name in names
@@ -283,9 +303,9 @@ def _summary(found: Record, cuda: Record) -> Iterator[str]:
         rest = f"; the others are at most {_percent(max(others), 2)} of the peak outside" if others else ""
         exact = sum(mine["saved"][0] == mine["saved"][1] for mine, _ in both)
         yield (
-            f"Of {len(names)} savings {len(both)} were said and measured with CUDA's allocator, each job in a process of its own.\n"
-            f"{off.count(0.0)} are as said: within the interval, which for {exact} of all is one number{rest}.\n"
-            "An interval comes from workspaces of cuDNN, which a prediction has between bounds, and a pretend device not at all."
+            f"Of {len(names)} savings {len(both)} were predicted and measured with CUDA's allocator, each job in its own process.\n"
+            f"{off.count(0.0)} are as predicted: within the interval, which for {exact} of all is one number{rest}.\n"
+            "An interval comes from workspaces of cuDNN, which a prediction bounds, and which a simulated GPU does not have."
         )
 
 
@@ -297,14 +317,13 @@ def _distance(mine: Record, real: Record) -> float:
 
 
 def _figures(some: list[Technique], found: Record, cuda: Record) -> Iterator[str]:
-    yield "| technique | workload | before | said | allocator | CPU before | CPU | time | results | claimed |"
+    yield "| technique | workload | before | predicted | allocator | CPU before | CPU | time | results | claimed |"
     yield "|---|---|--:|--:|--:|--:|--:|---|---|---|"
     for one in some:
         record, real = found["techniques"].get(one.name, {}), cuda["techniques"].get(one.name)
         mine, cpu = record.get("said"), record.get("cpu")
-        assert one.shown is not None
-        workload = one.shown.workload if isinstance(one.shown.workload, str) else "its own"
-        of = "" if one.shown.of == "allocated" else f" ({one.shown.of})"
+        workload = one.demo.workload if isinstance(one.demo.workload, str) else "its own"
+        of = "" if one.demo.of == "allocated" else f" ({one.demo.of})"
         cells = (
             one.name + of, workload, _mib(mine, "before"), _saving(mine), _saving(real), _mib(cpu, "before"), _saving(cpu),
             _time(record.get("time")), (cpu or {}).get("results", "not checked"), one.equality.kind,

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import memlab
-from memlab.session.trial import trial, work_of
+from memlab.api.workload_run import run_workload, work_of
 from memlab.units import format_bytes
 from memlab.workloads import SIZES, workloads
 from memlab.workloads.job import Job, seeded
@@ -37,7 +37,7 @@ def parameters(name: str, size: str) -> int:
 
 def measured(name: str, size: str) -> tuple[str, str]:
     """The peak and the processor's seconds of a step, on one thread: others on the machine count little then."""
-    run = trial(work_of(name, size), steps=STEPS, timed=False)
+    run = run_workload(work_of(name, size), steps=STEPS, timed=False)
     with seeded():
         job = Job("cpu", 1)
         job.build(workloads[name].sized(size))
@@ -54,7 +54,7 @@ def _seconds(job: Job) -> float:
 
 def predicted(name: str, size: str) -> tuple[str, str]:
     """The peak on the card, and no seconds."""
-    run = trial(work_of(name, size), steps=STEPS, on=memlab.cards[CARD])
+    run = run_workload(work_of(name, size), steps=STEPS, on=memlab.cards[CARD])
     assert isinstance(run, memlab.Prediction)
     low, high = (format_bytes(one) for one in run.allocated_bytes)
     return low if low == high else f"{low} to {high}", ""

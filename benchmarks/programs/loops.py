@@ -1,4 +1,4 @@
-"""The loop around a step: loaders, lengths that vary, evaluation, streams, caches, what is kept and what is let go."""
+"""The loop around a step: loaders, lengths that vary, evaluation, streams, caches, what is kept and what is freed."""
 
 # Code as it is found in notebooks: a forward has no docstring there, and nobody types it.
 # mypy: ignore-errors

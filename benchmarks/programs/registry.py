@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 PROGRAMS: dict[str, Callable[[], None]] = {}
-"""Name -> program. Each builds a model, trains it two or three steps on "cuda" and lets go of everything."""
+"""Name -> program. Each builds a model, trains it two or three steps on "cuda" and frees everything."""
 
 
 def program(body: Callable[[], None]) -> Callable[[], None]:

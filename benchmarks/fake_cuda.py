@@ -1,7 +1,7 @@
-"""What pretend CUDA costs: whole predictions as multiples of a bare FakeTensorMode forward and backward in the same run.
+"""What fake CUDA costs: whole predictions as multiples of a bare FakeTensorMode forward and backward in the same run.
 
-    python -m benchmarks.pretend                  # one process per model, a table
-    python -m benchmarks.pretend --model "llama 8B"
+    python -m benchmarks.fake_cuda                  # one process per model, a table
+    python -m benchmarks.fake_cuda --model "llama 8B"
 
 A prediction builds the model, moves it to "cuda", runs forward, backward and an optimizer's step, twice; beside it stand one
 forward and backward within it, and the host memory that it took. The bare one runs the same forward and backward of a model
@@ -28,9 +28,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.programs.language import Gpt, LlamaLayer
 from benchmarks.programs.vision import resnet50
-from memlab.predictor.pretend import PretendCuda
+from memlab.fake_cuda import FakeCuda
 
-RESULTS = Path(__file__).parent / "results" / "pretend.json"
+RESULTS = Path(__file__).parent / "results" / "fake_cuda.json"
 CARD = SimpleNamespace(
     name="a very large card", total_bytes=4 << 40, usable_bytes=4 << 40, compute_capability=(9, 0), context_bytes=(0, 0),
     multiprocessors=132,
@@ -90,7 +90,7 @@ def predicted(name: str) -> dict[str, float]:
     """A whole prediction, and one forward and backward within it."""
     build, batch = MODELS[name]
     start = time.perf_counter()
-    with PretendCuda(CARD) as pretend:
+    with FakeCuda(CARD) as fake:
         model = build().to("cuda")
         built_s = time.perf_counter() - start
         optimizer = torch.optim.AdamW(model.parameters())
@@ -100,8 +100,8 @@ def predicted(name: str) -> dict[str, float]:
             steps.append(timed(functools.partial(step, model, inputs)))
             optimizer.step()
             optimizer.zero_grad()
-        events = len(pretend.log)
-        peak = pretend.log.allocator.peak_allocated_bytes
+        events = len(fake.log)
+        peak = fake.log.allocator.peak_allocated_bytes
     whole_s = time.perf_counter() - start
     return {
         "whole_s": whole_s,
@@ -114,7 +114,7 @@ def predicted(name: str) -> dict[str, float]:
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
     """Both in this process: what is loaded late is loaded before."""
-    with PretendCuda(CARD):
+    with FakeCuda(CARD):
         nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda")).sum().backward()
     resting = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     runs = [predicted(name) for _ in range(rounds)]
@@ -137,11 +137,11 @@ def main() -> None:
         print(json.dumps(measure(wanted.model, wanted.rounds)))
         return
     print(
-        f"{'model':12s} {'bare fwd+bwd':>13s} {'pretend fwd+bwd':>16s} {'':>7s} {'whole':>8s} {'':>7s} {'extra':>9s}  events"
+        f"{'model':12s} {'bare fwd+bwd':>13s} {'fake fwd+bwd':>16s} {'':>7s} {'whole':>8s} {'':>7s} {'extra':>9s}  events"
     )
     found = []
     for name in MODELS:
-        command = [sys.executable, "-m", "benchmarks.pretend", "--model", name, "--rounds", str(wanted.rounds)]
+        command = [sys.executable, "-m", "benchmarks.fake_cuda", "--model", name, "--rounds", str(wanted.rounds)]
         one = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         found.append(one)
         print(

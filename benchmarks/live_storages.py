@@ -1,9 +1,9 @@
-"""How long a census takes, for notebooks of several sizes: seconds of CPU time, and microseconds for each object.
+"""How long listing what is alive takes, for notebooks of several sizes: seconds of CPU time, and microseconds for each object.
 
-    python -m benchmarks.census                    # all of them
-    python -m benchmarks.census "100k tensors" -n 5
+    python -m benchmarks.live_storages                    # all of them
+    python -m benchmarks.live_storages "100k tensors" -n 5
 
-"list" is the quick listing without paths, "name" the census with a path for each storage, "paths" every path of one tensor,
+"list" is the quick listing without paths, "name" the listing with a path for each storage, "paths" every path of one tensor,
 which looks through all modules too. Objects are those that Python's garbage collector knows when the notebook is filled.
 It measures time only; the fastest of several rounds counts.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from memlab.names.census import census, paths, storages
+from memlab.references.live_storages import live_storages, paths, storages
 
 ROUNDS = 3
 
@@ -79,14 +79,14 @@ def seconds(action: Callable[[], object], rounds: int) -> float:
 
 
 def measure(fill: Callable[[], dict[str, Any]], rounds: int) -> tuple[int, float, float, float]:
-    """The number of objects, and the seconds of a listing, of a census, and of every path to one tensor."""
+    """The number of objects, and the seconds of a listing, of one with paths, and of every path to one tensor."""
     notebook, before = types.ModuleType("__main__"), sys.modules["__main__"]
     sys.modules["__main__"] = notebook
     try:
         vars(notebook).update(fill())
         gc.collect()
         count = len(gc.get_objects())
-        found = [seconds(action, rounds) for action in (storages, census, lambda: paths(vars(notebook)["x"]))]
+        found = [seconds(action, rounds) for action in (storages, live_storages, lambda: paths(vars(notebook)["x"]))]
         return count, found[0], found[1], found[2]
     finally:
         sys.modules["__main__"] = before
