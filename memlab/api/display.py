@@ -62,27 +62,25 @@ class Display:
 
     def open(self) -> None:
         """Show the live view and the place of the report; where that fails, text comes at the end."""
-        if self._in_notebook:
-            try:
-                self._open_outputs()
-            except Exception:  # a broken front end must not fail the cell
-                self._in_notebook = False
-                self.discard_view()
+        if not self._in_notebook:
+            return
+        try:
+            from IPython.display import display
 
-    def _open_outputs(self) -> None:
-        from IPython.display import display
+            waiting = {"text/plain": f"memlab measures {self._run.name!r}; the report replaces this line."}
+            if self._live:
+                from memlab.views.live import LiveView  # late: without a notebook no widgets are loaded
 
-        waiting = {"text/plain": f"memlab measures {self._run.name!r}; the report replaces this line."}
-        if self._live:
-            from memlab.views.live import LiveView  # late: without a notebook no widgets are loaded
-
-            series = ("allocated", "reserved", "used", "rss")
-            capacity = self._measurement.capacity_bytes
-            self._view = LiveView(self._run.name, series, capacity, can_stop=True, on_stop=self._stop)
-            self._figure = display(self._view, display_id=True)
-        else:
-            self._figure = display(waiting, raw=True, display_id=True)
-        self._table = display(waiting, raw=True, display_id=True)
+                series = ("allocated", "reserved", "used", "rss")
+                capacity = self._measurement.capacity_bytes
+                self._view = LiveView(self._run.name, series, capacity, can_stop=True, on_stop=self._stop)
+                self._figure = display(self._view, display_id=True)
+            else:
+                self._figure = display(waiting, raw=True, display_id=True)
+            self._table = display(waiting, raw=True, display_id=True)
+        except Exception:  # a broken front end must not fail the cell
+            self._in_notebook = False
+            self.discard_view()
 
     def _stop(self) -> None:
         if self._run.is_running:

@@ -78,8 +78,7 @@ def run_workload(
     """Run the work with these techniques and habits: on "cpu" or "cuda" measured, on a Card predicted (a Prediction).
 
     `on_step` hears of each step that is done, and of how many; it may raise to stop. The run is listed among the runs, with
-    `keep`. Raises DoesNotApply where a technique
-    finds nothing to change; then there is no run.
+    `keep`. Raises DoesNotApply where a technique finds nothing to change; then there is no run.
     """
     if type(steps) is not int or not 1 <= steps <= 1000:
         raise MemlabError(f"steps is a number from 1 to 1000, got {steps!r:.80}.")
@@ -96,28 +95,32 @@ def run_workload(
         techniques.prepare(job, work.make, used, without)  # memory is taken here
 
     if isinstance(on, Card):
-        run: Run = _predicted(prepare, steps, conf, on, called, on_step)
-        run.note("trial", {**facts, "on": on.name})
-        if keep:
-            runs.add(run)
-        return run
-    if conf:
+        run, found = _predicted(prepare, steps, conf, on, called, on_step), {"on": on.name}
+    elif conf:
         raise DoesNotApply(f"{conf} configures CUDA's allocator before it starts: predict it for a GPU.")
-    job, tell = Job(on, steps), on_step or (lambda done, total: None)
-    total = steps + (TIMED_STEPS if timed else 0)
+    else:
+        run, found = _measured(prepare, steps, TIMED_STEPS if timed else 0, on, called, on_step)
+    run.note("trial", facts | found)
+    if keep:
+        runs.add(run)
+    return run
+
+
+def _measured(
+    prepare: Callable[[Job], None], steps: int, timed_steps: int, on: str, name: str, on_step: OnStep | None
+) -> tuple[Run, dict[str, Any]]:
+    """The run of a job, and the seconds of some steps more."""
+    job, tell, total = Job(on, steps), on_step or (lambda done, total: None), steps + timed_steps
     gc.collect()  # what waits to be collected would be found as being there before
     try:
-        tracked = track(called, device=on, show=False)
+        tracked = track(name, device=on, show=False)
         tracked.is_kept = False  # one that stops half-way is not listed
         with seeded(), tracked as run:
             prepare(job)
             job.run(lambda done: tell(done, total))
         run.result(job.outcome())
-        step_s = _seconds(job, on, lambda done: tell(steps + done, total)) if timed else []
-        run.note("trial", {**facts, "on": on, "step_s": step_s, "notes": job.notes})
-        if keep:
-            runs.add(run)
-        return run
+        step_s = _seconds(job, on, timed_steps, lambda done: tell(steps + done, total)) if timed_steps else []
+        return run, {"on": on, "step_s": step_s, "notes": job.notes}
     except BaseException:
         torch_internals.forget_unfinished_backward()
         raise
@@ -147,7 +150,7 @@ def _predicted(
     return predict_step(step, card, name, all_conf, on_news=heard if on_step is not None else None)
 
 
-def _seconds(job: Job, on: str, on_step: Callable[[int], None]) -> list[float]:
+def _seconds(job: Job, on: str, steps: int, on_step: Callable[[int], None]) -> list[float]:
     """Seconds of each of a few steps more, on their own. The first of them is warm: the job has run before."""
     times: list[float] = []
 
@@ -159,7 +162,7 @@ def _seconds(job: Job, on: str, on_step: Callable[[int], None]) -> list[float]:
 
     if on != "cpu":
         torch.cuda.synchronize()
-    job.steps = TIMED_STEPS
+    job.steps = steps
     with seeded():
         start = time.perf_counter()
         job.run(done)

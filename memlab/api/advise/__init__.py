@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ def advise(
     if not isinstance(limit_s, int | float) or isinstance(limit_s, bool) or not 0 < limit_s < math.inf:
         raise MemlabError(f"limit_s is a number of seconds above 0, got {limit_s!r:.80}.")
     began = time.monotonic()
+    deadline = began + limit_s
     target_bytes = None if target is None else parse_bytes(target)
     named = None if techniques is None else _known(techniques)
     on = None if card is None else find(card)
@@ -75,24 +76,16 @@ def advise(
         return WorkloadSubject(work, on or here(), steps, habits=habits)
 
     try:
-        subject: Subject
-        if isinstance(what, Run):
-            subject = _of_run(what, on, steps)
-            if settings or habits:
-                raise MemlabError("settings and habits are those of a workload: leave them out for a run.")
-        elif isinstance(what, str | Workload):
-            subject = workload()
-        elif callable(what):
-            name = str(getattr(what, "__name__", type(what).__name__))
-            subject = OfStep(name, on or "cpu", what, on_parts=lambda: gives_parts.append(True))
-        else:
-            raise MemlabError(f"advise needs a workload, a step or a run, got {type(what).__name__}: {what!r:.80}")
-        before = _first_run(subject, tell, began + limit_s)
+        is_workload = isinstance(what, str | Workload)
+        subject = workload() if is_workload else _subject(what, on, steps, lambda: gives_parts.append(True))
+        if isinstance(what, Run) and (settings or habits):
+            raise MemlabError("settings and habits are those of a workload: leave them out for a run.")
+        before = _first_run(subject, tell, deadline)
         if gives_parts:  # whether a function gives the parts of a workload is known when it has run
             subject = workload()
-            before = _first_run(subject, tell, began + limit_s)
+            before = _first_run(subject, tell, deadline)
         target_bytes, of, notes = _goal(before, target_bytes)
-        search = Search(subject, of, tell, began + limit_s, target_bytes)
+        search = Search(subject, of, tell, deadline, target_bytes)
         search.begin(before)
         names, left_out = candidates(subject, search.shares, of, named, allow_changes)
         if target_bytes is None or max(search.before_bytes) > target_bytes:
@@ -107,15 +100,20 @@ def _known(names: Iterable[str]) -> list[str]:
     return [known_techniques[name].name for name in ([names] if isinstance(names, str) else names)]
 
 
-def _of_run(run: Run, on: Card | None, steps: int) -> Subject:
-    """The subject of a run: its cell's text, or the workload that it was of."""
-    facts = run.trace.notes.get("trial")
+def _subject(what: Any, on: Card | None, steps: int, on_parts: Callable[[], None]) -> Subject:
+    """What runs the step, or of a run its cell's text, or the workload that it was of."""
+    if not isinstance(what, Run):
+        if not callable(what):
+            raise MemlabError(f"advise needs a workload, a step or a run, got {type(what).__name__}: {what!r:.80}")
+        name = str(getattr(what, "__name__", type(what).__name__))
+        return OfStep(name, on or "cpu", what, on_parts=on_parts)
+    facts = what.trace.notes.get("trial")
     if isinstance(facts, dict) and "workload" in facts:
-        return of_workload_run(run, on, steps)
-    if run.cell_text:
-        return OfStep(run.name, on or card_of(run) or "cpu", text=run.cell_text)
-    what = "prediction of a step" if isinstance(run, Prediction) else "run of a block"
-    why = f"run {run.name!r} cannot be run again: a {what}, or from a file"
+        return of_workload_run(what, on, steps)
+    if what.cell_text:
+        return OfStep(what.name, on or card_of(what) or "cpu", text=what.cell_text)
+    kind = "prediction of a step" if isinstance(what, Prediction) else "run of a block"
+    why = f"run {what.name!r} cannot be run again: a {kind}, or from a file"
     raise MemlabError(f"{why}. Pass the step itself, memlab.advise(step), or the run of a %%memtrack cell.")
 
 
