@@ -43,7 +43,7 @@ HERE, CUDA = RESULTS / "techniques.json", RESULTS / "techniques-cuda.json"
 TABLE = Path(__file__).parent.parent / "docs" / "techniques.md"
 ROUNDS, ROUNDS_S = 15, 4.0
 """So many pairs of steps are timed at most, and no more are begun after so many seconds."""
-LIKE_PRETEND = {"name": "FakeGPU sm_80", "total_bytes": 8 * GiB, "capability": [8, 0], "multiprocessors": 108}
+SIMULATED_GPU = {"name": "FakeGPU sm_80", "total_bytes": 8 * GiB, "capability": [8, 0], "multiprocessors": 108}
 Record = dict[str, Any]
 
 
@@ -189,7 +189,7 @@ PRACTICES = {"resize_once": resize_once}
 
 def here() -> Record:
     """Said, measured on the CPU, and timed."""
-    facts = json.loads(CUDA.read_text())["device"] if CUDA.exists() else LIKE_PRETEND
+    facts = json.loads(CUDA.read_text())["device"] if CUDA.exists() else SIMULATED_GPU
     card = card_like(facts)
     found: Record = {"made_by": made_by(), "card": facts, "techniques": {}}
     for one in techniques.values():

@@ -1,4 +1,4 @@
-"""Calls of matrix products, and the workspaces that PyTorch makes for them: run as a program on the pretend device.
+"""Calls of matrix products, and the workspaces that PyTorch makes for them: run as a program on the simulated GPU.
 
 `CALLS` is name -> (code, the operators in it as a dry run would note them: name, shapes, dtype, in backward).
 """

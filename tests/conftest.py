@@ -21,7 +21,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     before = record()
     yield
     left = leftovers(before)
-    assert not left, "the test left behind:\n  " + "\n  ".join(left)
+    assert not left, "the test did not clean up:\n  " + "\n  ".join(left)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,9 +77,9 @@ def device_name() -> str:
 
 
 def no_fakegpu() -> str:
-    """Why tests for the pretend device cannot run here."""
+    """Why tests for the simulated GPU cannot run here."""
     found = device_name()
-    return "" if found.startswith("FakeGPU") else f"needs the pretend device: the first device is {found or 'none'}"
+    return "" if found.startswith("FakeGPU") else f"needs the simulated GPU: the first device is {found or 'none'}"
 
 
 def no_gpu() -> str:

@@ -14,7 +14,7 @@ GIB = 1 << 30
 def card(total_bytes: int = 8 * GIB, capability: tuple[int, int] = (8, 6), multiprocessors: int = 28) -> Any:
     """A card with the attributes that fake CUDA asks for."""
     return SimpleNamespace(
-        name="Pretend 8", total_bytes=total_bytes, usable_bytes=total_bytes, compute_capability=capability,
+        name="Fake 8", total_bytes=total_bytes, usable_bytes=total_bytes, compute_capability=capability,
         context_bytes=(0, 0), multiprocessors=multiprocessors,
     )  # fmt: skip
 

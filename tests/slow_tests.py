@@ -10,7 +10,7 @@ from pathlib import Path
 LIST = Path(__file__).with_name("slow_tests.txt")
 LIMIT_S = 0.7
 ALWAYS = ("frozen/", "test_")
-"""What `make test` runs however long it takes: what was frozen, and the rules of the house."""
+"""What `make test` runs however long it takes: the frozen values, and the rules of the project."""
 
 
 def slow_tests(report: Path) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from handmade import GPU, Script
+from scripted_traces import GPU, Script
 
 from memlab.allocator.replay import simulate
 from memlab.trace import Category, MarkKind, Phase, Trace, deltas

@@ -216,4 +216,4 @@ def test_the_fixture_fails_the_test_that_leaks(pytester, request, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(here))
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     done.assert_outcomes(passed=2, errors=1)
-    done.stdout.fnmatch_lines(["*the test left behind:*", "*signal handlers: new ('SIGUSR2'*gone ('SIGUSR2'*"])
+    done.stdout.fnmatch_lines(["*the test did not clean up:*", "*signal handlers: new ('SIGUSR2'*gone ('SIGUSR2'*"])

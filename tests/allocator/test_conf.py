@@ -1,4 +1,4 @@
-"""The text of PYTORCH_CUDA_ALLOC_CONF: what PyTorch 2.12.1 made of the same texts on the pretend device."""
+"""The text of PYTORCH_CUDA_ALLOC_CONF: what PyTorch 2.12.1 made of the same texts on the simulated GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated allocator against PyTorch's own, on the pretend device: exact after every event, or wrong.
+"""The simulated allocator against PyTorch's own, on the simulated GPU: exact after every event, or wrong.
 
 A part of `python -m benchmarks.allocator`, which has all programs, more settings and a table.
 """

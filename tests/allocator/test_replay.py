@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from handmade import GPU, HOST, Script, busy
+from scripted_traces import GPU, HOST, Script, busy
 
 from memlab.allocator import CachingAllocator, Workspace, replay, simulate
 from memlab.analysis.breakdown import breakdown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from handmade import GPU, Script
+from scripted_traces import GPU, Script
 
 from memlab.trace import Category, Device, Phase, Trace
 from memlab.trace.columns import Recategorised

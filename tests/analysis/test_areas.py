@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from analysis.random_traces import random_trace, recategorised
-from handmade import GPU, HOST, Script
+from scripted_traces import GPU, HOST, Script
 
 from memlab.analysis.areas import LAYERS, areas, has_categories
 from memlab.analysis.breakdown import breakdown

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from analysis.random_traces import random_trace, recategorised
-from handmade import HOST, Script, busy
+from scripted_traces import HOST, Script, busy
 
 from memlab.analysis.breakdown import BY, breakdown
 from memlab.analysis.peak import device_peak, peak

@@ -5,7 +5,7 @@ import doctest
 
 import numpy as np
 import pytest
-from handmade import GPU, HOST, Script, busy
+from scripted_traces import GPU, HOST, Script, busy
 
 from memlab.analysis import comparison, results
 from memlab.analysis.comparison import UNTOLD, Difference, Side, differences, known_by, picture, saved, signed

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from handmade import GPU, HOST, Script, busy
+from scripted_traces import GPU, HOST, Script, busy
 
 from memlab.analysis.curves import curves
 from memlab.trace import Bounded, MarkKind, Phase

@@ -7,8 +7,8 @@ import pickle
 
 import numpy as np
 import pytest
-from handmade import GPU, HOST, Script
 from IPython.core.formatters import DisplayFormatter
+from scripted_traces import GPU, HOST, Script
 
 from memlab.analysis.leak import Leak, Leaks, Place, leaks, short_line
 from memlab.trace import Bounded, Category, MarkKind
@@ -165,7 +165,7 @@ def test_what_is_no_leak_beside_much_that_stays(loop, body):
 
 
 def keeping(count, drop, sizes=None):
-    """The leaks of a loop that keeps something each time, and then lets go of as many of the oldest as `drop` says."""
+    """The leaks of a loop that keeps something each time, and then drops the `drop` oldest."""
     loop, held = Loop(), []
 
     def body(i):

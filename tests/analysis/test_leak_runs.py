@@ -1,4 +1,4 @@
-"""Leaks of real loops, on the CPU and on the pretend device: what is flagged, where, and what is not."""
+"""Leaks of real loops, on the CPU and on the simulated GPU: what is flagged, where, and what is not."""
 
 from __future__ import annotations
 

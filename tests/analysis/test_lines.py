@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import HOST, Script
+from scripted_traces import HOST, Script
 
 from memlab.analysis.breakdown import breakdown
 from memlab.analysis.lines import BACKWARD, LineGroup, LineTable, lines

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from handmade import Script
+from scripted_traces import Script
 
 from memlab.analysis.breakdown import breakdown
 from memlab.analysis.modules import MOST_NESTED, ModuleTree, calls, left_by, modules, prefixes, rise_of

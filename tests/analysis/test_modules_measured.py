@@ -1,4 +1,4 @@
-"""The figures of modules against readings taken around every forward: PyTorch's counters on the pretend device, the
+"""The figures of modules against readings taken around every forward: PyTorch's counters on the simulated GPU, the
 tracker's own count on the CPU."""
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def warm_cublas() -> None:
 @pytest.mark.fakegpu
 @pytest.mark.usefixtures("warm_cublas")
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_on_the_pretend_device_each_call_is_what_the_counters_say(program):
+def test_on_the_simulated_gpu_each_call_is_what_the_counters_say(program):
     body = made(program, "cuda")
     with reading(from_counters):
         check(probed(body), 0)

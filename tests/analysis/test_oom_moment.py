@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handmade import HOST, Script
+from scripted_traces import HOST, Script
 
 from memlab.analysis.oom.moment import Moment, PeakShare, gathered, last_moment, share
 from memlab.trace import Category, MarkKind, Phase

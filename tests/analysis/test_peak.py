@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from analysis.random_traces import random_trace
-from handmade import GPU, Script
+from scripted_traces import GPU, Script
 
 from memlab.analysis.peak import Peak, alive_at, device_peak, peak
 from memlab.analysis.timeline import timeline

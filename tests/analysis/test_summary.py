@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from handmade import GPU, HOST, Script
+from scripted_traces import GPU, HOST, Script
 
 from memlab.analysis.summary import has_raised, summary
 from memlab.trace import Bounded, Category, Device, Phase

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from handmade import GPU, Script
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_traces import GPU, Script
 
 from memlab.analysis.timeline import Pyramid, Timeline, timeline
 from memlab.errors import MemlabError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from handmade import HOST, Script
+from scripted_traces import HOST, Script
 
 from memlab.api.advise.search import MAX_COMBINED, Search, ratio
 from memlab.api.advise.subject import TimeUp

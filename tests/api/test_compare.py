@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from handmade import GPU, HOST, Script
-from jobbing import no_new_runs
+from job_runs import no_new_runs
+from scripted_traces import GPU, HOST, Script
 
 import memlab
 from memlab.analysis.comparison import Difference
 from memlab.analysis.results import devices_of, read_result
-from memlab.api import compare as room
+from memlab.api import compare as comparing
 from memlab.api import results
 from memlab.api.compare import Comparison, compare
 from memlab.api.results import serialized
@@ -54,7 +54,7 @@ def no_registry(monkeypatch):
 
     known = {"checkpoint": Equality("exact"), "sgd": Equality("changes", why="another formula")}
     known = {name: SimpleNamespace(equality=equality) for name, equality in known.items()}
-    monkeypatch.setattr(room, "techniques", known)
+    monkeypatch.setattr(comparing, "techniques", known)
     gc.collect()
     yield from no_new_runs()
 
@@ -336,7 +336,7 @@ def tracked(name: str, size: int, note: bool = True, **options) -> Run:
 
 
 @pytest.mark.fakegpu
-def test_values_of_the_pretend_device_are_never_passed():
+def test_values_of_the_simulated_gpu_are_never_passed():
     a, b = tracked("a", 8 * MiB), tracked("b", 4 * MiB)
     found = compare(a, b)
     assert found.saved_bytes == 4 * MiB
@@ -348,7 +348,7 @@ def test_values_of_the_pretend_device_are_never_passed():
 
 
 @pytest.mark.fakegpu
-def test_a_value_that_comes_from_the_pretend_device_is_known_by_its_name_in_runs_of_the_cpu_too():
+def test_a_value_that_comes_from_the_simulated_gpu_is_known_by_its_name_in_runs_of_the_cpu_too():
     with memlab.track("cpu", device="cpu", show=False) as run:
         torch.ones(5)
         run.result({"x": [torch.ones(3, device="cuda")]})
@@ -403,7 +403,7 @@ def test_a_result_inside_of_a_run_does_not_change_its_figures():
 def test_a_run_of_the_cpu_against_one_of_cuda_and_against_a_prediction():
     with memlab.track("cpu", device="cpu", show=False) as cpu:
         torch.ones(MiB)
-    predicted = memlab.predict(lambda: torch.empty(MiB, device="cuda"), "RTX 4060", name="foretold")
+    predicted = memlab.predict(lambda: torch.empty(MiB, device="cuda"), "RTX 4060", name="predicted")
     for other in (tracked("cuda", 8 * MiB), predicted):
         found = compare(cpu, other)
         assert found.results.verdict == "not checked"

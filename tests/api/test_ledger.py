@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from celling import cells, level, paths  # noqa: F401
+from ledger_cells import cells, level, paths  # noqa: F401
 
 import memlab
 from memlab.api.ledger import LedgerReading, LedgerReport, Polls, peak_between

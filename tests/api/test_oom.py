@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from handmade import Script
+from scripted_traces import Script
 
 import memlab
 from memlab.api import oom

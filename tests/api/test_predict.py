@@ -357,7 +357,7 @@ def test_a_run_of_the_cpu_is_not_fitted():
 
 
 def test_a_prediction_becomes_a_snapshot_of_pytorch_and_comes_back(prediction, tmp_path):
-    path = prediction.save(tmp_path / "foretold.pickle")
+    path = prediction.save(tmp_path / "predicted.pickle")
     again = memlab.load(path)
     assert again.peak_allocated_bytes == prediction.peak_allocated_bytes
     assert again.peak_reserved_bytes == prediction.peak_reserved_bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from handmade import GPU, HOST, Script, busy
+from scripted_traces import GPU, HOST, Script, busy
 
 import memlab
 from memlab import torch_internals

@@ -9,7 +9,7 @@ from collections import OrderedDict, namedtuple
 import numpy as np
 import pytest
 import torch
-from handmade import HOST, Script
+from scripted_traces import HOST, Script
 from storage_tracking import Counting
 
 import memlab

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from handmade import HOST, Script, busy
+from scripted_traces import HOST, Script, busy
 
 import memlab
 from memlab.api import runs as module

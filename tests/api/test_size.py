@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from api.real_forward import Function, linear, saved_bytes
-from html_words import Words
+from html_text import Words
 from torch import Tensor, nn
 
 from memlab.analysis.step_size import Layer, folded

@@ -104,7 +104,7 @@ def test_a_generator_closed_by_another_thread_leaves_the_counts_right():
     closer.start()
     closer.join()
     assert not +module._open_tracks
-    # The mode of the tally can only be taken off by the thread that put it on.
+    # The dispatch mode of the tracker can only be popped by the thread that put it on.
     while torch._C._len_torch_dispatch_stack():
         torch._C._pop_torch_dispatch_stack(None)
 
@@ -363,7 +363,9 @@ def test_a_cell_that_runs_out_of_memory_reports_and_the_next_one_runs(tmp_path):
         plain = notebook.run(body)
         tracked = notebook.run(f"%%memtrack --name full\n{body}")
         assert plain.error == tracked.error == "OutOfMemoryError"
-        assert [line - 1 for line in tracked.lines][: len(plain.lines)] == plain.lines  # below stands the tally's frame
+        assert [line - 1 for line in tracked.lines][
+            : len(plain.lines)
+        ] == plain.lines  # the tracker's frame comes below
         assert "The allocator ran out of memory " in tracked.report
         assert "The cell raised OutOfMemoryError" in tracked.report
         assert "application/vnd.plotly.v1+json" in tracked.shown[0]

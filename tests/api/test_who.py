@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from html_words import Words
+from html_text import Words
 from notebook import notebook  # noqa: F401
 
 from memlab.api.who import Who, who

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from jobbing import no_new_runs
+from job_runs import no_new_runs
 from torch import nn
 
 from memlab.api.load import load

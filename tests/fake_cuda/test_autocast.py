@@ -80,7 +80,7 @@ def test_weights_are_cast_once_until_the_outermost_autocast_ends(fake):
             x @ w
 
     assert copies(fake, nested) == 1
-    assert copies(fake, nested) == 1  # a copy of its own: the first was let go of
+    assert copies(fake, nested) == 1  # a copy of its own: the first was freed
 
 
 @pytest.mark.parametrize(("is_leaf", "caches"), [(False, True), (True, False)])

@@ -18,8 +18,8 @@ MIB = 1 << 20
 def test_there_is_one_card_as_described(fake):
     assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
     properties = torch.cuda.get_device_properties(0)
-    assert (properties.name, properties.total_memory, properties.major) == ("Pretend 8", 8 << 30, 8)
-    assert torch.cuda.get_device_capability() == (8, 6) and torch.cuda.get_device_name("cuda") == "Pretend 8"
+    assert (properties.name, properties.total_memory, properties.major) == ("Fake 8", 8 << 30, 8)
+    assert torch.cuda.get_device_capability() == (8, 6) and torch.cuda.get_device_name("cuda") == "Fake 8"
     assert torch.cuda.is_bf16_supported() and torch.accelerator.is_available()
     assert torch.accelerator.current_accelerator().type == "cuda" and torch.backends.cudnn.is_available()
     torch.cuda.synchronize(), torch.cuda.set_device(0), torch.cuda.manual_seed_all(1), torch.manual_seed(1)

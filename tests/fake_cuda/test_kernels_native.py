@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kernel_calls.known import KNOWN, known
-from kernel_calls.sides import ordered
+from kernel_calls.run_calls import ordered
 
 pytestmark = pytest.mark.fakegpu
 TESTS = Path(__file__).parents[1]
@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 
 def side(which: str, module: str, capability: str, folder: Path) -> dict[str, list[str]]:
     output = folder / f"{which}.json"
-    command = [sys.executable, "-m", "kernel_calls.sides", which, module, str(output), capability]
+    command = [sys.executable, "-m", "kernel_calls.run_calls", which, module, str(output), capability]
     paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
@@ -41,7 +41,7 @@ OTHERS = [(module, capability) for module in ("attention", "training") for capab
 
 
 @pytest.mark.parametrize(("module", "capability"), [*((module, "8.0") for module in MODULES), *OTHERS])
-def test_kernels_allocate_as_foretold(module, capability, tmp_path):
+def test_kernels_allocate_as_predicted(module, capability, tmp_path):
     there = side("native", module, capability, tmp_path)
     here = side("fake", module, capability, tmp_path)
     assert there.keys() == here.keys()

@@ -53,7 +53,7 @@ def test_half_frees_each_parameter_before_the_next_is_made(fake):
     weight = model[0].weight
     model.half()
     assert model[0].weight is weight and weight.dtype == torch.float16
-    # as on CUDA, where `param.data = ...` lets go of the old storage at once: never more than one copy beside the model
+    # as on CUDA, where `param.data = ...` frees the old storage at once: never more than one copy on top of the model
     assert torch.cuda.max_memory_allocated() == (16 + 16 + 8) * KIB
     assert alive(fake) == 16 * KIB
 

@@ -1,4 +1,4 @@
-"""Calls that fake CUDA does not foretell event by event, each with its reason; one that has become equal must go from here.
+"""Calls that fake CUDA does not predict event by event, each with its reason; one that has become equal must go from here.
 
 `KNOWN`: module -> reason -> names of calls; a name that ends with " @7.5" is meant at that compute capability alone.
 """
@@ -15,7 +15,7 @@ REFUSED = "CUDA refuses the call, the prediction does not"
 VALUES = "goes by values, which the simulated GPU does not have (it reads zeros)"
 SMALL = "small memory for a moment of a rare operator, not modelled"
 COMPOSED = "decomposed by the shape functions, on CUDA a kernel or a composition of its own"
-ORDER = "the same memory, taken or let go in another order"
+ORDER = "the same memory, allocated or freed in another order"
 SCRATCH = "memory that a library takes for a moment, not modelled"
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {

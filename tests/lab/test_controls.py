@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets
 import pytest
 import torch
-from html_words import Words
+from html_text import Words
 from lab_samples import tiny
 
 from memlab import Lab

@@ -1,4 +1,4 @@
-"""The Lab on CUDA, on the pretend device: bytes are the allocator's, values are not checked."""
+"""The Lab on CUDA, on the simulated GPU: bytes are the allocator's, values are not checked."""
 
 from __future__ import annotations
 

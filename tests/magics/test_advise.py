@@ -46,8 +46,8 @@ def test_the_report_points_and_the_cell_runs_again_in_a_child(notebook: Kernel):
 
 def test_a_prediction_of_a_cell_is_predicted_again(notebook: Kernel):
     cell = CELL.replace("x = ", 'torch.set_default_device("cuda"); model.cuda(); x = ')
-    notebook.ok(cell.replace("mine", "foretold --predict T4"))
-    notebook.ok("import memlab; advice = memlab.advise(memlab.runs['foretold'], techniques=['checkpoint'])")
+    notebook.ok(cell.replace("mine", "predicted --predict T4"))
+    notebook.ok("import memlab; advice = memlab.advise(memlab.runs['predicted'], techniques=['checkpoint'])")
     found = notebook.value("(advice.findings.on, advice.recommended, advice.findings.is_predicted)")
     assert found == ("T4", ("checkpoint",), True)
 

@@ -97,7 +97,9 @@ def test_promise_3_an_operator_that_fails_is_found_on_its_own_line(notebook):
     body = "x = 1\ntorch.ones(2) @ torch.ones(3)"
     plain, tracked = notebook.run(body), notebook.run(f"%%memtrack\n{body}")
     assert (tracked.error, tracked.status) == (plain.error, "error")
-    assert [line - 1 for line in tracked.lines][: len(plain.lines)] == plain.lines  # below stands the tally's own frame
+    assert [line - 1 for line in tracked.lines][
+        : len(plain.lines)
+    ] == plain.lines  # the tracker's own frame comes below
     assert tracked.traceback.splitlines()[-1] == plain.traceback.splitlines()[-1]
 
 

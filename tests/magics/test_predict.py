@@ -10,7 +10,7 @@ STATE = "(random.getstate()[1][:5], torch.get_rng_state().sum().item(), model.we
 RUNS = "__import__('memlab').runs"
 
 
-TRAINING = """%%memtrack --predict 'RTX 4060' --name foretold
+TRAINING = """%%memtrack --predict 'RTX 4060' --name predicted
 big = nn.Sequential(*[nn.Linear(512, 512) for _ in range(3)]).to("cuda")
 model.to("cuda")
 print("on", model.weight.device)
@@ -31,7 +31,7 @@ def test_a_cell_runs_elsewhere_and_leaves_a_report(notebook: Kernel):
     left = "('big' in globals(), 'loss' in globals(), str(model.weight.device))"
     assert notebook.value(left) == (False, False, "cpu")
     assert notebook.value(STATE) == before
-    assert notebook.value(f"type({RUNS}['foretold']).__name__") == "Prediction"
+    assert notebook.value(f"type({RUNS}['predicted']).__name__") == "Prediction"
 
 
 def test_the_cells_error_goes_out_with_its_line_and_the_report_is_shown(notebook: Kernel):
@@ -100,10 +100,10 @@ def test_one_statement_is_predicted_too(notebook: Kernel):
 
 def test_the_table_of_cards(notebook: Kernel):
     notebook.run(TRAINING)
-    assert "foretold on 65 cards" in notebook.run("%memfit foretold").out or ""
-    reply = notebook.run("%memfit foretold T4, 8GiB")
+    assert "predicted on 65 cards" in notebook.run("%memfit predicted").out or ""
+    reply = notebook.run("%memfit predicted T4, 8GiB")
     assert reply.out is not None
-    assert reply.out.splitlines()[0] == "foretold on 2 cards: the smallest that it fits on is 8.00 GiB card"
+    assert reply.out.splitlines()[0] == "predicted on 2 cards: the smallest that it fits on is 8.00 GiB card"
     assert "fits" in reply.out
     reply = notebook.run("%memfit no such thing")
     assert reply.error == "UsageError"

@@ -29,10 +29,10 @@ def ran(folder: Path, *arguments: str, conf: str = "") -> None:
 
 def compared(folder: Path, programs: tuple[str, ...], *more: str, conf: str = "") -> list[dict]:
     chosen = [word for name in programs for word in ("-p", name)]
-    truth, foretold = folder / "truth.json", folder / "foretold.json"
+    truth, predicted = folder / "truth.json", folder / "predicted.json"
     ran(folder, "measure", str(truth), *more, *chosen, conf=conf)
-    ran(folder, "predict", str(foretold), "--truth", str(truth), *chosen, conf=conf)
-    table = list(prediction.rows(json.loads(truth.read_text()), json.loads(foretold.read_text())))
+    ran(folder, "predict", str(predicted), "--truth", str(truth), *chosen, conf=conf)
+    table = list(prediction.rows(json.loads(truth.read_text()), json.loads(predicted.read_text())))
     assert [row["name"] for row in table] == list(programs)
     assert not any("error" in row for row in table), table
     return table

@@ -62,7 +62,7 @@ def test_what_was_there_is_adopted_and_the_rows_are_in_order(fake):
 def test_the_trace_says_who_made_it_and_can_be_read(fake, tmp_path):
     trace = trained(fake)
     device = trace.made_by.device(0)
-    assert trace.made_by.engine == PREDICTING and device.name == "Pretend 8" and device.capacity_bytes == 8 << 30
+    assert trace.made_by.engine == PREDICTING and device.name == "Fake 8" and device.capacity_bytes == 8 << 30
     assert trace.gaps[0].name == "predicted"
     parts = breakdown(trace, device=0)
     peak = int(np.cumsum(deltas(trace.events, "requested")).max())

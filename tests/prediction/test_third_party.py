@@ -31,7 +31,7 @@ def side(which: str, module: str, folder: Path, *names: str) -> dict[str, object
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if which == "native":
         env |= {"FAKEGPU_SHM": str(folder / "gpu")}
-    command = [sys.executable, "-m", "third_party.sides", which, module, str(output), *names]
+    command = [sys.executable, "-m", "third_party.run_steps", which, module, str(output), *names]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(output.read_text(encoding="utf-8"))

@@ -113,7 +113,7 @@ def test_the_workspace_comes_after_the_result_except_in_place():
     assert added(WorkspaceOperator(20, "aten.mm.default", PRODUCT.shapes))[0].row == 20, "never beyond the end"
 
 
-def test_a_convolution_is_bounded_not_foretold():
+def test_a_convolution_is_bounded_not_predicted():
     operator = WorkspaceOperator(0, "aten.convolution.default", ((2, 3, 8, 8), (4, 3, 3, 3)), "float16")
     back = WorkspaceOperator(
         1, "aten.convolution_backward.default", ((2, 4, 8, 8), (2, 3, 8, 8), (4, 3, 3, 3)), "torch.float16", True

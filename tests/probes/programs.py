@@ -1,4 +1,4 @@
-"""Programs that use CUDA memory in every way that matters; `twins` runs each of them tracked and bare."""
+"""Programs that use CUDA memory in every way that matters; `tracked_or_bare` runs each of them tracked and bare."""
 
 from __future__ import annotations
 

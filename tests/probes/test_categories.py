@@ -1,4 +1,4 @@
-"""Categories from objects: to the byte what the objects hold, on the CPU and on the pretend device."""
+"""Categories from objects: to the byte what the objects hold, on the CPU and on the simulated GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters: the CUDA allocator's against PyTorch's public ones, other accelerators with a pretend backend."""
+"""Counters: the CUDA allocator's against PyTorch's public ones, other accelerators with a fake backend."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ LUCK = re.compile(r"inactive_split.*\.(allocated|freed|peak)$")
 
 @functools.cache
 def twin(setting: str, how: str) -> dict[str, dict[str, Any]]:
-    """What `twins` finds under a setting, tracked or bare; each process has a device of its own."""
-    return json.loads(python("-m", "probes.twins", how, FAKEGPU_TOTAL_MB="2048", **SETTINGS[setting]))
+    """What `tracked_or_bare` finds under a setting, tracked or bare; each process has a device of its own."""
+    return json.loads(python("-m", "probes.tracked_or_bare", how, FAKEGPU_TOTAL_MB="2048", **SETTINGS[setting]))
 
 
 @pytest.mark.fakegpu

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of starting or ending a track: the error goes out, and nothing is left behind."""
+"""Ctrl-C at any moment of starting or ending a track: the error propagates, and nothing stays active."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_losses_belong_to_the_tracks_that_were_open():
     unread = Lost(1, 2, 5)
     one.losses.append(unread)
     begin = Position(rows=100, losses=1)
-    earlier = Lost(0, 1, 9, 7, 7, end_row=60)  # let go after the track began, stood before it
+    earlier = Lost(0, 1, 9, 7, 7, end_row=60)  # freed after the track began, allocated before it
     own = Lost(3, 4, 9, 7, 7, end_row=130)
     late = Lost(5, 6, 5)
     one.losses += [earlier, own, late]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from probes.line_programs import exact, row
-from probes.works import WORKS, gradients, net
+from probes.module_uses import WORKS, gradients, net
 from torch import nn
 
 import memlab
@@ -78,7 +78,7 @@ def test_the_innermost_watched_line_counts_and_each_module_once():
         step()
     report = run.lines()
     assert exact(report)
-    saved = (30 + 20) * 5 * 4  # the inputs of both layers, which backward lets go
+    saved = (30 + 20) * 5 * 4  # the inputs of both layers, which backward frees
     assert row(report, "return self.inner(x)").backward_bytes == bytes_of(net) - 3 * saved
     assert row(report, "return self.inner(x)").executions == 3
     assert row(report, "net(torch.ones(5, 30))").backward_bytes == 0

@@ -1,4 +1,4 @@
-"""Lines on the pretend device: what each line held, and how high it rose, against the allocator's own counters."""
+"""Lines on the simulated GPU: what each line held, and how high it rose, against the allocator's own counters."""
 
 from __future__ import annotations
 

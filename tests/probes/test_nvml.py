@@ -1,4 +1,4 @@
-"""NVML: every way it can be absent, denied or wrong with a pretend pynvml; the real pynvml on the pretend device."""
+"""NVML: every way it can be absent, denied or wrong with a fake pynvml; the real pynvml on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def nvml_error(name: str) -> Exception:
 
 @pytest.fixture
 def pynvml(monkeypatch: pytest.MonkeyPatch) -> FakePynvml:
-    """A pretend driver, and a torch that says CUDA is up with one device holding 512 MiB."""
+    """A fake driver, and a torch that says CUDA is up with one device holding 512 MiB."""
     module = FakePynvml()
     properties = SimpleNamespace(uuid=UUID, pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
     monkeypatch.setitem(sys.modules, "pynvml", module)

@@ -103,7 +103,7 @@ def test_nothing_stays_with_the_frame():
 
 
 def test_a_function_that_is_ending_is_left_alone():
-    """Its variables are let go one by one, and the memory of those that are gone must not be read."""
+    """Its variables are cleared one by one, and the memory of those that are gone must not be read."""
     seen = []
 
     class Last:

@@ -94,7 +94,7 @@ def test_parts_are_read_past_every_mode():
 
 @pytest.mark.slow
 def test_long_rows_of_nodes_are_freed_in_a_row_where_that_is_known():
-    """The reason for a limit: should this fail for the versions named in the seam, the limit can go."""
+    """The reason for a limit: should this fail for the versions named in `torch_internals`, the limit can go."""
     code = """
 import sys, torch
 y = torch.ones(1, requires_grad=True)

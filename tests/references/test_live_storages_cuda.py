@@ -1,4 +1,4 @@
-"""The live storages of a CUDA device, on the pretend one: to the byte what PyTorch's allocator counts."""
+"""The live storages of a CUDA device, here a simulated one: to the byte what PyTorch's allocator counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letting go in a real kernel: after `memlab.release()` nothing keeps what a failed cell held, whatever kept it before.
+"""Release in a real kernel: after `memlab.release()` nothing keeps what a failed cell held, whatever kept it before.
 
 Every test holds a tensor of 1 MB in a function's local, fails, and looks at a weak reference to it.
 """

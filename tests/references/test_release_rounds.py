@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.fakegpu, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 100
-# Python and IPython move a few dozen objects about; one that is left behind in each round would be a hundred.
+# Python and IPython move a few dozen objects about; one leaked in each round would be a hundred.
 MOST = 60
 
 SETUP = """

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from jobbing import one_thread
+from job_runs import one_thread
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobbing import prepared, ran, training
+from job_runs import prepared, ran, training
 from torch import Tensor, nn
 from torch.nn import functional
 

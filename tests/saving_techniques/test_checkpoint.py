@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobbing import one_layer, prepared, training, tried
+from job_runs import one_layer, prepared, training, tried
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobbing import one_inference, one_layer, prepared
+from job_runs import one_inference, one_layer, prepared
 
 from memlab.api.compare import compare
 from memlab.api.run import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from jobbing import prepared, printed
+from job_runs import prepared, printed
 from torch import nn
 
 import memlab

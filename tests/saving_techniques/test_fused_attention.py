@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobbing import one_layer, prepared, tried
+from job_runs import one_layer, prepared, tried
 from torch.nn import functional
 
 from memlab import workloads

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from jobbing import prepared, training, tried
+from job_runs import prepared, training, tried
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from jobbing import prepared, ran, tried
+from job_runs import prepared, ran, tried
 from torch import Tensor, nn
 
 from memlab.errors import DoesNotApply

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobbing import prepared, ran
+from job_runs import prepared, ran
 from torch import Tensor, nn
 
 from memlab.api.workload_run import run_workload, work_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobbing import loop, measured, prepared, ran, training, tried
+from job_runs import loop, measured, prepared, ran, training, tried
 from torch import Tensor, autograd, nn
 from torch.nn import functional
 from torch.optim.optimizer import Optimizer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from jobbing import prepared, ran
+from job_runs import prepared, ran
 
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques import techniques

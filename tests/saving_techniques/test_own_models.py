@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from jobbing import training
+from job_runs import training
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm

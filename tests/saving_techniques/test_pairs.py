@@ -7,11 +7,11 @@ import itertools
 import re
 from collections.abc import Callable
 
-import jobbing
+import job_runs
 import numpy as np
 import pytest
 import torch
-from jobbing import results
+from job_runs import results
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -77,7 +77,7 @@ def token_loss(output: Tensor, target: Tensor) -> Tensor:
 
 def training() -> Parts:
     batch = torch.randint(0, 60, (4, 12)), torch.randint(0, 60, (4, 12))
-    return jobbing.training(Everything(), *batch, loss=token_loss, lr=0.05, momentum=0.9)
+    return job_runs.training(Everything(), *batch, loss=token_loss, lr=0.05, momentum=0.9)
 
 
 def inference() -> Parts:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from jobbing import one_inference, one_layer, prepared, ran, training
+from job_runs import one_inference, one_layer, prepared, ran, training
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jobbing import loop, measured
+from job_runs import loop, measured
 from torch import nn
 from torch.nn import functional
 

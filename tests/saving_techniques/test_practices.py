@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobbing import printed
+from job_runs import printed
 
 import memlab
 from memlab.errors import MemlabError

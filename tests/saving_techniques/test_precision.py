@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from jobbing import loop, prepared, ran, training, tried
+from job_runs import loop, prepared, ran, training, tried
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -1,4 +1,4 @@
-"""Names let go of in forward: what is rewritten, what is left alone, what it saves with and without gradients."""
+"""Names rebound or deleted in forward: what is rewritten, what is not, what it saves with and without gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobbing import one_inference, prepared, tried
+from job_runs import one_inference, prepared, tried
 from torch.nn import functional
 
 from memlab import workloads

@@ -1,4 +1,4 @@
-"""Norms, activations and concatenations that are made again in backward: values to the bit, statistics once."""
+"""Norms, activations and concatenations recomputed in backward: values to the bit, statistics once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from jobbing import one_layer, prepared, training, tried
+from job_runs import one_layer, prepared, training, tried
 from storage_tracking import rise
 from torch import Tensor, nn
 from torch.nn import functional

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from jobbing import prepared
+from job_runs import prepared
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from jobbing import loop, prepared, ran
+from job_runs import loop, prepared, ran
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.optimizer import Optimizer

@@ -1,7 +1,7 @@
 """Each private hook of torch, IPython and ipykernel: is it there, and does it behave as memlab believes?
 
 A failure here names what a new version changed, before anything else gets strange. The tests of allocator history need
-CUDA, on the pretend device.
+CUDA, on the simulated GPU.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_a_backward_that_raised_is_forgotten_when_the_next_begins():
             fails()
         gc.collect()
         assert any(ref() is not None for ref in found[-1]), (
-            "autograd lets go by itself: the seam is not needed any more"
+            "autograd frees it by itself: the workaround is no longer needed"
         )
         with mode():
             torch_internals.forget_unfinished_backward()

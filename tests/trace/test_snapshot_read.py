@@ -116,7 +116,7 @@ def test_what_is_no_snapshot_is_refused_in_one_line(name, capsys):
 
 
 def test_sharing_does_not_multiply():
-    """30 kB that pretend to 40 million entries: a list of lists that are one list."""
+    """30 kB that claim to hold 40 million entries: a list of lists that are one list."""
     shared: list = [{"action": "alloc", "size": 1, "addr": 1}] * 10_000
     data = whole({"segments": [], "device_traces": [shared] * 4_000})
     with pytest.raises(TraceError, match=f"more than {len(data) // 8} entries"):
@@ -124,7 +124,7 @@ def test_sharing_does_not_multiply():
 
 
 def test_a_stack_that_all_entries_share_costs_no_more_than_the_file():
-    """200 kB that pretend to a billion frames, and 100 kB that pretend to a gigabyte of text."""
+    """200 kB that claim a billion frames, and 100 kB that claim a gigabyte of text."""
     frame = {"filename": "x" * 4000, "line": 1, "name": ""}
     alloc = {"action": "alloc", "size": 1, "addr": 1, "frames": [frame] * 50_000}
     with pytest.raises(TraceError, match="more frames than"):

@@ -7,7 +7,7 @@ import pickletools
 
 import numpy as np
 import pytest
-from handmade import Script
+from scripted_traces import Script
 from snapshot_samples import levels, simulated, small
 from torch.cuda import _memory_viz
 

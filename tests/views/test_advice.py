@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from html_words import Words
+from html_text import Words
 
 from memlab.analysis.advice import Findings, Tried
 from memlab.units import ByteRange

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as tree
 
 import numpy as np
 import pytest
-from handmade import GPU, HOST, Script, busy
+from scripted_traces import GPU, HOST, Script, busy
 
 from memlab.api.compare import compare
 from memlab.api.run import Run

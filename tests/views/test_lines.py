@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from html_words import Words
+from html_text import Words
 
 from memlab.analysis.lines import BACKWARD, LineGroup, LineRow, LineTable
 from memlab.views.lines import LEGEND, SECTION_HTML, SECTION_TEXT, listing_html, listing_text, plain_text

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from handmade import Script
-from html_words import Words
+from html_text import Words
+from scripted_traces import Script
 
 from memlab.analysis.modules import ModuleTree, modules
 from memlab.trace import Bounded, MarkKind

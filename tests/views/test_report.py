@@ -6,8 +6,8 @@ import xml.etree.ElementTree as tree
 
 import numpy as np
 import pytest
-from handmade import GPU, HOST, Script, busy
-from html_words import Words
+from html_text import Words
+from scripted_traces import GPU, HOST, Script, busy
 
 from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.summary import summary
@@ -53,7 +53,7 @@ Peak 4.00 MiB allocated in forward of net, train.py:7
 
 memlab · first · measured · 2.0 s · hand
 
-cuda:0 (Pretend 8, 8.00 GiB)
+cuda:0 (Fake 8, 8.00 GiB)
                  peak    when  at start    at end  not freed
   allocated  4.00 MiB  350 ms  1.00 MiB  4.00 MiB  +3.00 MiB
   reserved   8.00 MiB  360 ms       0 B  8.00 MiB  +8.00 MiB

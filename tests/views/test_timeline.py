@@ -9,7 +9,7 @@ import xml.etree.ElementTree as tree
 
 import numpy as np
 import pytest
-from handmade import GPU, HOST, Script, busy
+from scripted_traces import GPU, HOST, Script, busy
 
 from memlab.analysis.curves import Curve, Curves, curves
 from memlab.trace import Bounded, Category, Device, MarkKind

@@ -1,4 +1,4 @@
-"""Workloads on a card: foretold without one, and on the pretend device. What they compute there is not checked."""
+"""Workloads on a card: predicted without one, and on the simulated GPU. What they compute there is not checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memlab.workloads.workload import inference
 
 
 def run_of(make: Callable[[], Parts], steps: int = 2) -> Callable[[], None]:
-    """What runs the job on "cuda", and lets go of it."""
+    """What runs the job on "cuda" and then frees it."""
 
     def run() -> None:
         with seeded():
@@ -31,28 +31,28 @@ def all_tiny() -> None:
         run_of(one.sized("tiny"), steps=1)()
 
 
-def test_all_can_be_foretold():
+def test_all_can_be_predicted():
     found = memlab.predict(all_tiny, card="RTX 4060")
     assert found.fits == "yes" and found.allocated_bytes[0] > 30 << 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", workloads)
-def test_tiny_foretold_is_what_the_cpu_measures(name):
+def test_tiny_predicted_is_what_the_cpu_measures(name):
     """Nearly: a card rounds sizes, has a workspace for its matrix products, and chooses other kernels."""
-    foretold = memlab.predict(run_of(workloads[name].sized("tiny")), card="RTX 4060")
+    predicted = memlab.predict(run_of(workloads[name].sized("tiny")), card="RTX 4060")
     with memlab.track(name, show=False) as run, seeded():
         job = Job("cpu", 2)
         job.build(workloads[name].sized("tiny"))
         job.run()
     vars(job).clear()
-    low, high = foretold.allocated_bytes
+    low, high = predicted.allocated_bytes
     assert 0.75 * run.peak_allocated_bytes < low <= high < 1.35 * run.peak_allocated_bytes + (17 << 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", workloads)
-def test_as_published_foretold_for_a_large_card(name):
+def test_as_published_predicted_for_a_large_card(name):
     found = memlab.predict(run_of(workloads[name].sized("card")), card="H200")
     assert found.fits == "yes", str(found)
     assert found.allocated_bytes[0] > 200 << 20
@@ -60,7 +60,7 @@ def test_as_published_foretold_for_a_large_card(name):
 
 @pytest.mark.fakegpu
 @pytest.mark.parametrize("name", workloads)
-def test_on_the_pretend_device(name):
+def test_on_the_simulated_gpu(name):
     before = torch.cuda.memory_allocated()
     for make in (workloads[name].sized("tiny"), inference(workloads[name].sized("tiny"))):
         torch.cuda.reset_peak_memory_stats()
@@ -72,7 +72,7 @@ def test_on_the_pretend_device(name):
 
 
 @pytest.mark.fakegpu
-def test_a_laptop_size_on_the_pretend_device():
+def test_a_laptop_size_on_the_simulated_gpu():
     with memlab.track("gpt", show=False) as run:
         run_of(workloads["gpt"].sized("laptop"), steps=1)()
     assert run.peak_allocated_bytes > 250 << 20

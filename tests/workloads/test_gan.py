@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from jobbing import JOBS, jobs  # noqa: F401
+from job_runs import JOBS, jobs  # noqa: F401
 from torch.nn.functional import binary_cross_entropy_with_logits as judged
 
 import memlab

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from jobbing import JOBS, jobs  # noqa: F401
+from job_runs import JOBS, jobs  # noqa: F401
 from torch import nn
 
 import memlab

@@ -9,7 +9,7 @@ import numpy as np
 from memlab.trace import Blocks, Device, Events, Gap, Kind, MadeBy, MarkKind, Marks, Phase, Samples, Trace
 from memlab.trace.columns import Array
 
-GPU = Device(0, "Pretend 8", capacity_bytes=1 << 33)
+GPU = Device(0, "Fake 8", capacity_bytes=1 << 33)
 HOST = Device(-1, "a processor")
 
 

@@ -1,4 +1,4 @@
-"""Two training steps of each model on either side: `python -m third_party.sides native|fake|inside MODULE OUTPUT [NAME...]`.
+"""Two training steps of each model on either side: `python -m third_party.run_steps native|fake|inside MODULE OUTPUT [NAME...]`.
 
 `inside` is fake CUDA where the libraries are imported within it, too. Writes a JSON: model -> [peak of bytes in blocks of
 512, events] or "!error".

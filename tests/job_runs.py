@@ -1,4 +1,4 @@
-"""Jobs in tests: run one with techniques under a tally, and know its peak, its results and its buffers."""
+"""Jobs in tests: run one with techniques under the CPU tracker; check its peak, results and buffers."""
 
 from __future__ import annotations
 

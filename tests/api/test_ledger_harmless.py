@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from celling import cells, level, paths  # noqa: F401
+from ledger_cells import cells, level, paths  # noqa: F401
 
 from memlab.api import ledger as cell_ledger
 from memlab.api import live_set
@@ -240,7 +240,7 @@ def test_a_total_that_keeps_the_graph_of_every_step_does_not_end_the_process():
     code = """
 import sys
 sys.path.insert(0, "tests")
-from celling import Cells
+from ledger_cells import Cells
 cells = Cells()
 cells.run("w = torch.ones(30, requires_grad=True); total = torch.zeros(())")
 for i in range(36):

@@ -1,4 +1,4 @@
-"""Both sides of a comparison, each in a process of its own: `python -m kernel_calls.sides native|fake MODULE OUTPUT`.
+"""Both sides of a comparison, each in a process of its own: `python -m kernel_calls.run_calls native|fake MODULE OUTPUT`.
 
 Writes a JSON of case -> events: "+bytes#number" of each allocation and "-bytes#number" of each free, in order, or "!error";
 what was allocated earlier has no number.
@@ -22,7 +22,7 @@ import torch
 MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
 """Those of the simulated GPU."""
 SETTLE_S = 0.01
-"""The engine's thread lets go of the last gradients a moment after the call."""
+"""The engine's thread frees the last gradients a moment after the call."""
 
 
 def native(cases: Any) -> dict[str, list[str]]:
@@ -51,10 +51,10 @@ def _recorded(body: Any) -> list[str]:
 
 
 def fake(cases: Any, capability: tuple[int, int]) -> dict[str, list[str]]:
-    return {name: _guarded(lambda setup=setup: _foretold(setup, capability)) for name, setup in cases.items()}
+    return {name: _guarded(lambda setup=setup: _predicted(setup, capability)) for name, setup in cases.items()}
 
 
-def _foretold(setup: Any, capability: tuple[int, int]) -> list[str]:
+def _predicted(setup: Any, capability: tuple[int, int]) -> list[str]:
     from memlab.fake_cuda import FakeCuda
     from memlab.trace.columns import Kind
 
@@ -86,7 +86,7 @@ def _guarded(run: Any) -> list[str]:
 
 
 def ordered(events: list[str]) -> list[str]:
-    """Without numbers, and frees that follow each other in any order: two threads let go."""
+    """Without numbers, and frees that follow each other in any order: two threads free memory."""
     out: list[str] = []
     frees: list[str] = []
     for event in (one.partition("#")[0] for one in events):
