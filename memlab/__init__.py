@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
 
-# Name -> the module it lives in; nothing is imported before it is asked for, so that `import memlab` costs nothing.
+# Name -> the module it lives in; modules are imported on first use, which keeps `import memlab` cheap.
 _PUBLIC = {
     "BudgetExceeded": "memlab.errors",
     "Lab": "memlab.lab",

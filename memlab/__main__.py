@@ -1,11 +1,11 @@
-"""`python -m memlab COMMAND`, or `memlab COMMAND`: what is done once per machine, outside of notebooks."""
+"""`python -m memlab COMMAND`, or `memlab COMMAND`: what is run once per machine, outside notebooks."""
 
 from __future__ import annotations
 
 import sys
 
 USAGE = """memlab calibrate    measure this machine's GPU, once, for the predictions made here
-memlab cards        the cards that runs can be predicted for
+memlab cards        the GPUs that runs can be predicted for
 memlab doctor       what can be seen on this machine"""
 
 

@@ -1,4 +1,4 @@
-"""The text of a `%%memtrack` cell: one line is replaced by one line, so that everything below keeps its line number.
+"""The text of a `%%memtrack` cell: the first line is replaced by one line, so all others keep their numbers.
 
 Pure functions of lines, run by IPython several times per cell; nothing is executed here.
 """
@@ -15,7 +15,7 @@ MAGIC = "%%memtrack"
 ARM = "_memlab_arm"
 """The attribute of the shell that the first line of a tracked cell calls."""
 PREDICT = "_memlab_predict"
-"""The attribute of the shell that is called with the whole of a cell that is to be predicted."""
+"""The attribute of the shell that a cell to be predicted is passed to."""
 
 _CALL = re.compile(rf"""(; )?get_ipython\(\)\.{ARM}\((['"])(.*)\2\)""")
 _PREDICTED = re.compile(r"(?<!\S)--predict(?![\w-])")
@@ -27,7 +27,7 @@ def is_tracked(lines: list[str]) -> bool:
 
 
 def body_of(raw: str) -> str:
-    """What stands below the magic in the text of a tracked cell, as it was typed; "" where it is none.
+    """The text of a tracked cell below the magic, as typed; "" for any other cell.
 
     >>> body_of("\\n%%memtrack --name a\\nx = 1\\n")
     'x = 1\\n'
@@ -50,8 +50,8 @@ def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
     """The cell with its first line replaced by a call that starts the run, and the body as it is.
 
     A body that begins with another cell magic is rewritten by IPython first. `from __future__` imports must stay the
-    first statements of a cell, so the call then stands behind the last of them, on the same line. A cell that is to be
-    predicted runs in another process, which gets it as text.
+    first statements of a cell, so the call then follows the last of them, on the same line. A cell to be predicted runs
+    in another process, which gets it as text.
     """
     options = lines[0].removeprefix(MAGIC).strip()
     if _PREDICTED.search(options):
@@ -71,14 +71,14 @@ def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
 def _begun(body: list[str]) -> tuple[list[str], list[str]]:
     """The blank lines above the first line of code, and the rest without an indent that all of it has.
 
-    IPython does both to a cell, but our first line hides the body from it.
+    IPython does both to a cell, but the call in the first line hides the body from it.
     """
     first = next((i for i, line in enumerate(body) if line.strip()), len(body))
     return body[:first], textwrap.dedent("".join(body[first:])).splitlines(keepends=True)
 
 
 def _end_of_future_imports(body: list[str]) -> tuple[int, int] | None:
-    """(row, column) behind the last `from __future__` import with which a cell begins, None if there is none."""
+    """(row, column) after the last `from __future__` import at the start of a cell; None if there is none."""
     place = end = None
     words: list[str] = []  # the first two of the statement
     try:

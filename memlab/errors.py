@@ -1,10 +1,10 @@
-"""Every error memlab raises: one base class and its few children."""
+"""All errors that memlab raises: one base class and its subclasses."""
 
 from __future__ import annotations
 
 
 class MemlabError(Exception):
-    """The base of every error that memlab raises."""
+    """The base class of all errors that memlab raises."""
 
 
 class TraceError(MemlabError):
@@ -28,4 +28,4 @@ class DoesNotApply(MemlabError):
 
 
 class ClaimRefuted(MemlabError, AssertionError):
-    """A lesson claimed something that is not so on this machine."""
+    """A lesson's claim does not hold on this machine."""

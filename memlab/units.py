@@ -14,7 +14,7 @@ GiB = 1 << 30
 TiB = 1 << 40
 
 _UNITS = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
-# People type "2GB" for a card's memory; cards and PyTorch's messages mean the binary unit, so both spellings do.
+# People type "2GB" for GiB, and GPU vendors and old PyTorch messages mean it so: both spellings are binary.
 _SPELLINGS = {"": 1, "b": 1} | {
     spelling: size
     for letter, size in zip("kmgt", (KiB, MiB, GiB, TiB), strict=True)
@@ -30,7 +30,7 @@ def format_bytes(count: int) -> str:
     """
     if abs(count) < KiB:
         return f"{count} B"
-    # Half a last digit below a unit would be written 1024.0 of the one below.
+    # Just below a unit, rounding would give 1024.0 of the smaller one.
     unit = next(name for name in ("TiB", "GiB", "MiB", "KiB") if abs(count) >= 0.99996 * _UNITS[name])
     value = count / _UNITS[unit]
     return f"{value:.2f} {unit}" if abs(value) < 99.995 else f"{value:.1f} {unit}"
@@ -150,7 +150,7 @@ def number_of(count: int, what: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that cannot break a line or steer a terminal: whatever cannot be printed becomes a space."""
+    """Replace unprintable characters by spaces, so that text cannot break a line or send terminal escapes."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's CUDA caching allocator in pure Python: the rules, the tracker along known addresses, and the allocator itself."""
+"""PyTorch's CUDA caching allocator in pure Python: its rules, a tracker for recorded addresses, and the allocator itself."""
 
 from memlab.allocator.blocks import Block
 from memlab.allocator.caching import CachingAllocator

@@ -1,4 +1,4 @@
-"""Blocks of a segment, linked in the order of their addresses, and the free ones of a stream in the order of best fit."""
+"""Blocks of a segment as a linked list by address, and the free blocks of a stream in best-fit order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANK_BITS = 102
 
 
 class Segment(NamedTuple):
-    """Where the addresses begin that an expandable segment maps pages into, and how large its pages are."""
+    """The first address an expandable segment maps pages to, and its page size."""
 
     address: int
     page: int
@@ -23,8 +23,8 @@ class Segment(NamedTuple):
 class Block:
     """A range of one segment: in use, free, or (in an expandable segment) not mapped.
 
-    `size` is what it takes, `requested_bytes` what was asked; `serial` decides between free blocks of one size (see
-    `rules.Ties`). `is_busy` until its owner freed it and no other stream uses it; `uses` are the other streams; `born` is
+    `size` is the allocated size, `requested_bytes` the requested one; `serial` decides between free blocks of one size (see
+    `rules.Ties`). `is_busy` until its owner has freed it and no other stream uses it; `uses` are the other streams; `born` is
     the number of searches of its pool when it became free, `key` its place among the free ones.
     """
 
@@ -58,7 +58,7 @@ class Block:
 
     @property
     def room(self) -> int:
-        """How large a free block is, with the unmapped range behind it that it can grow into."""
+        """The size of a free block, including the unmapped range after it that it can grow into."""
         after = self.next
         return self.size + (after.size if after is not None and not after.is_mapped else 0)
 
@@ -77,22 +77,22 @@ class StreamPool:
     unmapped: list[Block] = field(default_factory=list)
 
     def add(self, block: Block) -> None:
-        """Make a block one of the free ones."""
+        """Add a block to the free list."""
         key = block.key = block.size << RANK_BITS | block.serial << ADDRESS_BITS | block.address
         insort(self.keys, key)
         self.blocks[key] = block
 
     def remove(self, block: Block) -> None:
-        """Take a block out of the free ones."""
+        """Remove a block from the free list."""
         del self.keys[bisect_left(self.keys, block.key)]
         del self.blocks[block.key]
 
     def first(self, size: int) -> int:
-        """The position of the smallest free block of at least this size; the number of them where there is none."""
+        """The position of the smallest free block of at least this size; the length of the list if there is none."""
         return bisect_left(self.keys, size << RANK_BITS)
 
     def at(self, position: int) -> Block | None:
-        """The free block at a position of the order of best fit."""
+        """The free block at a position in best-fit order."""
         return self.blocks[self.keys[position]] if 0 <= position < len(self.keys) else None
 
     def in_order(self) -> list[Block]:
@@ -100,11 +100,11 @@ class StreamPool:
         return [self.blocks[key] for key in self.keys]
 
     def add_unmapped(self, block: Block) -> None:
-        """Note a range that is not mapped."""
+        """Add an unmapped range."""
         insort(self.unmapped, block, key=_address)
 
     def remove_unmapped(self, block: Block) -> None:
-        """Forget a range that is not mapped."""
+        """Remove an unmapped range."""
         del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
 
 
@@ -122,7 +122,7 @@ def put_between(block: Block, before: Block | None, after: Block | None) -> None
 
 
 def absorb(block: Block, neighbour: Block | None) -> int:
-    """Join a free neighbour into `block`, whose object stays (try_merge_blocks): what it brought, in bytes."""
+    """Merge a free neighbour into `block`, whose object stays (try_merge_blocks); return the bytes gained."""
     if neighbour is None or neighbour.is_busy or neighbour.is_mapped != block.is_mapped:
         return 0
     if neighbour.is_mapped:

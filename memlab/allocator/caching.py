@@ -1,9 +1,9 @@
 """PyTorch's CUDA caching allocator in pure Python: the same blocks, segments, retries and failures for the same requests.
 
-It decides addresses as `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp does (2.12 to 2.15), for one device.
+It chooses addresses as `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp does (2.12 to 2.15), for one device.
 
 Limits: no private pools (CUDA graphs, MemPool), no CUDA IPC; the driver's own fragmentation is not known. Work on other
-streams (`record_stream`) is taken as done when the next allocation comes, unless `waits_for_events` is set.
+streams (`record_stream`) is considered finished at the next allocation, unless `waits_for_events` is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memlab.errors import MemlabError
 from memlab.trace.columns import Kind
 
 FIRST_ADDRESS = 0x7F00_0000_0000
-"""Where segments begin: about where the driver puts them, and below 2**53, which viewers in JavaScript need."""
+"""The address of the first segment: similar to the driver's, and below 2**53 for viewers written in JavaScript."""
 
 
 class CachingAllocator(Segments):
@@ -31,9 +31,9 @@ class CachingAllocator(Segments):
     `torch.cuda.set_per_process_memory_fraction`; `on_event(kind, address, size, stream)` is called for every segment
     event and for an out-of-memory (whose address is what the driver had free, as in PyTorch's history). `torch_version`
     matters where free blocks of one size compete (see `Ties`; without it as in 2.12 and 2.13), before 2.12 also where the
-    driver puts segments: `place(size, stream)` may tell, else they follow one another from `first_address`.
+    driver puts segments: `place(size, stream)` may say so; otherwise they are consecutive from `first_address` on.
 
-    `total_bytes` is the memory of the device, `reserved_bytes` what it holds of it, `peak_reserved_bytes` the most it held.
+    `total_bytes` is the memory of the device, `reserved_bytes` the reserved part of it, `peak_reserved_bytes` its peak.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CachingAllocator(Segments):
         return f"<CachingAllocator: {self.allocated_bytes} bytes allocated, {self.reserved_bytes} reserved>"
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Take no more than this share of the device, as `torch.cuda.set_per_process_memory_fraction`."""
+        """Use at most this fraction of the device, as `torch.cuda.set_per_process_memory_fraction`."""
         if not 0 <= fraction <= 1:
             raise MemlabError(f"memory_fraction must lie between 0 and 1, got {fraction}")
         self.memory_fraction = fraction
@@ -75,7 +75,7 @@ class CachingAllocator(Segments):
         self._ages = fraction < 1 and self.settings.garbage_collection_threshold > 0
 
     def grow(self, nbytes: int) -> None:
-        """Give the device more memory: for dry runs that are to go on where it is full."""
+        """Give the device more memory: for dry runs that should continue when it is full."""
         self.total_bytes += nbytes
         self.set_memory_fraction(self.memory_fraction)
 
@@ -83,31 +83,31 @@ class CachingAllocator(Segments):
 
     @property
     def num_alloc_retries(self) -> int:
-        """How often the driver refused and all that was cached went back to it."""
+        """How often the driver refused and all cached memory was returned to it (num_alloc_retries)."""
         return self._statistics.num_alloc_retries
 
     @property
     def num_ooms(self) -> int:
-        """How often nothing helped."""
+        """How often that did not help either (num_ooms)."""
         return self._statistics.num_ooms
 
     def memory_stats(self) -> dict[str, int]:
-        """What `torch.cuda.memory_stats` would say, as far as it applies (no private pools)."""
+        """The same dictionary as `torch.cuda.memory_stats`, without private pools."""
         return self._statistics.as_dict()
 
     def reset_peaks(self) -> None:
-        """Count peaks anew from here on, as `torch.cuda.reset_peak_memory_stats`."""
+        """Reset the peaks, as `torch.cuda.reset_peak_memory_stats`."""
         self._statistics.reset_peaks()
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def reset_accumulated(self) -> None:
-        """Count totals, retries and failures anew, as `torch.cuda.reset_accumulated_memory_stats`."""
+        """Reset totals, retries and failures, as `torch.cuda.reset_accumulated_memory_stats`."""
         self._statistics.reset_accumulated()
 
     # --- allocating ---
 
     def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
-        """Hand out a block; None for no bytes, as PyTorch's null pointer. Raises `OutOfMemory`."""
+        """Allocate a block; None for 0 bytes, like PyTorch's null pointer. Raises `OutOfMemory`."""
         size = self._rounded.get(nbytes) or self._round(nbytes)
         if not size:
             return None
@@ -136,13 +136,13 @@ class CachingAllocator(Segments):
         return size
 
     def _search(self, home: StreamPool, size: int) -> Block | None:
-        """The free block that fits best (get_free_block), where expandable segments and oversize blocks have a say."""
+        """The free block that fits best (get_free_block), with the exceptions for expandable segments and oversize blocks."""
         position = home.first(size)
         block = home.at(position)
         if block is None:
             return None
         if self.settings.expandable_segments:
-            # What a block can grow to counts as its size, so the search goes on while the next one can grow less.
+            # A block counts with the size it can grow to, so the search continues while the next one can grow less.
             while (larger := home.at(position + 1)) is not None and larger.room < block.room:
                 position, block = position + 1, larger
         if not self.settings.fits(block.size, size):
@@ -151,7 +151,7 @@ class CachingAllocator(Segments):
         return block
 
     def _hand_out(self, block: Block, size: int, nbytes: int) -> Block:
-        """Split what is too large and count (alloc_found_block): the low part is a new block, the rest keeps its object."""
+        """Split the block if it is too large, and count it (alloc_found_block): the low part becomes a new block."""
         home, before = block.home, block.previous
         rest = block.size - size
         splits = split_bytes = 0
@@ -205,7 +205,7 @@ class CachingAllocator(Segments):
     # --- freeing ---
 
     def free(self, block: Block | None) -> None:
-        """Take a block back; where another stream has used it, it is *allocated* no more but cannot be used yet."""
+        """Free a block. If another stream has used it, it is no longer *allocated* but cannot be reused yet."""
         if block is None:
             return
         if not block.is_allocated:
@@ -219,12 +219,12 @@ class CachingAllocator(Segments):
             self._release(block, FREE)
 
     def record_stream(self, block: Block | None, stream: int) -> None:
-        """Note that another stream uses a block: once freed it waits for that stream. Its own stream is passed over."""
+        """Record that another stream uses a block: once freed it waits for that stream. Its own stream is ignored."""
         if block is not None and stream != block.home.stream:
             block.uses = {*(block.uses or ()), stream}
 
     def complete(self, block: Block) -> None:
-        """The other streams are done with a block that was freed: now it can be used again."""
+        """The other streams have finished with a freed block: it can be reused."""
         if block not in self._pending:
             raise MemlabError(f"{block!r} does not wait for another stream")
         del self._pending[block]
@@ -241,7 +241,7 @@ class CachingAllocator(Segments):
             self.complete(block)
 
     def _release(self, block: Block, what: int) -> None:
-        """Join a block with its free neighbours and make it free (free_block): the object of the block stays."""
+        """Merge a block with its free neighbours and add it to the free list (free_block); its object stays."""
         home, size, requested = block.home, block.size, block.requested_bytes
         block.is_busy = False
         self.requested_bytes -= requested
@@ -255,7 +255,7 @@ class CachingAllocator(Segments):
         else:
             home.add(block)
         if block.segment is not None:
-            splits = split_bytes = 0  # PyTorch leaves expandable segments out: their pages can always be given back
+            splits = split_bytes = 0  # PyTorch excludes expandable segments: their pages can always be returned
         elif block.previous is not None or block.next is not None:
             splits, split_bytes = splits + 1, split_bytes + block.size
         self._journal.append((what, home.is_small, size, requested, splits, split_bytes))

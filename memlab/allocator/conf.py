@@ -15,7 +15,7 @@ from memlab.allocator.rules import INTERVALS, LARGE_SEGMENT, MIN_LARGE_ALLOC, Se
 from memlab.errors import MemlabError
 from memlab.units import MiB
 
-_LIMIT_MB = 1 << 40  # what is above cannot be meant; PyTorch's size_t would wrap around
+_LIMIT_MB = 1 << 40  # larger values are mistakes; PyTorch's size_t would wrap around
 _WITHOUT_EFFECT = {
     "release_lock_on_cudamalloc",
     "release_lock_on_hipmalloc",
@@ -41,7 +41,7 @@ def parse_conf(text: str) -> Settings:
     """
     found: dict[str, Any] = {}
     pairs = _pairs("".join(text.split()))
-    # Other sizes are compared with that of large segments, wherever it stands (2.12.1 on the simulated GPU).
+    # Other sizes are compared with that of large segments, wherever in the text it is set (2.12.1 on the simulated GPU).
     for key, value in sorted(pairs, key=lambda pair: pair[0] != "large_segment_size_mb"):
         if key in _READERS:
             field, read = _READERS[key]
@@ -67,7 +67,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _megabytes(key: str, value: str, large_segment: int) -> int:
-    """A size that must not be below the large segments, as far as they are set by now; these must be above 10 MiB."""
+    """A size that must not be below the large segments, as set so far; those must be above 10 MiB."""
     if not value.isdecimal() or int(value) >= _LIMIT_MB:
         raise ConfError(f"{key} must be a whole number of MiB, got {value[:60]!r}")
     size = int(value) * MiB
@@ -105,7 +105,7 @@ def _divisions(key: str, value: str, _: int) -> tuple[int, ...]:
     if not value.endswith("]"):
         raise ConfError(f"{key}: the list is not closed: {value[:60]!r}")
     table = [0] * INTERVALS
-    last, is_first = 0, True  # the first size speaks for all below it, ">" for all above the one before
+    last, is_first = 0, True  # the first size also covers all below it, ">" all above the one before
     for entry in filter(None, value[1:-1].split(",")):
         size, _colon, steps = entry.partition(":")
         count = _steps(key, steps, least=0)
@@ -122,7 +122,7 @@ def _divisions(key: str, value: str, _: int) -> tuple[int, ...]:
 
 
 def _steps(key: str, value: str, least: int) -> int:
-    """A power of two; also 0, which stands for no divisions in a list, where that may be."""
+    """A power of two; also 0 (no divisions), where a list allows it."""
     if not value.isdecimal() or int(value).bit_count() > 1 or int(value) < least:
         raise ConfError(f"{key}: the number of divisions must be a power of two, got {value[:60]!r}")
     return int(value)

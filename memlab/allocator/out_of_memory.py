@@ -1,4 +1,4 @@
-"""Out of memory: the exception, with the text that PyTorch would show."""
+"""The out-of-memory exception, with the message that PyTorch would show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ADVICE = (
 
 @dataclass(eq=False, repr=False)
 class OutOfMemory(MemlabError):
-    """The simulated device is full: `requested_bytes` is what was asked for, the other sizes are the state it was in.
+    """The simulated device is full: `requested_bytes` is the request, the other sizes are its state.
 
     The text is PyTorch's (TORCH_CHECK_WITH(OutOfMemoryError, ...) in DeviceCachingAllocator::malloc); `limit_bytes` is None
     without a memory fraction.

@@ -1,15 +1,15 @@
-"""A trace of requests, replayed: what the caching allocator of a GPU would have made of them.
+"""Replay the requests of a trace through the caching allocator of a given GPU.
 
-A predicted trace knows what was asked, when and on which stream. `simulate` asks the simulated allocator for it and gives
-the trace that a measurement would have given: addresses, allocated bytes, segments, and the end where memory runs out.
+A predicted trace has the requests, their order and streams. `simulate` sends them to the simulated allocator and returns
+the trace a measurement would have given: addresses, allocated bytes, segments, and an end where memory runs out.
 
-What the program did besides allocating and freeing stands in the notes of a dry run's trace (`REQUESTS`), or in rows: a row
+Whatever else the program did is in the notes of a dry run's trace (`REQUESTS`), or in rows: a row
 SEGMENT_FREE of 0 bytes means that it emptied the cache there, a row OOM that an allocation failed there and it went on (it
-is asked for again here), a row FREE_PENDING that another stream still used a block. The result has rows for all of it, so
+is requested again here), a row FREE_PENDING that another stream still used a block. The result has rows for all of it, so
 that it can be simulated again, for another GPU. Rows of other devices pass through.
 
-Limits: the program is not run again, so that what it would have done otherwise on this GPU is not known: where it failed
-to allocate and this GPU has room, the trace goes on as if it had failed, and a note says so.
+Limits: the program is not run again, so it cannot react to this GPU: where an allocation failed when it ran and would
+succeed here, the trace continues as if it had failed, and a note says so.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from memlab.trace.trace import Device, Trace
 
 DEVICE = 0
 NOTE = "allocator"
-"""Where the notes of a simulated trace say for which memory it was simulated, and the text of the out-of-memory that ended it."""
+"""The note of a simulated trace with the memory it was simulated for, and the message of the OOM error that ended it."""
 
 REQUESTS = "pretend"
-"""Where the notes of a dry run (`memlab.prediction.probe`) have what is no event, with the rows that it came before:
+"""Where the notes of a dry run (`memlab.prediction.probe`) keep what is not an event, with the row it preceded:
 "emptied" [row], "out_of_memory" [[row, bytes, stream]], "recorded_streams" [[row, block, stream]], "operators" [[row, ...]]."""
 
 _BORN = (int(Kind.PREEXISTING), int(Kind.ALLOC))
@@ -51,9 +51,9 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """An allocation that the trace does not have and the device would: inserted before `row`, freed before `until_row`.
+    """An allocation that the device would make and the trace lacks: inserted before `row`, freed before `until_row`.
 
-    `until_row` None means that it is kept. Rows count the events of the trace to simulate. `source_text` becomes the name
+    With `until_row` None it is never freed. Rows count the events of the trace to simulate. `source_text` becomes the name
     of the block: what it is, and how that is known.
     """
 
@@ -68,9 +68,9 @@ class Workspace:
 def simulate(
     trace: Trace, total_bytes: int, conf: str | Settings = "", context_bytes: int = 0, extras: Iterable[Workspace] = ()
 ) -> Trace:
-    """The trace as the caching allocator of a device of `total_bytes` would have made it, in the torch of the trace.
+    """The trace as the caching allocator of a device of `total_bytes` would produce it, for the trace's torch version.
 
-    What comes after an allocation that does not fit is cut, marks and samples too.
+    Everything after an allocation that does not fit is dropped, marks and samples too.
     """
     extras, rows = tuple(extras), len(trace.events)
     for extra in extras:
@@ -85,13 +85,13 @@ def simulate(
     replay.allocator = CachingAllocator(
         total_bytes, conf, context_bytes, on_event=replay.on_segment, torch_version=version
     )
-    replay.allocator.waits_for_events = True  # the rows say when another stream was done
+    replay.allocator.waits_for_events = True  # the rows say when another stream had finished
     replay.go()
     return replay.trace()
 
 
 class _Replay:
-    """One replay: the rows written so far, which row of theirs each row of the source became, and what is alive."""
+    """The state of one replay: rows written, which of them each row of the source became, live blocks."""
 
     allocator: CachingAllocator
 
@@ -115,7 +115,7 @@ class _Replay:
         self._write(kind, -1, asked, allocated, stream, address)
 
     def go(self) -> None:
-        """Ask for everything in order, up to the first allocation that does not fit."""
+        """Replay all requests in order, up to the first that does not fit."""
         events, first_row = self.source.events, self.source.first_row
         columns = zip(*(column.tolist() for column in events.arrays().values()), strict=True)
         before = self._before_rows()
@@ -136,7 +136,7 @@ class _Replay:
             self._note_start()
 
     def _before_rows(self) -> dict[int, list[Callable[[], None]]]:
-        """Row -> what happens before it: what the notes have, then workspaces that go, then those that come."""
+        """Row -> what happens before it: events from the notes, then workspaces freed, then workspaces allocated."""
         found: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
         notes = self.source.notes.get(REQUESTS, {})
         for row, number, stream in notes.get("recorded_streams", ()):
@@ -194,9 +194,9 @@ class _Replay:
         self._write(kind, number, requested, size, stream, address)
 
     def _free(self, number: int) -> None:
-        """The end of a block: also the second half, where it waited for another stream."""
+        """Free a block; also the second half of it, where it waited for another stream."""
         if number not in self.alive:
-            return  # it waited for another stream, and a synchronisation ended that already
+            return  # it waited for another stream, and a synchronisation has already completed it
         block = self.alive[number]
         if block is None:
             del self.alive[number]
@@ -211,7 +211,7 @@ class _Replay:
             self._write(Kind.FREE, number, block.requested_bytes, size, block.stream, address)
 
     def _complete(self) -> None:
-        """Where only the notes tell of other streams, those are done by the next request, as the allocator has it."""
+        """If only the notes mention other streams, those have finished by the next request, as in the allocator."""
         numbers, self.done_by_next_request = self.done_by_next_request, []
         for number in numbers:
             self._free(number)
@@ -225,7 +225,7 @@ class _Replay:
         self._write(Kind.FREE_PENDING, number, 0, size, stream, address)
 
     def _fail_again(self, requested: int, stream: int) -> None:
-        """An allocation that failed where the trace was made; the program survived it if it asked for more afterwards."""
+        """An allocation that failed when the trace was made; the program survived it if more requests follow."""
         self._complete()
         try:
             block = self._watch(lambda: self.allocator.malloc(requested, stream))
@@ -237,7 +237,7 @@ class _Replay:
         self.survived_elsewhere += 1
 
     def _watch(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Do something that may synchronise: blocks that waited for other streams are free before segments go."""
+        """Do something that may synchronise: blocks waiting for other streams become free before segments are released."""
         waiting, at = self.allocator.pending, len(self.rows)
         try:
             return ask()
@@ -257,7 +257,7 @@ class _Replay:
     # --- the trace ---
 
     def trace(self) -> Trace:
-        """The source with the rows written, and everything that refers to rows referring to these."""
+        """The source with the new rows, and all references to rows renumbered."""
         source, made_by = self.source, self.source.made_by
         events = Events(*np.array(self.rows, np.int64).reshape(-1, 8).T)
         begins = np.array([*self.begins, len(events)], np.int64)
@@ -302,7 +302,7 @@ class _Replay:
         )
 
     def _notes(self, begins: list[int]) -> dict[str, Any]:
-        """The notes of the source without what of them is rows now, and a note of this replay."""
+        """The notes of the source, without those that became rows, plus a note about this replay."""
         notes = dict(self.source.notes)
         if REQUESTS in notes:
             own = {key: value for key, value in notes[REQUESTS].items() if key not in _ROWS_NOW}

@@ -19,13 +19,13 @@ MIN_BLOCK = 512
 SMALL_SIZE = 1 * MiB
 """kSmallSize: the largest (rounded) size that is taken from the small pool."""
 SMALL_SEGMENT = 2 * MiB
-"""kSmallBuffer: what the small pool asks of the driver, and the page of its expandable segments."""
+"""kSmallBuffer: the segment size of the small pool, and the page size of its expandable segments."""
 LARGE_SEGMENT = 20 * MiB
-"""kLargeBuffer: what requests below 10 MiB make the large pool ask of the driver, unless `large_segment_size_mb` is set."""
+"""kLargeBuffer: the segment size of the large pool for requests below 10 MiB, unless `large_segment_size_mb` is set."""
 MIN_LARGE_ALLOC = 10 * MiB
 """kMinLargeAlloc: from this size on a request gets a segment of its own size."""
 ROUND_LARGE = 2 * MiB
-"""kRoundLarge: such segments are multiples of it."""
+"""kRoundLarge: the size of such segments is a multiple of it."""
 UNLIMITED = 1 << 62
 """`max_split_size` where none was set: every block may be split."""
 INTERVALS = 16
@@ -34,9 +34,9 @@ INTERVALS = 16
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Those settings of the allocator that decide how large a block becomes, and when segments come and go.
+    """The settings that decide the sizes of blocks, and when segments are allocated and released.
 
-    The last three are not in a snapshot: whoever follows addresses needs none of them.
+    The last three are not in a snapshot, and `BlockTracker` does not need them.
     """
 
     max_split_size: int = UNLIMITED
@@ -120,10 +120,10 @@ def round_to_power2_division(size: int, divisions: int) -> int:
 
 
 class Ties(enum.Enum):
-    """Which of free blocks of one size is taken: it depends on the version of PyTorch.
+    """Which of several free blocks of equal size is used: it depends on the version of PyTorch.
 
-    The sources number blocks (registration_counter, BlockComparator...): all of them one by one, or those of one segment
-    alike, or none; of equal numbers the lowest address is first. Measured with 2.11.0, 2.12.1 and 2.14.0 on a simulated
+    The sources number blocks (registration_counter, BlockComparator...): each block, or each segment, or none; ties are
+    broken by the lowest address. Measured with 2.11.0, 2.12.1 and 2.14.0 on a simulated
     device.
     """
 

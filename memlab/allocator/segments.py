@@ -1,7 +1,7 @@
-"""Where blocks come from when no free one fits: segments of the driver, pages of expandable segments, and the way back.
+"""Where blocks come from when no free one fits: segments of the driver, pages of expandable segments, and how they are returned.
 
-The functions of DeviceCachingAllocator that talk to the driver, in its order of attempts (research of the sources of
-2.12 to 2.15). Line numbers are those of c10/cuda/CUDACachingAllocator.cpp in v2.13.0.
+The functions of DeviceCachingAllocator that talk to the driver, in its order of attempts (2.12 to 2.15).
+Line numbers are those of c10/cuda/CUDACachingAllocator.cpp in v2.13.0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memlab.trace.columns import Kind
 Observer = Callable[[Kind, int, int, int], None]
 """Called with (kind, address, size, stream) of each segment event."""
 Place = Callable[[int, int], int | None]
-"""Asked with (size, stream) where a new segment lies; None where it does not matter."""
+"""Called with (size, stream), returns the address of a new segment; None where it does not matter."""
 
 
 @dataclass(slots=True)
@@ -30,17 +30,17 @@ class Pool:
     searches: int = 0
 
     def open(self, stream: int) -> StreamPool:
-        """The free blocks of a stream that had none."""
+        """A new free list for a stream."""
         home = self.homes[stream] = StreamPool(stream, self.is_small)
         return home
 
     def in_order(self) -> list[Block]:
-        """Its free blocks: by stream, then smallest first."""
+        """Its free blocks by stream, smallest first."""
         return [block for stream in sorted(self.homes) for block in self.homes[stream].in_order()]
 
 
 class Segments:
-    """The half of the allocator that talks to the driver: it obtains free blocks, and gives segments and pages back.
+    """The half of the allocator that talks to the driver: it obtains free blocks and returns segments and pages.
 
     Of `total_bytes` the driver has handed out `_used_bytes`. It never uses the addresses of a segment twice, unless `_place`
     says so; those of expandable segments, which are larger than the device, it does.
@@ -67,18 +67,18 @@ class Segments:
 
     @property
     def free_bytes(self) -> int:
-        """What the driver has left, as cudaMemGetInfo says."""
+        """Free memory of the device, as cudaMemGetInfo reports it."""
         return max(self.total_bytes - self._used_bytes, 0)
 
     def _take(self, size: int) -> bool:
-        """Take memory from the driver, if there is so much."""
+        """Take memory from the driver if it has enough."""
         if size > self.total_bytes - self._used_bytes:
             return False
         self._used_bytes += size
         return True
 
     def _addresses(self, size: int, stream: int) -> int:
-        """A range of addresses, without memory behind it."""
+        """Reserve a range of addresses, without memory."""
         if self._place is not None and (told := self._place(size, stream)) is not None:
             return told
         if again := self._given_back.get(size):
@@ -88,7 +88,7 @@ class Segments:
         return address
 
     def _complete_all(self) -> None:
-        """Return the blocks that wait for other streams: it is called where PyTorch synchronises."""
+        """Return the blocks that wait for other streams: called where PyTorch synchronises."""
         raise NotImplementedError
 
     def _new_serial(self, parent: Block | None = None) -> int:
@@ -100,7 +100,7 @@ class Segments:
     # --- obtaining ---
 
     def _obtain(self, home: StreamPool, size: int) -> Block | None:
-        """A free block of at least `size` bytes from the driver, by all means in PyTorch's order (L1803-1850)."""
+        """Obtain a free block of at least `size` bytes, trying everything in PyTorch's order (L1803-1850)."""
         if self._limit_bytes is not None and self.settings.garbage_collection_threshold > 0:
             self._collect_garbage(self._limit_bytes)
         block = self._grow(home, size)
@@ -109,11 +109,11 @@ class Segments:
         if block is None:
             self.empty_cache()
             self._statistics.num_alloc_retries += 1
-            block = self._grow(home, size)  # no search in between: a known bug, pytorch issue 189504
+            block = self._grow(home, size)  # no search in between, a known bug: pytorch issue 189504
         return block
 
     def _grow(self, home: StreamPool, size: int) -> Block | None:
-        """alloc_block: the limit counts whole segments also where pages would do."""
+        """alloc_block: the limit is checked for a whole segment even where pages would be enough."""
         segment = self.settings.segment_size(size)
         if self._limit_bytes is not None and self.reserved_bytes + segment > self._limit_bytes:
             return None
@@ -127,7 +127,7 @@ class Segments:
         return Block(address, segment, home, self._new_serial())
 
     def _count(self, kind: Kind, what: int, address: int, change: int, home: StreamPool) -> None:
-        """Keep the figures of a segment or of pages that come (`change` is positive) or go."""
+        """Count a segment or pages that are allocated (`change` is positive) or released."""
         self.reserved_bytes += change
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         self._journal.append((what, home.is_small, change, 0, 0, 0))
@@ -176,7 +176,7 @@ class Segments:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Put pages behind the first `size` bytes of an unmapped range and join it with its free neighbours (map_block)."""
+        """Map pages for the first `size` bytes of an unmapped range and join it with its free neighbours (map_block)."""
         segment, home = block.segment, block.home
         assert segment is not None
         mapped = -(-size // segment.page) * segment.page
@@ -198,7 +198,7 @@ class Segments:
         return True
 
     def _unmap(self, block: Block) -> None:
-        """Take the whole pages inside a free block away; what is left of it at both ends stays free (unmap_block)."""
+        """Unmap the whole pages inside a free block; the remainders at both ends stay free (unmap_block)."""
         segment, home = block.segment, block.home
         assert segment is not None
         begin = segment.address + -(-(block.address - segment.address) // segment.page) * segment.page
@@ -228,7 +228,7 @@ class Segments:
     # --- giving back ---
 
     def empty_cache(self) -> None:
-        """Give what is free back to the driver, as `torch.cuda.empty_cache`: whole segments only, or whole pages.
+        """Return free memory to the driver, as `torch.cuda.empty_cache`: whole segments, or whole pages.
 
         release_cached_blocks: every segment that is wholly free and every free page, the large pool first.
         """
@@ -252,7 +252,7 @@ class Segments:
         self._count(Kind.SEGMENT_FREE, SEGMENT, block.address, -block.size, block.home)
 
     def _release_oversize(self, home: StreamPool, size: int) -> bool:
-        """With `max_split_size`: one oversize block that is enough, or several from the largest on (L4026-4077)."""
+        """With `max_split_size`: release one oversize block that is enough, or several, largest first (L4026-4077)."""
         least = self.settings.max_split_size
         if least == UNLIMITED:
             return False
@@ -270,7 +270,7 @@ class Segments:
         return released >= wanted
 
     def _collect_garbage(self, limit_bytes: int) -> None:
-        """Give back what was not used for long, before the driver is asked (garbage_collect_cached_blocks)."""
+        """Release what has not been used for long, before asking the driver (garbage_collect_cached_blocks)."""
         target = self.reserved_bytes - int(self.settings.garbage_collection_threshold * limit_bytes)
         large = self._large
         ages = {block: large.searches - block.born for block in large.in_order() if not block.is_split}

@@ -1,6 +1,6 @@
-"""What PyTorch counts about its allocator (`torch.cuda.memory_stats`), folded from a journal of the events.
+"""What PyTorch counts about its allocator (`torch.cuda.memory_stats`), computed from a journal of the events.
 
-The hot path writes one row per event; currents, peaks and totals are computed from the rows when they are read.
+The hot path writes one row per event; current values, peaks and totals are computed when they are read.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from memlab.allocator.rules import UNLIMITED, Settings
 from memlab.trace.columns import Array
 
 ALLOC, FREE, FREE_PENDING, COMPLETE = range(4)
-"""What a row says: handed out, freed at once, freed while other streams use it, completed afterwards."""
+"""Kinds of rows: allocated, freed at once, freed while other streams use it, completed afterwards."""
 SEGMENT, MAP = 4, 5
-"""A segment comes or goes, pages come or go; the size is negative where they go."""
+"""A segment or pages are allocated or released; the size is negative when released."""
 
 Row = tuple[int, bool, int, int, int, int]
 """(what, whether in the small pool, size, requested, change of the number of inactive splits, change of their bytes)"""
 
 FOLD_AT = 1 << 16
-"""From so many rows on the journal is folded: it costs 0.3 microseconds a row and keeps memory bounded."""
-# What a row adds to these figures, by what it says.
+"""The journal is folded at this many rows, at 0.3 microseconds a row, to keep memory bounded."""
+# What a row adds to these figures, by its kind.
 _ALLOCATED, _ACTIVE = np.array([1, -1, -1, 0, 0, 0]), np.array([1, -1, 0, -1, 0, 0])
 _SEGMENTS, _RESERVED = np.array([0, 0, 0, 0, 1, 0]), np.array([0, 0, 0, 0, 1, 1])
 _COUNTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
@@ -31,7 +31,7 @@ _COUNTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_
 
 @dataclass(slots=True)
 class Stat:
-    """One figure of one pool, as PyTorch's struct of this name."""
+    """One figure of one pool, like PyTorch's struct of this name."""
 
     current: int = 0
     peak: int = 0
@@ -48,7 +48,7 @@ class Stat:
 
 @dataclass(slots=True)
 class Statistics:
-    """The figures of one allocator; `journal` is written by it and read here."""
+    """The figures of one allocator, which writes `journal`."""
 
     settings: Settings
     journal: list[Row] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Statistics:
     _stats: defaultdict[str, Stat] = field(default_factory=lambda: defaultdict(Stat))
 
     def fold(self) -> None:
-        """Read what was written since the last time."""
+        """Fold what was written since the last time."""
         what, is_small, size, requested, splits, split_bytes = np.array(self.journal, np.int64).reshape(-1, 6).T
         self.journal.clear()
         allocated, active, segments = _ALLOCATED[what], _ACTIVE[what], _SEGMENTS[what] * np.sign(size)
@@ -84,7 +84,7 @@ class Statistics:
         self._stats["oversize_segments"].fold(segments * is_oversize)
 
     def reset_peaks(self) -> None:
-        """From here on peaks are counted anew, as after `torch.cuda.reset_peak_memory_stats`."""
+        """Reset the peaks, as `torch.cuda.reset_peak_memory_stats`."""
         self.fold()
         for stat in self._stats.values():
             stat.peak = stat.current

@@ -1,8 +1,8 @@
-"""The state of the allocator along addresses that are known from its history: what each block really took.
+"""The state of the allocator, followed along the addresses in its history: the true size of each block.
 
-History says what was asked and where it was put. What was handed out follows from the free block at that address and
-the rules for splitting, so keeping the free ranges along the addresses gives *allocated* exactly. Nothing is chosen
-here: `CachingAllocator` (predictions) chooses addresses, `BlockTracker` only follows them.
+History has the requested size and the address. The allocated size follows from the free block at that address and
+the rules for splitting, so following the free ranges gives *allocated* exactly. Nothing is chosen here:
+`CachingAllocator` (predictions) chooses addresses, `BlockTracker` only follows them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALLOC, _FREE, _PENDING = int(Kind.ALLOC), int(Kind.FREE), int(Kind.FREE_PENDING
 
 @dataclass(slots=True)
 class LiveBlock:
-    """A block in use: its id, what was asked, what was handed out; `pending` while another stream uses it after its free."""
+    """A block in use: id, requested and allocated bytes; `pending` while another stream uses it after its free."""
 
     block: int
     requested_bytes: int
@@ -34,7 +34,7 @@ class LiveBlock:
 
 @dataclass(frozen=True, slots=True)
 class TrackedEvents:
-    """What `follow` learned, a row per event kept: which block, and what was asked and handed out.
+    """The result of `follow`, a row per event kept: its block, requested and allocated bytes.
 
     `row` is the position in the events followed. A free that is requested and completed at once is one row, FREE.
     """
@@ -50,19 +50,19 @@ class TrackedEvents:
 class BlockTracker:
     """Segments, free ranges and live blocks of one device.
 
-    `inconsistencies` counts events that cannot happen by the rules (a block handed out where nothing was free): they are
-    followed as well as possible, and the figures are no longer exact.
+    `inconsistencies` counts events that contradict the rules (a block allocated where nothing was free): they are followed
+    as well as possible, and the figures are no longer exact.
     """
 
     settings: Settings = field(default_factory=Settings)
     held: dict[int, LiveBlock] = field(default_factory=dict)
     free_size: dict[int, int] = field(default_factory=dict)
     free_start_by_end: dict[int, int] = field(default_factory=dict)
-    walls: Counter[int] = field(default_factory=Counter)  # ends of segments, which free ranges do not reach across
+    walls: Counter[int] = field(default_factory=Counter)  # ends of segments, which free ranges never cross
     reserved_bytes: int = 0
     next_block: int = 0
     inconsistencies: int = 0
-    rounded: dict[int, int] = field(default_factory=dict)  # what requests round up to: programs repeat theirs
+    rounded: dict[int, int] = field(default_factory=dict)  # rounded sizes, cached: programs repeat their requests
 
     @classmethod
     def from_snapshot(
@@ -89,13 +89,13 @@ class BlockTracker:
 
     @property
     def allocated_bytes(self) -> int:
-        """What the allocator counts as allocated."""
+        """Bytes that the allocator counts as allocated."""
         return sum(live.allocated_bytes for live in self.held.values() if not live.pending)
 
     def follow(
         self, kinds: Sequence[int], addresses: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
     ) -> TrackedEvents:
-        """Keep the state along events in order; `sizes` are what was asked, as history has them."""
+        """Follow events in order; `sizes` are the requested ones, as in the history."""
         rows: list[tuple[int, int, int, int, int]] = []
         add, held, alloc = rows.append, self.held, self._alloc
         skip = -1
@@ -152,12 +152,12 @@ class BlockTracker:
         return live
 
     def _unknown(self, address: int, requested: int) -> LiveBlock:
-        """A block whose allocation was not seen: take the size its request rounds up to."""
+        """A block whose allocation was not seen: assume the rounded size of its request."""
         self.inconsistencies += 1
         return self._hand_out(address, requested, self.settings.round(requested), 0)
 
     def _put_free(self, address: int, size: int) -> None:
-        """Add a free range and join it with its free neighbours; segments are walls, expandable ones grow together."""
+        """Add a free range and merge it with its free neighbours, never across segments that are not expandable."""
         end, walls = address + size, self.walls
         before = self.free_start_by_end.pop(address, None) if address not in walls else None
         if before is not None and self.free_size.pop(before, None) is not None:

@@ -1,6 +1,6 @@
-"""What was tried to save memory, as values, and the order in which it is worth its price. Nothing is run here.
+"""Which techniques were tried, what they saved, and how they rank. Nothing is run here.
 
-A saving is the peak before less the peak with the change. Of predictions both are intervals, taken under the same assumptions:
+A saving is the peak before minus the peak with the change. For predictions both are intervals under the same assumptions:
 the low end of one belongs to the low end of the other.
 """
 
@@ -14,14 +14,14 @@ from memlab.units import UNBOUNDED, ByteRange, MiB, format_bytes, number_of
 
 NOTHING = ByteRange(0, 0)
 TIME_FLOOR = 0.1
-"""Extra time below a tenth of a step is not told apart by the few steps that are timed."""
+"""Extra time below a tenth of a step is noise with the few steps that are timed."""
 LEAST_SHARE = 0.01
-"""Of the peak before: what saves less is not worth a line of code."""
+"""A share of the peak before: savings below it are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Techniques that were switched on together, and what came of it; `failed` says why there are no figures.
+    """Techniques that were switched on together, and the result; `failed` says why there are no figures.
 
     `ratio` is the seconds of a step to those before (None: not measured), `results` a verdict of `memlab.compare`, and
     `is_wrong` whether results are further off than the techniques allow. `costs` is whether a step is known to take longer.
@@ -47,30 +47,30 @@ class Tried:
 
     @property
     def name(self) -> str:
-        """The names in one."""
+        """The names, joined."""
         return " + ".join(self.names)
 
     @property
     def least_bytes(self) -> int:
-        """What it saves for certain."""
+        """The lower bound of the saving."""
         return min(self.saved_bytes)
 
 
 def saved(before: ByteRange, after: ByteRange) -> ByteRange:
-    """The smaller and the larger of the differences of the ends; where one has no upper end, what is certain."""
+    """The interval of the saving from two intervals of peaks, paired end by end."""
     if max(*before, *after) >= UNBOUNDED:
         return ByteRange(*before) - ByteRange(*after)
     return ByteRange(*sorted((before[0] - after[0], before[1] - after[1])))
 
 
 def least_saving(before: ByteRange) -> float:
-    """What a technique has to save of a peak to be worth its name."""
+    """The smallest saving that counts, for a peak."""
     low, high = before
     return LEAST_SHARE * (high if high < UNBOUNDED else low)
 
 
 def interval_text(of: ByteRange) -> str:
-    """Two sizes as a text; one where they are the same."""
+    """Two sizes as text; one if they are equal."""
     if max(map(abs, of)) >= UNBOUNDED:
         return str(of)
     low, high = (f"{'−' if one < 0 else ''}{format_bytes(abs(one))}" for one in of)
@@ -78,10 +78,10 @@ def interval_text(of: ByteRange) -> str:
 
 
 def ranked(tried: Iterable[Tried], before: ByteRange) -> list[Tried]:
-    """Those that save something and keep the results, most bytes for their price first.
+    """The trials that save memory and keep the results, most bytes for their price first.
 
-    Where time was measured the price is the extra time; else what is declared to cost none comes first, and what changes
-    training last.
+    Where time was measured the price is the extra time; otherwise techniques declared free come first, and those that
+    change training last.
     """
     least = least_saving(before)
     useful = [one for one in tried if not one.failed and not one.is_wrong and one.least_bytes > least]
@@ -94,7 +94,7 @@ def ranked(tried: Iterable[Tried], before: ByteRange) -> list[Tried]:
 
 
 def cheapest(tried: Iterable[Tried], target_bytes: int) -> Tried | None:
-    """Of all that reach the target for certain the one with the least price; None where none does."""
+    """The cheapest of those certain to reach the target; None if there is none."""
     there = [one for one in tried if not one.failed and not one.is_wrong and max(one.peak_bytes) <= target_bytes]
 
     def price(one: Tried) -> tuple[bool, float, bool, int, int]:
@@ -106,10 +106,10 @@ def cheapest(tried: Iterable[Tried], target_bytes: int) -> Tried | None:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that was found, as plain values: what is shown of an advice.
+    """The outcome of a search as plain values.
 
-    `of` is the peak that is looked at ("allocated" or "device"), `shares` who held it before by category. `tried` are single
-    techniques, `combined` several at once, `left_out` has the name of each that was not tried, and why. `stopped` says why
+    `of` is the peak to lower ("allocated" or "device"), `shares` who held it before by category. `tried` are single
+    techniques, `combined` several at once, `left_out` maps each technique that was not tried to the reason. `stopped` says why
     the search ended early.
     """
 
@@ -130,35 +130,35 @@ class Findings:
 
     @property
     def reaches(self) -> bool | None:
-        """Whether what is recommended reaches the target for certain; None where none was named."""
+        """Whether the recommendation is certain to reach the target; None without a target."""
         if self.target_bytes is None:
             return None
         return max(self.after_bytes) <= self.target_bytes
 
     @property
     def after_bytes(self) -> ByteRange:
-        """The peak with what is recommended."""
+        """The peak with the recommendation."""
         return self.recommended.peak_bytes if self.recommended is not None else self.before_bytes
 
     @property
     def missed_bytes(self) -> int:
-        """By how much the target is missed, 0 where it is reached or none was named."""
+        """By how much the target is missed; 0 if it is reached or there is none."""
         return max(max(self.after_bytes) - self.target_bytes, 0) if self.target_bytes is not None else 0
 
     def ranking(self) -> list[Tried]:
-        """What was tried alone: what helps first, then what does not, then what failed."""
+        """Single techniques: first those that help, then the others, then those that failed."""
         best = ranked(self.tried, self.before_bytes)
         others = (one for one in self.tried if one not in best)
         rest = sorted(others, key=lambda one: (bool(one.failed), -one.least_bytes))
         return [*best, *rest]
 
     def to_pandas(self) -> Any:
-        """A row for each run that was tried, sizes in bytes."""
+        """One row per run, sizes in bytes."""
         import pandas
 
         sizes = ["peak_low_bytes", "peak_high_bytes", "saved_low_bytes", "saved_high_bytes"]
         rows = []
-        for one in (*self.ranking(), *self.combined):  # what failed has no figures
+        for one in (*self.ranking(), *self.combined):  # failed runs have no figures
             figures = (*ByteRange(*one.peak_bytes).numbers(), *ByteRange(*one.saved_bytes).numbers())
             row = {"techniques": one.name, **dict(zip(sizes, figures, strict=True)), "time_ratio": one.ratio}
             row |= dict.fromkeys(sizes) if one.failed else {}
@@ -168,12 +168,12 @@ class Findings:
         return pandas.DataFrame(rows, columns=columns).astype(dict.fromkeys(sizes, "Int64"))
 
 
-# --- the hint in a report: one line that names the advisor; it promises trying, not saving --------------------------------
+# --- the hint in a report: one line that names `advise`; it promises no saving ------------------------------------
 
 LARGE = 0.5
-"""Of the peak: a category that holds less is not worth a hint to the advisor."""
+"""The share of the peak that a category must hold for a hint."""
 LEAST_BYTES = 32 * MiB
-"""Peaks below are not worth an advice."""
+"""Below this peak there is no hint."""
 PLURAL = {
     "parameter": "parameters",
     "buffer": "buffers",
@@ -186,7 +186,7 @@ PLURAL = {
 
 
 def is_large(shares: Mapping[str, int]) -> bool:
-    """Whether one category of tensors holds most of a peak that is worth it."""
+    """Whether one category holds enough of a peak that is large enough."""
     total, name = sum(shares.values()), max(shares, key=lambda one: shares[one], default="")
     return name in PLURAL and total >= LEAST_BYTES and shares[name] >= LARGE * total
 

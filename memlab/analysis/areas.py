@@ -1,7 +1,7 @@
-"""Who held the allocated bytes over time: the level of each category, which together are *allocated* to the byte.
+"""Allocated bytes over time by category; the layers sum to *allocated* exactly.
 
-What an allocated block requested counts for its category from when it comes until its owner frees it; what the allocator
-added is `rounding`. At the peak the layers are what `breakdown(by="category")` says.
+The requested bytes of a block count for its category from its allocation until its owner frees it; what the allocator
+added is `rounding`. At the peak the layers equal `breakdown(by="category")`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memlab.trace.columns import Array, Category
 from memlab.trace.trace import Trace
 
 LAYERS = ("parameter", "buffer", "optimizer", "gradient", "activation", "input", "temporary", "other", ROUNDING)
-"""Every layer there can be, in the order in which they are stacked: what stays lies below what moves."""
+"""All layers in stacking order: long-lived ones at the bottom."""
 
 _LAYER_OF_CATEGORY = np.array([LAYERS.index(category.name.lower()) for category in Category], "u1")
 _ROUNDING = LAYERS.index(ROUNDING)
@@ -25,7 +25,7 @@ _ROUNDING = LAYERS.index(ROUNDING)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Areas:
-    """The bytes of each layer at some moments, as stairs; `layers` has those that ever hold something, in order."""
+    """The bytes of each layer over time, as step functions; `layers` has those that are ever above 0, in order."""
 
     time_ns: Array
     layers: Mapping[str, Array]
@@ -36,7 +36,7 @@ class Areas:
         return sum(self.layers.values(), np.zeros(len(self.time_ns), np.int64))
 
     def at(self, index: Array) -> Areas:
-        """The same at some of its moments only."""
+        """The same at selected times."""
         return Areas(self.time_ns[index], {name: level[index] for name, level in self.layers.items()})
 
     def edges(self) -> dict[str, Array]:
@@ -46,7 +46,7 @@ class Areas:
 
 
 def has_categories(trace: Trace, device: int) -> bool:
-    """Whether anybody told the category of a block of this device."""
+    """Whether any block of this device has a category."""
     if not trace.blocks.category.any() and not len(trace.recategorised):
         return False
     events = trace.events
@@ -59,7 +59,7 @@ def areas(trace: Trace, device: int, line: Timeline | None = None) -> Areas:
     line = line or timeline(trace, device)
     stops = np.maximum(line.row, trace.first_row - 1)  # rows, ascending; -1 is the start
     born, died = lives(trace, device)
-    known_in = np.where(born >= 0, born, died)  # of one that nobody saw coming only the end tells
+    known_in = np.where(born >= 0, born, died)  # where the allocation was not seen, only the free tells
     block = np.flatnonzero(known_in < len(trace.events))
     size = np.zeros(len(born), np.int64)
     size[block] = trace.events.requested_bytes[known_in[block]]

@@ -70,9 +70,9 @@ def breakdown(
 ) -> Breakdown:
     """The bytes at the peak of `of` ("allocated", "reserved" or "device") on one device, by `by`.
 
-    What is requested is shared out; `rounding` is what the allocator added to it. Of "reserved", `cached` is what it held
-    without use; of "device", `context` is what else this process took, then `other processes`, or `unknown` for both where
-    the driver does not tell processes apart.
+    Requested bytes are attributed; `rounding` is what the allocator added. For "reserved", `cached` is free memory it
+    held; for "device", `context` is what else this process used, then `other processes`, or `unknown` for both where
+    the driver does not distinguish processes.
     """
     if by not in BY:
         raise MemlabError(f"cannot break down by {by!r}. Choose one of {', '.join(BY)}.")
@@ -89,13 +89,13 @@ def breakdown(
 
 
 def _seen(at: Peak, of: str) -> Peak:
-    if at.row < 0 and at.time_ns != 0:  # the start has no row, and time 0
+    if at.row < 0 and at.time_ns != 0:  # the start has no row and time 0
         raise MemlabError(f"what held the peak of {of} is unknown: its events were lost ({at.source}).")
     return at
 
 
 def _shares(trace: Trace, device: int, by: str, row: int, reserved_bytes: int = -1) -> dict[str, int]:
-    """What was requested after event `row` by name, then rounding and, where *reserved* is given, what was cached."""
+    """Requested bytes by name after event `row`, then rounding and, where *reserved* is given, cached."""
     rows = alive_at(trace, device, row)
     requested, allocated = trace.events.requested_bytes[rows], trace.events.allocated_bytes[rows]
     names, number = np.unique(names_of(trace, rows, by, row).astype(str), return_inverse=True)
@@ -109,13 +109,13 @@ def _shares(trace: Trace, device: int, by: str, row: int, reserved_bytes: int = 
 
 
 def _of_device(trace: Trace, device: int, by: str) -> dict[str, int]:
-    """The shares of what the driver reported: those of *reserved* then, and what else the device held."""
+    """The shares of what the driver reported: those of *reserved* at that time, and the rest of the device."""
     top = device_peak(trace, device)
     if top is None:
         raise MemlabError("the driver's figure was never read in this run: nothing is known of the whole device.")
     at = peak(trace, device, "reserved")
     mine = trace.samples.rows((trace.samples.device == device) & (trace.samples.used_bytes >= 0))
-    if not len(mine):  # a prediction: nobody read a driver
+    if not len(mine):  # a prediction: there is no driver
         reserved = min(_seen(at, "device").low_bytes, top.low_bytes)
         return _shares(trace, device, by, at.row, reserved) | {CONTEXT: top.low_bytes - reserved}
     if top.low_bytes == int(mine.used_bytes.max()):
@@ -129,14 +129,14 @@ def _of_device(trace: Trace, device: int, by: str) -> dict[str, int]:
     reserved = min(reserved, top.low_bytes)  # the driver was read a moment before or after
     shares, others = _shares(trace, device, by, row, reserved), top.low_bytes - reserved
     own, its_reserved = int(mine.own_bytes[sample]), int(mine.reserved_bytes[sample])
-    if own < 0 or its_reserved < 0:  # the driver does not tell processes apart
+    if own < 0 or its_reserved < 0:  # the driver does not distinguish processes
         return shares | {UNKNOWN: others}
     context = min(max(own - its_reserved, 0), others)
     return shares | {CONTEXT: context, OTHER_PROCESSES: others - context}
 
 
 def names_of(trace: Trace, rows: Array, by: str, row: int) -> Array:
-    """The name of the block of each of these rows, as it is after event `row`."""
+    """The name of each block, as of event `row`."""
     block = trace.events.block[rows]
     category = _CATEGORIES[categories_at(trace, row)[block]]
     if by == "category":
@@ -151,7 +151,7 @@ def names_of(trace: Trace, rows: Array, by: str, row: int) -> Array:
         return texts[index]
 
     own = text("name", "")
-    if by == "tensor":  # what has no name is called after its category and where it was made
+    if by == "tensor":  # unnamed blocks are called after their category and where they were made
         module, line = trace.blocks.module[block], trace.blocks.line[block]
         place = np.where(module >= 0, text("module", ""), text("line", ""))
         known = (module >= 0) | (line >= 0)
@@ -163,9 +163,9 @@ def names_of(trace: Trace, rows: Array, by: str, row: int) -> Array:
 
 
 def workspaces(trace: Trace) -> Array:
-    """Of each block whether it is a workspace that a math library took for itself and keeps; a last one, False, for block -1.
+    """For each block whether it is a workspace that a math library keeps; the last entry, False, is for block -1.
 
-    Wherever it was taken, it belongs to no line and no module: whoever comes first has the library take it for all.
+    It belongs to no line and no module: the first call that needs it triggers the allocation for all.
     """
     is_one = np.array([text.startswith(WORKSPACE_OF) for text in trace.texts["name"]] + [False])
     return np.append(is_one[trace.blocks.name], False)

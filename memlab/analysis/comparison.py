@@ -1,8 +1,8 @@
-"""Two runs side by side: whose peak is how much higher, and by category, module or line who makes the difference.
+"""Two runs side by side: the difference of their peaks, by category, module or line.
 
-The differences of the shares sum to the difference of the peaks exactly: what nobody saw is a share of its own.
+The differences sum to the difference of the peaks exactly: what was not seen has a row of its own.
 
-Limits: of each run the device with the largest peak counts. Modules and lines are matched by name, lines of a cell that
+Limits: only the device with the largest peak of each run is compared. Modules and lines are matched by name, lines of a cell that
 was changed by their text.
 """
 
@@ -26,9 +26,9 @@ from memlab.trace.trace import Device, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, plain
 
 UNTOLD = "not told apart"
-"""What a peak has above what events tell of it: they were lost, or a predicted card is too small for the run."""
+"""The part of a peak that no event explains: events were lost, or a predicted GPU is too small for the run."""
 _FAR_APART = 4
-"""From so many times the other's duration on, the shorter run would be hard to read on one axis of seconds."""
+"""If one run takes this many times as long, the shorter one is hard to read on an axis of seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class Side:
 
     @property
     def duration_s(self) -> float:
-        """How long it took; of a prediction, its dry run."""
+        """Its duration; for a prediction, that of its dry run."""
         return self.trace.made_by.duration_ns / 1e9
 
     def shares(self, by: str) -> dict[str, int]:
-        """Who held the peak, by name; together exactly `low_bytes`."""
+        """Shares of the peak by name; they sum to `low_bytes`."""
         try:
             shares = dict(breakdown(self.trace, self.device.index, by))
         except MemlabError:
@@ -74,14 +74,14 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What one name held at the peak of `a` and at that of `b`."""
+    """The bytes of one name at the peaks of `a` and `b`."""
 
     a_bytes: int
     b_bytes: int
 
     @property
     def difference_bytes(self) -> int:
-        """How much more `b` has; below zero: how much less."""
+        """`b` minus `a`."""
         return self.b_bytes - self.a_bytes
 
 
@@ -117,7 +117,7 @@ class Differences(Mapping[str, Difference]):
         return "\n".join(lines)
 
     def to_pandas(self) -> Any:
-        """A row for each name, sizes in bytes."""
+        """One row per name, sizes in bytes."""
         import pandas
 
         rows = [(name, one.a_bytes, one.b_bytes, one.difference_bytes) for name, one in self.items()]
@@ -134,12 +134,12 @@ def signed(count: int) -> str:
 
 
 def saved(a: Side, b: Side) -> ByteRange:
-    """By how much the peak of `b` is below that of `a`, at least and at most."""
+    """By how much the peak of `b` is below that of `a`: lower and upper bound."""
     return a.peak - b.peak
 
 
 def known_by(a: Side, b: Side) -> tuple[str, ...]:
-    """By what the bytes of either can be told apart: "category", "module", "line"."""
+    """What both can be broken down by: "category", "module", "line"."""
     blocks = a.trace.blocks, b.trace.blocks
     has_changes = len(a.trace.recategorised) or len(b.trace.recategorised)
     known = {"category": has_changes or any(one.category.any() for one in blocks)}
@@ -148,7 +148,7 @@ def known_by(a: Side, b: Side) -> tuple[str, ...]:
 
 
 def differences(a: Side, b: Side, by: str = "category") -> Differences:
-    """Who makes the difference of the peaks; `by` is as for `breakdown`."""
+    """Break down the difference of the peaks; `by` is as for `breakdown`."""
     if by not in BY:
         raise MemlabError(f"cannot compare by {by!r:.80}. Choose one of {', '.join(BY)}.")
     if by == "line" and by not in known_by(a, b):
@@ -163,16 +163,16 @@ def differences(a: Side, b: Side, by: str = "category") -> Differences:
     return Differences(by, dict(largest), names.texts)
 
 
-# --- which lines are the same: by their text, as a changed cell moves the lines below the change ---------------------------
+# --- which lines are the same: matched by text, as an edit moves the lines below it ----------------------------------------
 
 Sources = Mapping[str, Mapping[int, str]]
 """Label of a source -> number of a line -> its text."""
-_MANY = 2000  # lines; from there on the matcher may leave out what occurs often, or it would take long
+_MANY = 2000  # lines; above this the matcher may ignore frequent lines, for speed
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The names of lines of each run -> the names that both go by; `texts` has the code behind these."""
+    """Line names of each run -> common names; `texts` has their code."""
 
     of_a: dict[str, str] = field(default_factory=dict)
     of_b: dict[str, str] = field(default_factory=dict)
@@ -182,8 +182,8 @@ class Matched:
 def matched(a: Sources, b: Sources) -> Matched:
     """Common names for the lines of two runs.
 
-    A line that both have is "cell:3", or "cell:3 → 5" where it has moved; one that is in one alone, with other code of that number
-    in the other, "cell:3 (a)" or "cell:3 (b)".
+    A line in both is "cell:3", or "cell:3 → 5" if it has moved; a line in only one of them, if the other has different code
+    at that number, is "cell:3 (a)" or "cell:3 (b)".
 
     >>> found = matched({"cell": {1: "x = f()", 2: "y = x"}}, {"cell": {1: "x = g()", 2: "", 3: "y = x"}})
     >>> dict(found.of_a), dict(found.of_b)
@@ -209,12 +209,12 @@ def matched(a: Sources, b: Sources) -> Matched:
     return found
 
 
-# --- what a picture shows ----------------------------------------------------------------------------------------------
+# --- what a figure shows -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """One run as it is drawn: a stair, and the stacked shares of its peak from the lowest up."""
+    """One run as drawn: its timeline, and the stacked bar of its peak, bottom first."""
 
     name: str
     time_s: Array
@@ -225,14 +225,14 @@ class Drawn:
 
     @property
     def top_bytes(self) -> int:
-        """The highest value that is drawn."""
+        """The highest value drawn."""
         known = self.peak.high if self.peak.high < UNBOUNDED else self.peak.low
         return max(int(self.bytes.max(initial=0)), known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """Two runs on one axis, each from 0. `by_share` is the axis that it opens with: seconds, or the share of each run."""
+    """Two runs on one axis, each from 0. `by_share` is the initial axis: seconds, or the share of each run."""
 
     a: Drawn
     b: Drawn
@@ -251,12 +251,12 @@ class Picture:
 
     @property
     def duration_s(self) -> float:
-        """How long the longer one is."""
+        """The duration of the longer one."""
         return max(self.a.duration_s, self.b.duration_s, 1e-9)
 
 
 def picture(a: Side, b: Side, has_time: bool = True) -> Picture:
-    """What the picture of two runs shows; without `has_time` the seconds of one of them were not measured on a real device."""
+    """The figure of two runs; without `has_time` the seconds of one of them were not measured on a real device."""
     by = "category" if "category" in known_by(a, b) else ""
     shorter, longer = sorted((a.duration_s, b.duration_s))
     times = longer / max(shorter, 1e-9)
@@ -266,7 +266,7 @@ def picture(a: Side, b: Side, has_time: bool = True) -> Picture:
 
 
 def _drawn(side: Side, by: str) -> Drawn:
-    """The peak is among the steps of the stair, which are few."""
+    """Draw every step: there are few, and the peak is among them."""
     line = timeline(side.trace, side.device.index)
     time_ns, shown = moments(line, BINS)
     time_s = time_ns / 1e9

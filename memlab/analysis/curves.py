@@ -1,4 +1,4 @@
-"""What a picture of a run shows: few points, none of them invented, and the extremes among them."""
+"""The data of a run's figure: few points, all of them measured, including the extremes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from memlab.trace.trace import CPU, Device, Trace
 
 BINS = 140
 _FEWEST_BINS = 40
-_MOST_STEPS = 500  # more corners than that are noise to the eye, and 30 bytes each in the PNG that JupyterLab saves
+_MOST_STEPS = 500  # more corners than that are visual noise, and 30 bytes each in the PNG that JupyterLab saves
 _VISIBLE = 1 / 200  # of the height
 _HIDDEN = 1 / 10  # of the height
-_MANY = 1 / 2  # of the stretches of time: where fewer hide a dip, the curve itself goes up and down
+_MANY = 1 / 2  # of the time bins: if fewer hide a dip, the curve itself shows the dips
 _MOST_SAMPLES = 80
 _PHASE_BINS = 100
-_FAR_ABOVE = 3  # a sampled curve this many times higher than what PyTorch holds would only hide it
+_FAR_ABOVE = 3  # a sampled curve this many times higher than PyTorch's would flatten it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """A named curve: seconds and bytes. A stair holds its value until the next point; samples are joined."""
+    """A named curve: seconds and bytes. A step curve holds its value until the next point; samples are joined."""
 
     name: str
     time_s: Array
@@ -47,10 +47,10 @@ class Curve:
 class Curves:
     """Everything a picture of one device needs.
 
-    The first curve is *allocated*: every step, or the highest level in each of equal stretches of time, and then `lowest`
-    has the other end. `areas` tells it apart by category at its own times, where categories are known.
-    `phases` holds the code of the phase that filled most of each of its equal stretches of time; `lost` are the stretches
-    (seconds) whose events are not all there: lost unread, or dropped to bound memory.
+    The first curve is *allocated*: every step, or the highest level in each of equal time bins, and then `lowest` has
+    the lowest level of each. `areas` splits it by category at its own times, where categories are known. `phases` has the
+    code of the phase that filled most of each of its equal time bins; `lost` are intervals (seconds) with missing
+    events: lost unread, or dropped to bound memory.
     """
 
     device: Device
@@ -65,7 +65,7 @@ class Curves:
 
     @property
     def in_scale(self) -> tuple[Curve, ...]:
-        """What PyTorch holds, and what is sampled unless it is so high above that nothing else could be seen beside it."""
+        """PyTorch's curves, and sampled ones unless they are so high that they would flatten the others."""
         held = max(curve.top_bytes for curve in self.curves if curve.is_stair)
         return tuple(curve for curve in self.curves if curve.is_stair or curve.top_bytes <= _FAR_ABOVE * held)
 
@@ -76,7 +76,7 @@ class Curves:
 
 
 def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
-    """The curves of one device, with at most one point to each of `bins` stretches of time."""
+    """The curves of one device, with at most one point per time bin."""
     line = timeline(trace, device.index)
     time_ns, shown = moments(line, bins)
     held = None
@@ -84,7 +84,7 @@ def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
         held = areas(trace, device.index, _only(line, shown))
         edges = np.array([*held.edges().values()])
         steps = np.abs(np.diff(edges, axis=1)) > _VISIBLE * edges.max(initial=0) if len(edges) else np.zeros(0, bool)
-        if (count := int(steps.sum())) > _MOST_STEPS:  # they move too much to be told apart
+        if (count := int(steps.sum())) > _MOST_STEPS:  # they move too much to be distinguished
             time_ns, fewer = moments(_only(line, shown), max(bins * _MOST_STEPS // count, _FEWEST_BINS))
             shown, held = shown[fewer], held.at(fewer)
         held = dataclasses.replace(held, time_ns=time_ns)
@@ -112,10 +112,10 @@ def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
 
 
 def moments(line: Timeline, bins: int) -> tuple[Array, Array]:
-    """Times to draw at, and the step of the line that each shows: all steps, or the highest of each bin, and the end.
+    """The times to draw and the step shown at each: all steps, or the highest of each bin, and the end.
 
-    Where there are more steps than bins the times are evenly spaced, so that nobody has to write them down: each bin begins
-    with its highest level. No peak is lost; it may stand a bin before its time.
+    With more steps than bins the times are evenly spaced, so they need not be stored: each bin shows its highest level
+    from its start. No peak is lost; it may be drawn up to one bin early.
     """
     last = len(line.bytes) - 1
     if last < bins:
@@ -124,7 +124,7 @@ def moments(line: Timeline, bins: int) -> tuple[Array, Array]:
 
 
 def _extremes(line: Timeline, bins: int, of: Callable[[Array], Any]) -> Array:
-    """One step for each bin: what `of` finds among the steps in it; in an empty one the step that goes on."""
+    """One step per bin: the one `of` picks among those in it; in an empty bin, the previous one."""
     edges = np.linspace(0, line.end_ns, bins + 1)[1:-1].astype(line.time_ns.dtype)
     cuts = [0, *np.searchsorted(line.time_ns, edges).tolist(), len(line.bytes)]
     return np.array([a + int(of(line.bytes[a:b])) if a < b else max(a - 1, 0) for a, b in itertools.pairwise(cuts)])
@@ -135,7 +135,7 @@ def _only(line: Timeline, shown: Array) -> Timeline:
 
 
 def _lowest(line: Timeline, highest: Curve) -> Curve | None:
-    """The lowest level in each stretch of which the curve shows the highest, where that hides many dips."""
+    """The lowest level in each bin where the curve shows the highest, if that hides many dips."""
     bins = len(highest.bytes) - 1
     if len(line.bytes) <= bins:
         return None
@@ -157,7 +157,7 @@ def _sampled(trace: Trace, device: int, name: str, column: str) -> list[Curve]:
 
 
 def _phases(trace: Trace, end_ns: int, bins: int) -> Array:
-    """Which phase filled most of each stretch; looked at in 16 places of each."""
+    """The phase that filled most of each time bin, sampled at 16 points per bin."""
     marks = trace.marks
     if not len(marks):
         return np.zeros(0, "u1")

@@ -1,8 +1,8 @@
-"""What each cell of a notebook allocated and did not free, and which cells keep more each time they are run again.
+"""What each cell of a notebook did not free, and which cells hold more each time they are run.
 
-A cell grows when what its last run left under a name is still there as the next one ends, and that one has left as much again
-under the same name; or when what it replaces under a name gets larger from run to run, four times in a row. What is replaced,
-emptied in between, or changes its size at random is no growth.
+A cell grows if what one run left under a name still exists when the next run ends, which left as much again under the same
+name; or if what it replaces under a name gets larger from run to run, four times in a row. A name that is replaced, emptied
+in between, or changes its size at random does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memlab.analysis.peak import Peak
 from memlab.units import UNBOUNDED, KiB
 
 MIN_GROWTH_BYTES = 16 * KiB
-"""What a run adds at least, for a flag: scalars that are shown and kept are no concern."""
+"""The smallest growth per run that is flagged: kept scalars do not matter."""
 _REPLACED_RUNS = 4
 _OUTPUT = re.compile(r"_oh\b|_i?\d+\b|_{1,3}(?![\w])")
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -30,9 +30,9 @@ _COLUMNS = [
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A storage that was there when a cell ended and not when it began; `path` is "" where nobody has looked for its name.
+    """A storage that exists at the end of a cell and not at its start; `path` is "" where its name was not searched.
 
-    `died` is the index of the entry during which it went, None while it is there.
+    `died` is the index of the entry during which it was freed, None while it exists.
     """
 
     path: str
@@ -51,13 +51,13 @@ class Left:
         return named[0] if named is not None and is_variable else self.path.split(" -> ")[0]
 
     def is_there_after(self, index: int) -> bool:
-        """Whether it was still there when entry `index` ended."""
+        """Whether it still existed when entry `index` ended."""
         return self.died is None or self.died > index
 
 
 @dataclass(frozen=True, slots=True)
 class LevelAfterRun:
-    """One device over a cell, in bytes allocated; `peak` is None where nobody can tell."""
+    """Allocated bytes of one device over a cell; `peak` is None where it is unknown."""
 
     device: str
     before_bytes: int
@@ -72,10 +72,10 @@ class LevelAfterRun:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One executed cell. `number` is its execution count, `cell` tells its text from others, `again` counts earlier runs.
+    """One executed cell. `number` is its execution count, `cell` identifies its text, `again` counts earlier runs.
 
-    `left` names what it left, as far as Python sees it; where a look was too long for the moment it is not `is_whole`, and what
-    it left may stand with a later cell. `notes` say what was not seen.
+    `left` is what it did not free, as far as Python sees it; if the search would have taken too long `is_whole` is False,
+    and a later cell may be charged. `notes` say what was not seen.
     """
 
     index: int
@@ -92,7 +92,7 @@ class Entry:
     notes: tuple[str, ...] = ()
 
     def unnamed_bytes(self, device: str) -> int:
-        """What the cell left on a device beyond the storages in `left`: rounding, and what Python does not see."""
+        """What the cell did not free on a device beyond `left`: rounding, and what Python does not see."""
         seen = sum(one.nbytes for one in self.left if one.device == device and one.is_there_after(self.index))
         level = next((level.left_bytes for level in self.levels if level.device == device), 0)
         return max(level - seen, 0)
@@ -102,7 +102,7 @@ class Entry:
 class Growth:
     """A cell that leaves more under one name each time it is run: `bytes_per_run`, over the last `runs` runs.
 
-    `still_bytes` is what is there now of all that such runs have left under the name.
+    `still_bytes` is what still exists of what those runs left under the name.
     """
 
     cell: str
@@ -155,7 +155,7 @@ class Accounts:
 # --- growth ---------------------------------------------------------------------------------------------------------
 
 _Named = list[tuple[int, Left]]
-"""What entries left under one name on one device: (index of the entry, storage)."""
+"""(index of the entry, storage) left under one name on one device."""
 
 
 def growing(entries: Sequence[Entry]) -> tuple[Growth, ...]:
@@ -181,7 +181,7 @@ def growing(entries: Sequence[Entry]) -> tuple[Growth, ...]:
 
 
 def _added(named: _Named, runs: list[int]) -> list[int]:
-    """What each of the last runs left under the name, as far back as the next run let it be; [] for less than two."""
+    """What each of the last runs left under the name, as far back as the next run did not free it; [] for fewer than two."""
     added: list[int] = []
     following = runs[-1]
     for run in reversed(runs):
@@ -196,7 +196,7 @@ def _added(named: _Named, runs: list[int]) -> list[int]:
 
 
 def _replaced(named: _Named, runs: list[int]) -> list[int]:
-    """By how much the name held more after each of the last runs than after the one before, where that is steady."""
+    """The increase under the name after each of the last runs, where it is steady."""
     after = []
     for run in runs[-_REPLACED_RUNS:]:
         after.append(sum(one.nbytes for index, one in named if index <= run and one.is_there_after(run)))

@@ -1,7 +1,7 @@
-"""What an iteration of a run is: the sign by which one is told from the next, and the event rows where they end.
+"""Find the iterations of a run: what marks their ends, and the event rows of these ends.
 
-The strongest sign counts: optimizer steps, else backwards, else calls of the outermost module, else an allocation that
-repeats and is given back. What one pass gathers for its only backward is no repetition.
+The strongest marker counts: optimizer steps, else backwards, else calls of the outermost module, else an allocation that
+repeats and is freed. What one pass collects for its only backward is not a repetition.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE
 from memlab.trace.trace import Trace
 
 MIN_STEPS = 4
-"""So many optimizer steps or backwards at least."""
+"""At least this many optimizer steps or backwards."""
 MIN_REPEATS = 2 * MIN_STEPS
-"""So many of the weaker signs."""
+"""At least this many of the weaker markers."""
 _MAX_ENDS = 2000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBirths:
-    """The blocks that a run allocates on a device: event row of birth and death, bytes, id, and where they come from.
+    """The blocks that a run allocates on a device: rows of allocation and free, bytes, id, and origin.
 
     `line` is a number in the table of lines or, below -1, in that of marks; `origin` numbers the places (line, stack,
     module and operator) from 0. As far as the trace knows them, parameters and buffers are `made_to_stay`, and an optimizer's
-    own `states` never are a leak: L-BFGS gathers a history of its steps. What is never freed dies after the last event.
+    own `states` never are a leak: L-BFGS gathers a history of its steps. A block that is never freed dies after the last event.
     """
 
     rows: Array
@@ -50,7 +50,7 @@ class StepBirths:
         rows = rows[events.kind[rows] == Kind.ALLOC]
         ids = events.block[rows]
         line, at = table.line[ids], np.flatnonzero(marks.kind == MarkKind.LINE)
-        if len(at) and not (line >= 0).any():  # lines are marked and the blocks know none: the one that was at work
+        if len(at) and not (line >= 0).any():  # lines are marked and blocks have none: the line that was running
             last = np.searchsorted(marks.row[at], rows, side="right") - 1
             line = np.where(last >= 0, -2 - marks.name[at[last]].astype(np.int64), -1)
         category = table.category[ids]
@@ -59,7 +59,7 @@ class StepBirths:
         return cls(rows, died[ids], events.allocated_bytes[rows], ids, line, origin, stay, states)
 
     def line_text(self, trace: Trace, index: int) -> str:
-        """The line of one of them, "" where it is not known."""
+        """The line of a block, "" if unknown."""
         line = int(self.line[index])
         return trace.text("line", line) if line >= -1 else trace.text("mark", -2 - line)
 
@@ -81,7 +81,7 @@ def grouped(*keys: Array) -> Array:
 class Iterations:
     """The event rows before which iterations end, `stride` of them at a time; `of` says what one is.
 
-    Those of a weak sign reach to the end of the run: what they gather has to be there at the very end.
+    Those of a weak marker reach to the end of the run: what they collect has to exist at the very end.
     """
 
     of: str
@@ -95,12 +95,12 @@ class Iterations:
         return len(self.ends)
 
     def index(self, rows: Array) -> Array:
-        """The iteration in which events fall, counted from 0; `count` is after the last one."""
+        """The iteration of each event, counted from 0; `count` means after the last one."""
         return np.searchsorted(self.ends, rows, side="right")
 
 
 def iterations(trace: Trace, device: int, births: StepBirths) -> Iterations | None:
-    """The iterations of a run, as far as no event was lost in them; None where there are too few."""
+    """The iterations of a run without lost events; None if there are too few."""
     lost_ns = max((b.end_ns for b in trace.made_by.bounded if b.device == device), default=-1)
     begin = trace.first_row
     first = begin + int(np.searchsorted(trace.events.time_ns[begin:], lost_ns, side="right"))
@@ -116,7 +116,7 @@ def iterations(trace: Trace, device: int, births: StepBirths) -> Iterations | No
         if np.count_nonzero(rows >= first) >= MIN_STEPS:
             return _thinned(of, rows[rows >= first], births)
     if has_phases:
-        return None  # what a rollout gathers for its one backward is no leak
+        return None  # what a rollout collects for its one backward is not a leak
     of, rows = _root_calls(trace)
     if len(rows) < MIN_STEPS:
         of, rows = "repeat", _repeats(trace, births)
@@ -128,8 +128,8 @@ def iterations(trace: Trace, device: int, births: StepBirths) -> Iterations | No
 def _thinned(of: str, ends: Array, births: StepBirths, is_weak: bool = False) -> Iterations:
     """Iterations with few enough ends, of which the last stays.
 
-    On the CPU a free is noticed at the next birth, so those between an end and the birth after it belong before; but not
-    after the last end, where all goes that the loop used.
+    On the CPU a free is noticed at the next allocation, so frees between an end and the next allocation belong before the
+    end; but not after the last end, when everything the loop used is freed.
     """
     stride = -(-len(ends) // _MAX_ENDS)
     ends = ends[::-1][::stride][::-1].copy()
@@ -139,7 +139,7 @@ def _thinned(of: str, ends: Array, births: StepBirths, is_weak: bool = False) ->
 
 
 def _root_calls(trace: Trace) -> tuple[str, Array]:
-    """Calls of the module that is called most often from outside of any other, and the rows where they begin."""
+    """Calls of the outermost module that is called most often, and the rows where they begin."""
     made = calls(trace)
     outermost = made.depth == 0
     last = np.array(made.still_open, np.int64).reshape(-1, 2)  # as where the run ended with an error
@@ -150,7 +150,7 @@ def _root_calls(trace: Trace) -> tuple[str, Array]:
 
 
 def _repeats(trace: Trace, births: StepBirths) -> Array:
-    """The births of what is allocated again and again at one place and size and given back, the largest of that kind."""
+    """Rows of the largest allocation that repeats at one place and size and is freed each time."""
     if not len(births.rows):
         return births.rows
     group = grouped(births.origin, births.nbytes)

@@ -1,8 +1,8 @@
-"""Memory that grows from one iteration of a run to the next, told from a plateau, and the line that allocates what stays.
+"""Memory that grows from one iteration of a run to the next (and not a plateau), and the line that allocates it.
 
-A leak is an origin of which (nearly) every iteration leaves blocks that are there at the end, or which holds more at the end
-of each one. What levels off, ebbs away, is emptied now and then or moves from one place to another is none. Growth of which
-the trace shows less than four iterations is not told.
+A leak is an origin from which (nearly) every iteration leaves blocks that exist at the end of the run, or which holds more
+at the end of each iteration. What levels off, shrinks, is emptied from time to time or moves from one place to another is no
+leak. Growth over fewer than four iterations is not reported.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from memlab.trace.trace import Trace
 from memlab.units import KiB, format_bytes, one_line
 
 MIN_SHARE, IN_ITERATIONS = 0.1, 1000
-"""What so many iterations (or those there were, if more) add at least, of the highest level. Less is bookkeeping."""
+"""The least that this many iterations (or all, if more) must add, as a share of the highest level. Less is bookkeeping."""
 _MIN_TOTAL_BYTES = 64 * KiB
 _LONG_LIVED = 3
-"""In iterations: what lives so long and goes all the same belongs to a window, or to a list that is emptied."""
+"""In iterations: what is freed after this long belongs to a window, or to a list that is emptied."""
 _PLACES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a part of the growth is allocated; "" is what the trace does not know.
+    """Where a part of the growth is allocated; "" if unknown.
 
-    `blocks` is how many allocations of each iteration stay, on average; 0 where one is replaced by a larger one.
+    `blocks` is how many allocations per iteration are not freed, on average; 0 if one is replaced by a larger one.
     """
 
     line: str
@@ -46,7 +46,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """The place in words, as far as it is known."""
+        """The place in words."""
         parts = [f"at {short_line(self.line)}"] if self.line else []
         parts += [f"in {one_line(self.module)}"] if self.module else []
         parts += [f"by {one_line(self.op)}"] if self.op and not self.line else []
@@ -55,10 +55,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Memory of one device that each iteration adds to: of `kind` "kept" it stays, "growing" is replaced by something larger.
+    """Memory that each iteration adds to on one device: `kind` "kept" is not freed, "growing" is replaced by something larger.
 
     `since` is the first iteration that adds, counted from 1, of `iterations`; `of` says what an iteration is. The places
-    are those that allocate it, the largest first; `total_bytes` is what had gathered by the end of the last iteration.
+    are those that allocate it, the largest first; `total_bytes` is the sum at the end of the last iteration.
     """
 
     kind: str
@@ -89,15 +89,15 @@ class Leak:
 
 
 class Leaks(tuple[Leak, ...]):
-    """What grows, the most first: a tuple that reads as sentences, in a notebook too; `to_pandas()` has one row for each place.
+    """The leaks, largest first: a tuple shown as sentences, in a notebook too; `to_pandas()` has one row per place.
 
-    `looked_at` says which iterations were compared, "" where the run has no row of them that can be told apart.
+    `looked_at` says which iterations were compared, "" if the run has none that can be distinguished.
     """
 
     looked_at: str
 
     def __new__(cls, found: Iterable[Leak] = (), looked_at: str = "") -> Self:
-        """These leaks, found by a look at these iterations."""
+        """The leaks found among these iterations."""
         made = super().__new__(cls, found)
         made.looked_at = looked_at
         return made
@@ -107,7 +107,7 @@ class Leaks(tuple[Leak, ...]):
 
     @property
     def text(self) -> str:
-        """It in words, also where nothing grows."""
+        """The finding in words, also if nothing grows."""
         nothing = (
             "Unknown: this run has no row of at least four iterations (optimizer steps, backwards, calls) to compare."
         )
@@ -124,7 +124,7 @@ class Leaks(tuple[Leak, ...]):
         return "".join(f"<div>{escape(line)}</div>" for line in self.text.splitlines())
 
     def to_pandas(self) -> Any:
-        """One row for each place of each leak, sizes in bytes."""
+        """One row per place of each leak, sizes in bytes."""
         import pandas
 
         of_leak, of_place = ("kind", "device", "of", "since", "iterations", "total_bytes"), Place.__dataclass_fields__
@@ -146,19 +146,19 @@ class _Group:
 
 
 def leaks(trace: Trace, device: int) -> Leaks:
-    """What grows on one device across the iterations of a run; empty where it levels off, or nobody can tell."""
+    """What grows on one device across the iterations of a run; empty if it levels off, or if that is unknown."""
     births = StepBirths.of(trace, device)
     found = iterations(trace, device, births)
     if found is None:
         return Leaks()
-    # States of optimizers are there on purpose, and where only repetition tells iterations, parameters.
+    # Optimizer state stays on purpose, and so do parameters where iterations were found by repetition only.
     can_leak = ~(births.states | (births.made_to_stay & found.is_weak))
     kept = list(_kept(births, found, can_leak))
     for group in kept:
         can_leak[group.members] = False
     line, leaks = timeline(trace, device), []
     for groups in (kept, list(_growing(births, found, can_leak))):
-        # Groups that began at about the same time belong together: a graph that is kept has blocks from many places.
+        # Groups that began at about the same time belong together: a retained graph has blocks from many places.
         clusters: list[list[_Group]] = []
         for group in sorted(groups, key=lambda group: group.since):
             if clusters and group.since <= clusters[-1][0].since + max(2, len(group.added) // 20):
@@ -173,8 +173,8 @@ def leaks(trace: Trace, device: int) -> Leaks:
 def _is_shown_by(line: Timeline, found: Iterations, groups: list[_Group]) -> bool:
     """Whether these groups together are more than bookkeeping, and the level at the ends of iterations rises with them.
 
-    It has to rise by a good part of what they add, in one half of the time at least: else other blocks went. What is worked
-    off a queue comes as other things go; and something large may go once.
+    It has to rise by a good part of what they add, in at least one half of the run: otherwise other blocks were freed. Work
+    taken from a queue allocates while other things are freed; and something large may be freed once.
     """
     at_end = line.bytes[np.searchsorted(line.row, found.ends, side="left") - 1]
     since, added = min(group.since for group in groups), np.sum([group.added for group in groups], axis=0)
@@ -188,7 +188,7 @@ def _is_shown_by(line: Timeline, found: Iterations, groups: list[_Group]) -> boo
 
 
 def _kept(births: StepBirths, found: Iterations, can_leak: Array) -> Iterator[_Group]:
-    """Origins of which each iteration leaves blocks that are there at the end: of any size, else of one."""
+    """Origins from which each iteration leaves blocks to the end of the run: of any size, else of one size."""
     born, died = found.index(births.rows), found.index(births.died)
     stays = (born < found.count) & (died >= found.count) & can_leak
     passes = (died < found.count) & (died - born >= max(_LONG_LIVED // found.stride, 1))
@@ -205,7 +205,7 @@ def _kept(births: StepBirths, found: Iterations, can_leak: Array) -> Iterator[_G
 
 
 def _members(key: Array, chosen: Array, least: int) -> Iterator[Array]:
-    """The chosen indices group by group, of groups with so many at least."""
+    """The chosen indices by group, of groups of at least this size."""
     at = np.flatnonzero(chosen)
     at = at[np.argsort(key[at], kind="stable")]
     cuts = np.flatnonzero(np.diff(key[at])) + 1
@@ -213,7 +213,7 @@ def _members(key: Array, chosen: Array, least: int) -> Iterator[Array]:
 
 
 def _growing(births: StepBirths, found: Iterations, chosen: Array) -> Iterator[_Group]:
-    """Origins whose bytes rise from the end of one iteration to that of the next: copies that get larger."""
+    """Origins whose bytes rise from one iteration's end to the next: copies that get larger."""
     born, died = found.index(births.rows), found.index(births.died)
     for members in _members(births.origin, chosen & (died > born), MIN_REPEATS):
         added = np.bincount(born[members], births.nbytes[members], found.count + 1)
@@ -225,10 +225,10 @@ def _growing(births: StepBirths, found: Iterations, chosen: Array) -> Iterator[_
 
 
 def _steady_since(added: Array, start: int = 0) -> int | None:
-    """The first iteration from which on each adds about as much as the others, to the end; None if there is none.
+    """The first iteration from which each adds about the same, to the end of the run; None if there is none.
 
-    It reaches over half of the iterations at least, and before it came nothing or less: what ebbs away is a cache that
-    fills. The last iteration still holds what every iteration holds for a while, so it is not weighed.
+    It covers at least half of the iterations, and those before added nothing or less: growth that slows down is a cache
+    that fills. The last iteration still holds its temporaries, so it is not weighed.
     """
     count = len(added) - 1
     total = np.concatenate(([0.0], np.cumsum(added[:count])))
@@ -245,7 +245,7 @@ def _steady_since(added: Array, start: int = 0) -> int | None:
 
 
 def _is_steady(added: Array) -> bool:
-    """Whether every one of a few iterations adds about the same; of many, every quarter of them."""
+    """Whether every iteration adds about the same; of many iterations, every quarter of them."""
     weighed = added[:-1]
     if len(weighed) < MIN_REPEATS:
         return bool(added.min() > 0 and weighed.max() <= 4 * weighed.min())
@@ -256,7 +256,7 @@ def _is_steady(added: Array) -> bool:
 
 def _leak(trace: Trace, device: int, births: StepBirths, found: Iterations, cluster: list[_Group]) -> Leak:
     parts: dict[tuple[str, str, str], list[_Group]] = {}
-    for group in cluster:  # a place is told by its line, else by module and operator
+    for group in cluster:  # a place is its line, else module and operator
         first = int(group.members[0])
         line, block = births.line_text(trace, first), int(births.ids[first])
         module, op = (trace.text(name, int(getattr(trace.blocks, name)[block])) for name in ("module", "op"))
@@ -274,7 +274,7 @@ def _leak(trace: Trace, device: int, births: StepBirths, found: Iterations, clus
 
 
 def _place(trace: Trace, births: StepBirths, found: Iterations, groups: list[_Group]) -> Place:
-    """The place of these groups, told by its largest block; its module is what their module paths begin with."""
+    """The place of these groups: that of their largest block; its module is the common prefix of their module paths."""
     members = np.concatenate([group.members for group in groups])
     largest = int(members[births.nbytes[members].argmax()])
     block, is_growing = int(births.ids[largest]), groups[0].kind == "growing"
@@ -283,7 +283,7 @@ def _place(trace: Trace, births: StepBirths, found: Iterations, groups: list[_Gr
     steps = itertools.takewhile(lambda step: len(set(step)) == 1, zip(*paths, strict=False))
     module = ".".join(step[0] for step in steps)
     each = stay = 0.0
-    for group in groups:  # the last iteration still holds what goes
+    for group in groups:  # the last iteration still holds its temporaries
         added = group.added[group.since : found.count - 1]
         each += float(np.median(added) if is_growing else added.mean()) / found.stride
         stay += len(group.members) / ((found.count - group.since) * found.stride)
@@ -292,7 +292,7 @@ def _place(trace: Trace, births: StepBirths, found: Iterations, groups: list[_Gr
 
 
 def short_line(line: str) -> str:
-    """The end of a path and the line number; a cell's temporary file is the cell, and what is no line stays as it is.
+    """The end of a path and the line number; a cell's temporary file becomes the cell; any other text stays as it is.
 
     >>> short_line("/home/me/train.py:7"), short_line("cell:3"), short_line("before the cell")
     ('train.py:7', 'line 3 of a cell', 'before the cell')

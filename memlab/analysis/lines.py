@@ -1,12 +1,12 @@
-"""Bytes by source line: what each line newly held, how high memory rose inside it, what it freed; loops aggregated.
+"""Bytes by source line: what each line held, how high memory rose inside it, what it freed; loops aggregated.
 
-A byte that comes or goes is charged once: to the innermost watched line that was on, or, in backward, to the forward line
-for which backward worked. So the sum over all lines and what lies outside of them is the change over the run, exactly.
+A byte allocated or freed is charged once: to the innermost watched line that was running, or, in backward, to the forward
+line that backward was working on. So all lines and what lies outside them sum to the change over the run, exactly.
 
-Workspaces that a math library takes for itself and keeps count as outside, whichever line was the first to need them.
+Workspaces that a math library keeps count as outside, whichever line needed them first.
 
-Limits: lines are known where they were watched. Levels are those of the whole device: what other threads do meanwhile
-counts for the line that is on. Where events were lost, figures of lines are too low.
+Limits: only watched lines are known. Levels are those of the whole device: what other threads do meanwhile
+counts for the line that is running. Where events were lost, figures of lines are too low.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from memlab.trace.trace import Trace
 from memlab.units import format_bytes
 
 BACKWARD = "backward"
-"""The row of what backward did for lines that nobody knows."""
+"""The row for what backward did for unknown lines."""
 MARK_BACKWARD, MARK_AGAIN = "(backward)", "..."
-"""What stands in the text of a line mark: see `memlab.probes.line_marks`."""
+"""The format of a line mark's text: see `memlab.probes.line_marks`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineGroup:
-    """Tensors of one kind that came or went: how many, and their bytes together. A shape or dtype not known is ""."""
+    """Tensors of one kind that were allocated or freed: count and total bytes. An unknown shape or dtype is ""."""
 
     count: int
     shape: str
@@ -45,10 +45,10 @@ class LineGroup:
 
 @dataclass(frozen=True, slots=True)
 class LineRow:
-    """One line. Charged to it alone: `held_bytes` (come less gone while it was on), `backward_bytes` (the same, in backward).
+    """One line. Charged to it alone: `held_bytes` (allocated minus freed), `backward_bytes` (the same, in backward).
 
-    With what it called and waited for: `total_bytes` (come less gone), `peak_bytes` (the most above the level at its
-    start, in any execution), `level_bytes` (the level of the device after its last execution). While it was the innermost:
+    With what it called and waited for: `total_bytes` (allocated minus freed), `peak_bytes` (the highest rise above the
+    level at its start), `level_bytes` (the level of the device after its last execution). While it was the innermost:
     `allocated_bytes`, `freed_bytes` (of blocks older than the execution), `came` (tensors that outlived it) and `went`.
     """
 
@@ -68,7 +68,7 @@ class LineRow:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing came or went in it."""
+        """Whether nothing was allocated or freed in it."""
         moved = self.peak_bytes, self.allocated_bytes, self.freed_bytes, self.backward_bytes, self.total_bytes
         return not any(moved)
 
@@ -100,7 +100,7 @@ class LineTable:
 
     @property
     def change_bytes(self) -> int:
-        """By how much the level changed over the run: what all rows held, backward's part, and what lies outside."""
+        """The change of the level over the run: all lines, backward, and what lies outside."""
         return self.end_bytes - self.start_bytes
 
     def to_pandas(self) -> Any:
@@ -112,7 +112,7 @@ class LineTable:
 
 
 def lines(trace: Trace, device: int) -> LineTable:
-    """The lines of a trace that was made with lines on, for one device."""
+    """The lines of one device, from a trace recorded with lines."""
     if "executions" not in trace.notes:
         raise MemlabError("this run has no lines: measure with %%memtrack --lines, or memlab.track(lines=True).")
     level = timeline(trace, device)
@@ -120,7 +120,7 @@ def lines(trace: Trace, device: int) -> LineTable:
     is_workspace = workspaces(trace)[trace.events.block[row]]
     spans = _Spans(trace.marks.rows(trace.marks.kind == MarkKind.LINE), trace.texts["mark"], row)
     sums = _sums(spans, level, is_workspace)
-    # What came and went in the innermost line: what is older than the span, what outlives it.
+    # Allocated and freed in the innermost line: blocks that outlive the span, blocks older than it.
     block, nbytes = trace.events.block[row], trace.events.requested_bytes[row]
     born, died = lives(trace, device)
     born = np.where(np.append(trace.events.kind, -1)[born] == Kind.ALLOC, born, -1)
@@ -134,7 +134,7 @@ def lines(trace: Trace, device: int) -> LineTable:
     went = _groups(trace, line[older], block[older], nbytes[older])
 
     executions, sources = _executions(trace), sources_of(trace)
-    # All lines that began, and of the others those that anything is charged to: `backward`, lines that were on before.
+    # All lines that began, and others with charges: `backward`, lines that were running before.
     charged = sum(sums[name] != 0 for name in ("held", "backward", "allocated", "freed"))
     names = dict.fromkeys([*executions, *(name for name, at in spans.lines.items() if charged[at])])
     rows = []
@@ -163,7 +163,7 @@ def lines(trace: Trace, device: int) -> LineTable:
 
 
 def line_at(trace: Trace, row: int) -> str:
-    """The watched line that was on at an event, in backward the one that waited for it; "" where none is known."""
+    """The watched line that was running at an event, in backward the one that waited for it; "" if unknown."""
     marks = trace.marks
     earlier = np.flatnonzero((marks.kind == MarkKind.LINE) & (marks.row <= row))
     on = trace.text("mark", int(marks.name[earlier[-1]])).split("\n") if len(earlier) else []
@@ -172,14 +172,14 @@ def line_at(trace: Trace, row: int) -> str:
 
 
 def backward_call_at(trace: Trace, row: int) -> str:
-    """The user's line that last called backward before an event, "" where none is known."""
+    """The user's line that last called backward before an event; "" if unknown."""
     marks = trace.marks
     earlier = np.flatnonzero((marks.kind == MarkKind.BACKWARD_CALL) & (marks.row <= row))
     return trace.text("mark", int(marks.name[earlier[-1]])) if len(earlier) else ""
 
 
 def _sums(spans: _Spans, level: Timeline, is_workspace: Array) -> dict[str, Array]:
-    """What is charged to each line, and the levels over its spans: uninterrupted executions, with all that they called."""
+    """Charges of each line, and the levels over its spans: uninterrupted executions, including calls."""
     delta = np.diff(level.bytes)
     known, backward = ~is_workspace & (spans.charged >= 0), spans.in_backward
     sums = {}
@@ -190,7 +190,7 @@ def _sums(spans: _Spans, level: Timeline, is_workspace: Array) -> dict[str, Arra
     sums["total"] = spans.by_line(spans.line, end - begin)
     sums["peak"], sums["level"] = (np.zeros(len(spans.lines), np.int64) for _ in range(2))
     np.maximum.at(sums["peak"], spans.line, highest(without, spans.begin, spans.end + 1) - begin)
-    sums["level"][spans.line] = level.bytes[spans.end]  # spans come in order, so the last one stays
+    sums["level"][spans.line] = level.bytes[spans.end]  # spans are in order, so the last one wins
     return sums
 
 
@@ -206,7 +206,7 @@ def _groups(trace: Trace, line: Array, block: Array, nbytes: Array) -> dict[int,
 
 
 class _Spans:
-    """Stretches of the events of one device, numbered 0, 1, 2, ..., during which one execution of a line was on.
+    """Stretches of the events of one device, numbered 0, 1, 2, ..., during which one execution of a line ran.
 
     Per span, in order of line and time: `line` (a number of `lines`), `begin` and `end` (events begin..end-1 fall into
     it). Per event: `charged` (the line it counts for, -1: none), `in_backward`, and `span` (that of the innermost line
@@ -222,7 +222,7 @@ class _Spans:
         table = np.full((len(read), depth.max(initial=0)), -1)
         for number, (*_, on) in enumerate(read):
             table[number, : len(on)] = on
-        # Line by line the marks during which it is on, cut where it is off in between or begins anew.
+        # For each line the marks during which it runs, split where it stops in between or begins again.
         count = depth[which]
         mark = np.repeat(np.arange(len(marks)), count)
         place = np.arange(len(mark)) - np.repeat(np.cumsum(count) - count, count)
@@ -238,12 +238,12 @@ class _Spans:
         self.end = np.append(begins, len(rows))[mark[last] + 1]
         innermost = np.full(len(marks) + 1, -1)
         innermost[mark[is_innermost]] = (np.cumsum(starts) - 1)[is_innermost]
-        at = np.searchsorted(marks.row, rows, side="right") - 1  # -1, before all marks, is the last of these:
+        at = np.searchsorted(marks.row, rows, side="right") - 1  # -1, before all marks, indexes the last of these:
         self.charged, self.span = np.append(charged, -1)[at], innermost[at]
         self.in_backward = np.append(in_backward, 0)[at] > 0
 
     def _parsed(self, text: str) -> tuple[int, bool, bool, list[int]]:
-        """(line charged, whether in backward, whether it begins, lines that are on with the innermost first)."""
+        """(line charged, whether in backward, whether it begins, running lines, innermost first)."""
         parts = text.split("\n") if text else []
         begins = bool(parts) and parts[-1] != MARK_AGAIN
         parts = parts if begins else parts[:-1]
@@ -263,14 +263,14 @@ class _Spans:
         return sums
 
 
-# --- what is noted about lines; it may come from a file, so what has another form is left out -----------------------------
+# --- notes about lines; they may come from a file, so malformed ones are skipped ------------------------------------------
 
 _CELL = re.compile(r"cell|In\[\d+\]")
-"""Sources that IPython runs statement by statement, each compiled alone: `a = 1; b = 2` begins its line twice."""
+"""Sources that IPython compiles statement by statement: `a = 1; b = 2` begins its line twice."""
 
 
 def sources_of(trace: Trace) -> dict[str, dict[int, str]]:
-    """The text of the lines, by label and number, as far as it was kept."""
+    """The text of the lines, by label and number, as far as it was recorded."""
     found = {}
     for label, texts in _noted(trace, "lines"):
         found[label] = {_number(number): str(text) for number, text in texts.items() if _number(number)}
@@ -278,7 +278,7 @@ def sources_of(trace: Trace) -> dict[str, dict[int, str]]:
 
 
 def _executions(trace: Trace) -> dict[str, int]:
-    """How often each line began, by its name."""
+    """How often each line began, by name."""
     sources = sources_of(trace)
     found: dict[str, int] = {}
     for label, by_line in _noted(trace, "executions"):
@@ -291,7 +291,7 @@ def _executions(trace: Trace) -> dict[str, int]:
 
 
 def _statements(texts: Mapping[int, str]) -> Counter[int]:
-    """Line -> how many statements of a cell's top level begin in it."""
+    """Line -> number of top-level statements of the cell that begin in it."""
     whole = [texts.get(number, "") for number in range(1, max(texts, default=0) + 1)]
     whole = ["0" if text[:1] in ("%", "!", "?") else text for text in whole]
     try:
@@ -307,5 +307,5 @@ def _noted(trace: Trace, name: str) -> list[tuple[str, Mapping[Any, Any]]]:
 
 
 def _number(text: Any) -> int:
-    """A line's number, 0 for what is none."""
+    """A line number, 0 for anything else."""
     return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 10 else 0

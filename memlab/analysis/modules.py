@@ -1,11 +1,11 @@
-"""Memory by module path as a tree: what was held at the peak, what forwards leave for backward, what they need for a moment.
+"""Memory by module path as a tree: held at the peak, kept for backward, transient in a forward.
 
 Held are the requested bytes of the blocks that belong to a module: its parameters, their gradients and optimizer state,
-and what was made in its forward. Left and transient are bytes of *allocated*, as a hook around the module would read them, but
-for workspaces that a library takes for itself in the first call that needs one: those are no module's.
+and what its forward made. Left and transient are bytes of *allocated*, as a hook around the module would read them, without
+library workspaces, which the first call that needs one allocates: they belong to no module.
 
-A call is known from its begin to its end. One that never ended (an interrupt: PyTorch calls no hook then) has no figures;
-an error ends a call as a return does. Events of other threads count for the call that was on.
+A call is known from its start to its end. One that never ended (an interrupt: PyTorch then calls no hook) has no figures;
+an error ends a call as a return does. Events of other threads count for the call that was running.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from memlab.trace.spans import BACKWARD
 from memlab.trace.trace import Device, Trace
 
 MOST_NESTED = 1000
-"""So many calls inside of one another are followed, as each costs a pass. Python's own limit, if left as it is, stops before."""
+"""The depth of nested calls that is followed, as each level costs a pass. Python's default recursion limit is below it."""
 
 OUTSIDE = (ELSEWHERE, BEFORE, ROUNDING)
-"""Shares of a peak that are no module's, besides the workspaces of libraries."""
+"""Shares of a peak outside any module, apart from library workspaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One path of the tree; every figure includes what lies below it.
+    """One path of the tree; every figure includes everything below it.
 
-    `held_bytes` were its at the peak, `own_bytes` of them not further below. Of its forwards: `left_bytes` were there when
+    `held_bytes` were its at the peak, `own_bytes` of them not in submodules. Of its forwards: `left_bytes` existed when
     they ended (all calls within one outermost forward), `kept_bytes` when the next backward began (all calls before it),
-    `transient_bytes` is the highest rise inside one call; the largest of each. `calls` counts those outside of backward,
-    `recomputed` those that backward made, `unended` those whose end was never seen, of which nothing else is known.
+    `transient_bytes` is the highest rise inside one call; the largest of each. `calls` counts those outside backward,
+    `recomputed` those made by backward, `unended` those whose end was never seen, and which have no figures.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Module:
 
     @property
     def largest_bytes(self) -> int:
-        """By what it is worth showing."""
+        """The largest of its figures, for sorting."""
         return max(self.held_bytes, self.left_bytes, self.kept_bytes, self.transient_bytes)
 
     def walk(self) -> Iterator[Module]:
@@ -70,8 +70,8 @@ class Module:
 class ModuleTree(Mapping[str, Module]):
     """Path -> module, in the order in which models define them.
 
-    The outermost modules' `held_bytes` and `outside` together are the peak, where it is known who held it
-    (`knows_holders`). Where events were lost (`is_exact` is False) the figures of calls may be too small.
+    The outermost modules' `held_bytes` and `outside` sum to the peak, if its holders are known (`knows_holders`).
+    Where events were lost (`is_exact` is False) the figures of calls may be too small.
     """
 
     device: Device
@@ -140,16 +140,16 @@ def modules(trace: Trace, device: int) -> ModuleTree:
 
 
 def _of_calls(trace: Trace, device: int) -> defaultdict[str, Counter[str]]:
-    """The figures of calls by the name of the field, for every path and those above it."""
+    """The figures of calls by field, summed into every path and its ancestors."""
     made, texts = calls(trace), trace.texts["mark"]
     above = {name: prefixes(texts[name]) for name in {*made.name.tolist(), *made.unended}}
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, paths in above.items():
         for path in paths:
             found[path]["unended"] += made.unended[name] if path == paths[-1] else 0
-    # Path -> its calls and those of modules below it, without those that happened inside of another one of them.
+    # Path -> its calls and those of its submodules, without those nested in another of them.
     outer: defaultdict[str, list[int]] = defaultdict(list)
-    until: Counter[str] = Counter()  # the last call inside of the latest one found
+    until: Counter[str] = Counter()  # the last call inside the latest one found
     rise = rise_of(trace, device, made)
     columns = (column.tolist() for column in (made.name, made.last, made.in_backward, rise))
     for call, (name, last, in_backward, risen) in enumerate(zip(*columns, strict=True)):
@@ -159,20 +159,20 @@ def _of_calls(trace: Trace, device: int) -> defaultdict[str, Counter[str]]:
                 until[path] = last + 1
         own = found[above[name][-1]]
         own["recomputed" if in_backward else "calls"] += 1
-        own["transient_bytes"] = max(own["transient_bytes"], risen)  # one inside of another of its own can rise further
+        own["transient_bytes"] = max(own["transient_bytes"], risen)  # a nested call of the same path can rise further
     left, kept = left_by(trace, device, made, made.end), left_by(trace, device, made, made.backward_row)
     for path, numbers in outer.items():
         found[path]["transient_bytes"] = max(found[path]["transient_bytes"], int(rise[numbers].max()))
         forwards = np.array(numbers)[~made.in_backward[numbers]]
         for what, group, count in (("left_bytes", made.root, left), ("kept_bytes", made.backward, kept)):
-            starts = np.flatnonzero(np.diff(group[forwards], prepend=-1))  # groups follow one another
+            starts = np.flatnonzero(np.diff(group[forwards], prepend=-1))  # groups are consecutive
             sums = np.add.reduceat(count[forwards], starts) if len(starts) else count[:0]
             found[path][what] = int(sums.max(initial=0))
     return found
 
 
 def _tree(found: Mapping[str, Mapping[str, int]], order: list[str]) -> tuple[Module, ...]:
-    """The modules at the top, each with those below it."""
+    """The top-level modules, each with its submodules."""
     place = {path: i for i, path in reversed(list(enumerate(order)))}
     below: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(found, key=lambda path: place.get(path, len(order))):
@@ -187,7 +187,7 @@ def _tree(found: Mapping[str, Mapping[str, int]], order: list[str]) -> tuple[Mod
 
 
 def components(path: str) -> list[str]:
-    """The parts of a path; what stands in brackets belongs to one.
+    """The parts of a path; a subscript stays with its name.
 
     >>> components("nets['a.b'].layers.0")
     ["nets['a.b']", 'layers', '0']
@@ -209,10 +209,10 @@ _OF_CALLS = (*MODULE_BEGINS, MarkKind.MODULE_END, MarkKind.PHASE_BEGIN, MarkKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calls:
-    """Calls in the order in which they began, so that those inside of one follow it.
+    """Calls in the order in which they began, so that nested ones follow.
 
     `begin` and `end` are rows: the events of a call are begin..end-1. `depth` is how many calls are around it, `root` the
-    outermost one, `last` the last call inside of it. `backward` is the number of the next backward pass, and
+    outermost one, `last` the last call inside it. `backward` is the number of the next backward pass, and
     `backward_row` the row in which that begins (NEVER: none came). `unended` counts the calls without an end
     by name; `still_open` has name and row of the outermost that was running when the trace ended, if any.
     """
@@ -239,9 +239,9 @@ def calls(trace: Trace) -> Calls:
     found: list[tuple[int, int, int, bool]] = []  # marks of begin and end, name, whether in backward
     unended: Counter[int] = Counter()
     running: list[tuple[int, int, bool]] = []
-    passes: list[int] = []  # marks with which backward begins
+    passes: list[int] = []  # marks that begin backward
     depth = 0  # of backward
-    wanted = np.flatnonzero(np.isin(marks.kind, _OF_CALLS))  # of marks there may be millions, most of them of lines
+    wanted = np.flatnonzero(np.isin(marks.kind, _OF_CALLS))  # there may be millions of marks, most of them lines
     for i, kind, name in zip(wanted.tolist(), marks.kind[wanted].tolist(), marks.name[wanted].tolist(), strict=True):
         if kind in MODULE_BEGINS:
             running.append((i, name, depth > 0))
@@ -280,9 +280,9 @@ def calls(trace: Trace) -> Calls:
 
 
 def left_by(trace: Trace, device: int, made: Calls, limit: Array) -> Array:
-    """Per call the allocated bytes of blocks that came in it, or in a call inside of it, and were still there in row `limit`.
+    """Per call the allocated bytes of blocks made in it, or in a nested call, that still existed at row `limit`.
 
-    Workspaces are no module's.
+    Library workspaces do not count.
     """
     come, go = lives(trace, device)
     block = np.flatnonzero(come >= trace.first_row)
@@ -291,7 +291,7 @@ def left_by(trace: Trace, device: int, made: Calls, limit: Array) -> Array:
     left = np.zeros(len(made), np.int64)
     by_depth = np.argsort(made.depth, kind="stable")
     for same in np.split(by_depth, np.flatnonzero(np.diff(made.depth[by_depth])) + 1) if len(made) else ():
-        # Calls of one depth follow one another: a block came in the last that had begun, or in none.
+        # Calls of one depth do not overlap: a block was made in the last that had begun, or in none.
         call = same[np.searchsorted(made.begin[same], born, side="right") - 1]
         stays = (made.begin[call] <= born) & (born < made.end[call]) & (died >= limit[call])
         np.add.at(left, call[stays], size[stays])
@@ -299,7 +299,7 @@ def left_by(trace: Trace, device: int, made: Calls, limit: Array) -> Array:
 
 
 def rise_of(trace: Trace, device: int, made: Calls) -> Array:
-    """Per call the highest level of *allocated* inside of it, less the level at its begin; workspaces apart."""
+    """Per call the highest level of *allocated* inside it minus the level at its start, without workspaces."""
     line = timeline(trace, device)
     level = line.without(workspaces(trace)[trace.events.block[line.row[1:]]])
     first = np.searchsorted(line.row, made.begin) - 1

@@ -1,4 +1,4 @@
-"""How high memory rose, when, in which phase; exact where events or counters prove it, else a range with its reason."""
+"""The peak of a run: how high, when, in which phase; exact where events or counters prove it, else a range and the reason."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from memlab.trace.trace import CPU, Trace
 from memlab.units import UNBOUNDED, ByteRange
 
 SIMULATED = "the simulated allocator of a GPU"
-"""The source of a predicted peak."""
+"""What a predicted peak is based on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The highest level of one quantity, when it was first reached (`time_ns`, `row`; -1: unknown), and what proves it."""
+    """The highest level of one quantity, when it was first reached (`time_ns`, `row`; -1: unknown), and its source."""
 
     bytes: ByteRange
     time_ns: int
@@ -51,13 +51,13 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     if dropped > best:
         best, time_ns, row, source = dropped, -1, -1, "events that were dropped later"
     predicted = _predicted(trace, device, of)
-    if predicted is not None:  # what a GPU gives that is too small is less than what the run needs
+    if predicted is not None:  # a GPU that is too small shows less than what the run needs
         return Peak(ByteRange(best, max(best, predicted.high)), time_ns, row, SIMULATED)
     sampled = getattr(trace.samples, f"{of}_bytes")[trace.samples.device == device]
     seen = max(best, int(sampled.max(initial=0)))
     facts = trace.made_by.device(device)
     start, end = (getattr(facts, f"{when}_peak_{of}_bytes") for when in ("start", "end"))
-    # Where this run raised the counter's peak, that is the peak of the run. Where the user reset the counter inside the run
+    # If this run raised the counter's peak, that is the peak of the run. If the user reset the counter inside the run
     # it can be lower than before, or than what was seen, and proves nothing.
     has_new_peak = end > start >= 0 and end >= seen
     if has_new_peak and end != best:
@@ -65,11 +65,11 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     if has_new_peak or all(stretch.is_exact for stretch in bounded):
         return Peak(ByteRange.exact(best), time_ns, row, source)
     high = UNBOUNDED
-    if end == start >= seen and start > 0:  # a counter that did not rise bounds the peak by its earlier maximum
+    if end == start >= seen and start > 0:  # if the counter did not rise, its earlier maximum bounds the peak
         high = start
     elif facts.capacity_bytes > 0:
         high = facts.capacity_bytes
-    if device == CPU and best == seen:  # nothing was lost but sizes: the highest known moment is one to show
+    if device == CPU and best == seen:  # only sizes were lost: the highest known moment can be shown
         source = "what was seen: storages were resized by no operator, or the file was cut off"
     else:
         time_ns, row, source = -1, -1, "read events, samples and PyTorch's counter around lost ones"
@@ -77,7 +77,7 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
 
 
 def _predicted(trace: Trace, device: int, of: str) -> ByteRange | None:
-    """The peak of a predicted trace; None where the trace was measured."""
+    """The peak of a predicted trace; None for a measured one."""
     facts = trace.notes.get("prediction")
     if device == CPU or not isinstance(facts, dict):
         return None
@@ -86,9 +86,9 @@ def _predicted(trace: Trace, device: int, of: str) -> ByteRange | None:
 
 
 def device_peak(trace: Trace, device: int) -> Peak | None:
-    """The peak of what the driver reports as used on the device; None where it was never read.
+    """The peak of device memory in use, as the driver reports it; None if it was never read.
 
-    A lower bound, as samples are: what was seen, or the peak of *reserved* plus the least that others ever held besides.
+    A lower bound, as it is sampled: the highest sample, or the peak of *reserved* plus the least that others ever held.
     """
     predicted = _predicted(trace, device, "device used")
     if predicted is not None:

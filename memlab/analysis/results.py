@@ -1,7 +1,7 @@
-"""Whether the results of two runs agree: equal bit for bit, close, different, or not checked; and how far apart they are.
+"""Compare the results of two runs: equal bit for bit, close, different, or not checked; and how far apart.
 
-`read_result` reads what `memlab.api.results` wrote into the notes of a trace: plain JSON, perhaps from a file that nobody
-vouches for, so neither sizes nor types are taken on trust.
+`read_result` reads what `memlab.api.results` wrote into the notes of a trace: plain JSON, perhaps from an untrusted
+file, so neither sizes nor types are trusted.
 
 Limits: of a result above 1 MiB only a digest, statistics and a sample are kept. Where such a result is not equal, the largest
 difference found is a lower bound, and "close" holds for the sample.
@@ -27,13 +27,13 @@ from memlab.units import MiB, number_of
 VERSION = 1
 MAX_DEPTH = 32
 MAX_PARTS = 20_000
-_MAX_BYTES = 5 * MiB  # of one result: 1 MiB of float8 is kept as 4 MiB of float32
+_MAX_BYTES = 5 * MiB  # per result: 1 MiB of float8 is stored as 4 MiB of float32
 STORED = frozenset(("|b1", "|i1", "|u1", *(f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)), "<c8", "<c16"))
-"""The forms in which numbers are kept."""
+"""The dtypes in which numbers are stored."""
 Verdict = Literal["equal", "close", "different", "not checked"]
 CLOSE = 1e-3
-"""Up to this share of the largest value results are close. Another order of sums in float32 moves a few trained steps by 1e-6 to
-1e-4; what computes in 8 or 11 bits (bfloat16, float16) is off by more than 1e-3, and is called different, with the figure."""
+"""Results that differ by at most this share of the largest value are close. Another order of summation in float32 changes a few
+trained steps by 1e-6 to 1e-4; computing in 8 or 11 bits (bfloat16, float16) changes them by more than 1e-3: different."""
 _ORDER: tuple[Verdict, ...] = ("equal", "close", "not checked", "different")
 
 
@@ -42,10 +42,10 @@ _ORDER: tuple[Verdict, ...] = ("equal", "close", "not checked", "different")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """A tensor, array or number: all of its values, flat, or where it is too large (`is_whole` is False) a sample of them.
+    """A tensor, array or number: all values, flat, or if it is too large (`is_whole` is False) a sample of them.
 
-    `sha256` is that of dtype, shape and every bit, "" where that was too much to read. `nans`, `largest` (finite) and `norm` are of
-    all values, None where they are not known.
+    `sha256` covers dtype, shape and every bit, "" if there was too much to read. `nans`, `largest` (finite) and `norm` are of
+    all values, None if unknown.
     """
 
     dtype: str
@@ -64,7 +64,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is equal or not: a text by its digest, None, the length of a list, the keys of a dict."""
+    """A part that is either equal or not: the digest of a text, None, the length of a list, the keys of a dict."""
 
     kind: str
     value: Any = None
@@ -72,12 +72,12 @@ class Fact:
 
 
 Path = tuple[Any, ...]
-"""The indices and keys that lead to a part of a result."""
+"""The indices and keys of a part of a result."""
 Result = Mapping[Path, Numbers | Fact]
 
 
 def read_result(note: Any) -> Result:
-    """The parts of a result by their paths; TraceError where it is damaged."""
+    """The parts of a result by path; TraceError if it is damaged."""
     if not isinstance(note, Mapping) or note.get("version") != VERSION:
         raise _damaged("it has no known form")
     found: dict[Path, Numbers | Fact] = {}
@@ -97,13 +97,13 @@ def read_result(note: Any) -> Result:
 
 
 def devices_of(note: Any) -> tuple[str, ...]:
-    """The names of the devices whose tensors are in it."""
+    """The devices of the tensors in a result."""
     names = note.get("devices") if isinstance(note, Mapping) else ()
     return tuple(str(name)[:200] for name in names) if isinstance(names, list) else ()
 
 
 def positions(count: int, wanted: int) -> Array:
-    """Where a sample of `wanted` values is taken among `count`: all over, and the first n of it are a sample of n.
+    """The positions of a sample of `wanted` among `count` values: spread evenly, and its first n are a sample of n.
 
     >>> positions(1000, 4).tolist()
     [618, 236, 854, 472]
@@ -117,7 +117,7 @@ def _damaged(what: str) -> TraceError:
 
 
 def _read_part(node: Any) -> tuple[Numbers | Fact, list[tuple[Any, Any]]]:
-    """One part, and those inside of it by index or key."""
+    """Read one part, and those inside it by index or key."""
     kind = node.get("kind") if isinstance(node, Mapping) else None
     items = node.get("items") if kind in ("list", "dict") else None
     if kind == "none":
@@ -186,10 +186,10 @@ def digest_of(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResultCheck:
-    """What comparing two results came to. `largest_difference` is absolute, `relative` that share of the largest value around it.
+    """The outcome of comparing two results. `largest_difference` is absolute, `relative` its share of the part's largest value.
 
-    Both are None where no number says how far apart the results are; with `is_bound` they are so far apart at least. `why` says
-    in a sentence what was compared, or why nothing was; `where` is the part that is farthest off; `notes` what else to know.
+    Both are None if no number says how far apart the results are; with `is_bound` they are lower bounds. `why` is a sentence on
+    what was compared, or why nothing was; `where` is the part that differs most; `notes` are further remarks.
     """
 
     verdict: Verdict
@@ -206,12 +206,12 @@ class ResultCheck:
 
 
 def not_checked(why: str, short: str) -> ResultCheck:
-    """Nothing was compared; `short` are a few words for it."""
+    """Nothing was compared; `short` is the reason in a few words."""
     return ResultCheck("not checked", why, f"not checked ({short})")
 
 
 def check(a: Result, b: Result, tolerance: float = CLOSE, notes: tuple[str, ...] = ()) -> ResultCheck:
-    """Compare two results; close is what is no farther apart than `tolerance` times the largest value around it."""
+    """Compare two results; they are close if no value differs by more than `tolerance` times the largest of its part."""
     compared = (_compared(a[path], b[path], path, tolerance) for path in a if path in b)
     parts = [part for part in compared if part is not None] or [ResultCheck("equal")]
     worst = max(parts, key=lambda one: (_ORDER.index(one.verdict), one.relative is None, one.relative or 0.0))
@@ -219,7 +219,7 @@ def check(a: Result, b: Result, tolerance: float = CLOSE, notes: tuple[str, ...]
     off = [one for one in parts if one.verdict != "equal"]
     difference, relative = (apart.largest_difference, apart.relative) if off else (0.0, 0.0)
     is_bound = any(one.is_bound for one in off)
-    # `short` is as "results ..." ends in a sentence.
+    # `short` completes a sentence that begins with "results".
     least = "at least " if is_bound else ""
     which = f"{len(off)} of {len(parts)} parts differ; " if len(parts) > 1 else ""
     why = f"{which}{worst.where or 'the result'}: {worst.why}"
@@ -252,7 +252,7 @@ def share(relative: float) -> str:
 
 
 def _compared(a: Numbers | Fact, b: Numbers | Fact, path: Path, tolerance: float) -> ResultCheck | None:
-    """What comes of a part that both have; None of lists and dicts that are alike: their parts say it."""
+    """Compare a part that both have; None for lists and dicts of equal length and keys: their parts are compared."""
     where = ""
     for step in path:
         key = step[1] if isinstance(step, tuple) else step
@@ -267,10 +267,10 @@ def _compared(a: Numbers | Fact, b: Numbers | Fact, path: Path, tolerance: float
     elif a.kind == "a list":
         why = f"{a.value} and {b.value} items"
     elif a.kind == "a dict":
-        alone = min(a.value ^ b.value, key=repr)  # not by the order of a set, which differs from process to process
+        alone = min(a.value ^ b.value, key=repr)  # sorted: the order of a set differs from process to process
         why = f"only one has {alone if isinstance(alone, str) else alone[1]!r:.80}"
     elif path[-1:] == ("digest",) and all(re.fullmatch("[0-9a-f]{64}", one.text) for one in (a, b)):
-        # Digested before it was recorded, as the parameters of a job are: that says equal or not, and never how far apart.
+        # A digest that was recorded as the result, as for the parameters of a job: equal or not, never how far apart.
         why = "not everything that was digested is the same bit for bit"
         return ResultCheck("close", why, is_bound=True, where=where)
     else:
@@ -279,7 +279,7 @@ def _compared(a: Numbers | Fact, b: Numbers | Fact, path: Path, tolerance: float
 
 
 def _numbers(a: Numbers, b: Numbers, where: str, tolerance: float) -> ResultCheck:
-    """Compare numbers: all values where both are whole, else a sample, whose largest difference is a lower bound."""
+    """Compare numbers: all values if both are whole, else a sample, whose largest difference is a lower bound."""
     here = f" in {where}" if where else ""
     same_dtype = a.dtype == b.dtype
     notes: tuple[str, ...] = () if same_dtype else (f"dtypes differ{here}: {a.dtype} and {b.dtype}",)
@@ -301,7 +301,7 @@ def _numbers(a: Numbers, b: Numbers, where: str, tolerance: float) -> ResultChec
     first, second, notes = first[~nan_a], second[~nan_b], notes + same_nans
     is_inexact = {first.dtype.kind, second.dtype.kind} & {"f", "c"}
     apart = max(_apart(first, second), _least_apart(a, b) if is_bound else 0.0)
-    # The largest finite value: differences are given as a share of it.
+    # The largest finite value, which differences are divided by.
     finite = (np.abs(one[np.isfinite(one)].astype("c16")).max(initial=0.0) for one in (first, second))
     relative = apart / (max(*map(float, finite), a.largest or 0.0, b.largest or 0.0) or 1.0)
     has_digests = bool(same_dtype and a.sha256 and b.sha256)
@@ -333,7 +333,7 @@ def _signs(values: Array) -> bytes:
 
 
 def _apart(a: Array, b: Array) -> float:
-    """The largest difference; infinities at the same place are none."""
+    """The largest difference; equal infinities at the same place count as 0."""
     unequal = a != b
     if not unequal.any():
         return 0.0
@@ -347,10 +347,10 @@ def _apart(a: Array, b: Array) -> float:
 
 
 def _least_apart(a: Numbers, b: Numbers) -> float:
-    """How far apart some value is at least, from the norms and the largest values of all."""
+    """A lower bound of the largest difference, from the norms and largest values."""
     least = 0.0
     if a.norm is not None and b.norm is not None and (count := math.prod(a.shape)):
-        # The norms are sums of rounded squares: what is within their own error says nothing.
+        # The norms are sums of rounded squares: differences within their own error say nothing.
         apart = abs(a.norm - b.norm)
         least = apart / math.sqrt(count) if apart > 1e-9 * max(a.norm, b.norm) else 0.0
     if a.largest is not None and b.largest is not None:

@@ -1,4 +1,4 @@
-"""What a training step of a model takes, part by part and layer by layer: plain figures, without torch."""
+"""The memory of a training step, by part and layer: plain figures, without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAVED, OUTPUT, OTHER = "saved", "output", "other"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One storage that the forward made and that is alive when it has ended; charged to the layer that saved it first."""
+    """One storage that the forward made and that exists when it ends; charged to the layer that saved it first."""
 
     why: str
     nbytes: int
@@ -28,7 +28,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One module by its path, with what is charged to itself and not to those below it."""
+    """One module by path, with what is charged to it and not to its submodules."""
 
     path: str
     type: str
@@ -47,12 +47,12 @@ SUMS = (
     "parameter_count", "parameter_bytes", "buffer_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes",
     "classic_bytes",
 )  # fmt: skip
-"""The fields of a layer that add up."""
+"""The additive fields of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeTerm:
-    """One reason why the classic estimate is not what is kept: adding `nbytes` corrects it."""
+    """One reason why the classic estimate differs from what is kept: adding `nbytes` corrects it."""
 
     nbytes: int
     text: str
@@ -60,9 +60,9 @@ class SizeTerm:
 
 @dataclass(frozen=True, slots=True)
 class Classic:
-    """The estimate of the classic write-ups: four bytes for each element that a layer puts out, twice for backward.
+    """The estimate of the classic write-ups: four bytes per element of each layer's output, doubled for backward.
 
-    With `terms` added, `with_backward_bytes` becomes `kept_bytes`, which is what the forward leaves.
+    With `terms` added, `with_backward_bytes` becomes `kept_bytes`, what the forward really keeps.
     """
 
     parameter_bytes: int
@@ -72,16 +72,16 @@ class Classic:
 
     @property
     def with_backward_bytes(self) -> int:
-        """Twice the intermediate results, as the classic has it."""
+        """Twice the intermediate results, as the classic estimate says."""
         return 2 * self.without_backward_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a training step of a model takes. Each storage counts once, in the first part that it belongs to.
+    """The memory of a training step. Each storage counts once, in the first part that it belongs to.
 
-    `output_bytes` are outputs that autograd does not keep anyway, `other_bytes` what the forward left elsewhere.
-    `elsewhere_bytes` lie on another device than the model and are in no other figure.
+    `output_bytes` are outputs that autograd does not keep anyway, `other_bytes` what else the forward keeps.
+    `elsewhere_bytes` are on another device than the model and in no other figure.
     """
 
     model: str
@@ -121,42 +121,42 @@ class Sizes:
 
     @property
     def activation_bytes(self) -> int:
-        """What autograd keeps for backward and neither parameter, buffer nor input is."""
+        """What autograd keeps for backward, without parameters, buffers and inputs."""
         return self._kept_bytes(SAVED)
 
     @property
     def output_bytes(self) -> int:
-        """Outputs, as far as they are not among the activations."""
+        """Outputs that are not among the activations."""
         return self._kept_bytes(OUTPUT)
 
     @property
     def other_bytes(self) -> int:
-        """What else of the forward is alive: caches, attributes, what custom functions hold."""
+        """What else the forward keeps: caches, attributes, tensors held by custom functions."""
         return self._kept_bytes(OTHER)
 
     @property
     def model_bytes(self) -> int:
-        """Parameters and buffers: what the model takes by itself."""
+        """Parameters and buffers: the model alone."""
         return self.parameter_bytes + self.buffer_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """By how much the forward raises the level: activations, outputs and the rest."""
+        """The rise during the forward: activations, outputs and the rest."""
         return sum(one.nbytes for one in self.kept)
 
     @property
     def before_backward_bytes(self) -> int:
-        """All that is alive between forward and backward once the optimizer has its state; gradients set to None."""
+        """Alive between forward and backward once the optimizer has its state; gradients set to None."""
         return self.model_bytes + self.input_bytes + self.optimizer_bytes + self.kept_bytes
 
     @property
     def at_optimizer_bytes(self) -> int:
-        """All that is alive when the optimizer steps, its temporaries apart."""
+        """Alive during the optimizer's step, without its temporaries."""
         return self.model_bytes + self.input_bytes + self.optimizer_bytes + self.gradient_bytes
 
     @property
     def total_bytes(self) -> int:
-        """All parts of a training step together."""
+        """The sum of all parts."""
         return sum(self.parts.values())
 
     @property
@@ -181,9 +181,9 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerOutput:
-    """One output that the classic counts: of layers without layers below them, each the first time it is called.
+    """One output that the classic estimate counts: of each leaf layer, the first time it is called.
 
-    `nbytes` is four for each element, `storages` are the numbers of those behind it that the forward made.
+    `nbytes` is four per element, `storages` are the numbers of the storages behind it.
     """
 
     path: str
@@ -192,7 +192,7 @@ class LayerOutput:
 
 
 def classic(parameter_count: int, outputs: Iterable[LayerOutput], kept: Mapping[int, Kept]) -> Classic:
-    """The estimate, with one term for each reason why it is off; `kept` is by the number of the storage."""
+    """The estimate, with one term per reason why it is off; `kept` is by storage number."""
     counted = list(outputs)
     total = sum(one.nbytes for one in counted)
     lost, again, seen, wider = [], [], set[int](), 0
@@ -235,11 +235,11 @@ def _about(outputs: list[LayerOutput], text: str) -> str:
     return text.format(number_of(len(outputs), "output"), largest.path, format_bytes(largest.nbytes))
 
 
-# --- many layers to few --------------------------------------------------------------------------------------------------
+# --- folding layers -------------------------------------------------------------------------------------------------------
 
 
 def folded(layers: tuple[Layer, ...], limit: int) -> list[Layer]:
-    """At most `limit` layers: where there are more, those below a depth are added to the one above them."""
+    """At most `limit` layers: if there are more, those below a depth are added to their parent."""
 
     def summed(path: str, kind: str, group: list[Layer]) -> Layer:
         own = next((layer for layer in group if layer.path == path), None)

@@ -1,4 +1,4 @@
-"""What a run comes to: peaks, when and where, what held them, what was not freed, what was not seen."""
+"""The summary of a run: peaks, when and where, what held them, what was not freed, what was not seen."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from memlab.trace.trace import CPU, Device, Gap, Trace
 from memlab.units import UNBOUNDED, ByteRange
 
 _SIMULATED_GPU = "FakeGPU"
-"""How the names of simulated GPUs begin."""
+"""The prefix of the names of simulated GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One quantity over a run: at the start, its peak, at the end; -1 where it was not read."""
+    """One quantity over a run: at the start, its peak, at the end; -1 if not read."""
 
     of: str
     start_bytes: int
@@ -40,9 +40,9 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSummary:
-    """One device: its levels (allocated first), and who held the peak of *allocated*, where that is known.
+    """One device: its levels (allocated first), and who held the peak of *allocated*, if known.
 
-    `at` tells of the operation that made the peak: its "phase", "module" and "line", as far as known.
+    `at` has "phase", "module" and "line" of the operation that made the peak, as far as known.
     """
 
     device: Device
@@ -85,7 +85,7 @@ class Summary:
 
 
 def summary(trace: Trace, name: str = "") -> Summary:
-    """Take the figures of a trace."""
+    """Summarize a trace."""
     devices = [_of_device(trace, device) for device in trace.made_by.devices]
     devices.sort(key=lambda one: -one.levels[0].peak.low_bytes)
     notes = [str(note) for note in trace.notes.get("notes", ())]
@@ -105,7 +105,7 @@ def provenance(trace: Trace) -> str:
 
 
 def has_raised(trace: Trace) -> bool:
-    """Whether the cell ended with an error; in files of versions that did not note it, a sentence says so."""
+    """Whether the cell ended with an error; in files of early versions only a sentence says so."""
     sentences = trace.notes.get("notes", ()) if "raised" not in trace.notes else ()
     return trace.notes.get("raised") is True or any(str(one).startswith("The cell raised") for one in sentences)
 
@@ -132,7 +132,7 @@ def _of_device(trace: Trace, device: Device) -> DeviceSummary:
         named = [by for by, column in known.items() if column.any()]
         shares = tuple(breakdown(trace, device.index, by, at=highest) for by in named)
     except MemlabError:
-        shares = ()  # the peak is known and its events are not: then nothing tells what held it
+        shares = ()  # the peak is known but its events are not, so what held it is unknown
     place: dict[str, str] = {}
     if highest.row >= 0:
         block = int(trace.events.block[highest.row])
@@ -147,7 +147,7 @@ def _of_device(trace: Trace, device: Device) -> DeviceSummary:
 
 
 def _level(trace: Trace, device: Device, of: str) -> Level:
-    """Where early rows were dropped, the events begin later and only the counter tells the start."""
+    """If early rows were dropped, the events begin later and only the counter has the level at the start."""
     line = timeline(trace, device.index, of)
     bounded = (one for one in trace.made_by.bounded if one.device == device.index)
     was_dropped = any(one.is_exact and one.begin_ns == 0 for one in bounded)

@@ -15,7 +15,7 @@ _TOP = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """A stair: from `time_ns[i]` on the level is `bytes[i]`. The first step is the start, at time 0, with row -1."""
+    """A step function: from `time_ns[i]` on the level is `bytes[i]`. The first step is the start, at time 0, with row -1."""
 
     time_ns: Array
     bytes: Array
@@ -37,7 +37,7 @@ class Timeline:
         return int(self.bytes[int(np.searchsorted(self.row, row, side="right")) - 1])
 
     def without(self, left_out: Array) -> Array:
-        """The levels as they would be if the steps after the start that are marked as left out had changed nothing."""
+        """The levels without the changes of the steps that are marked as left out."""
         changes = np.diff(self.bytes, prepend=0)
         changes[1:][left_out] = 0
         levels: Array = np.cumsum(changes)
@@ -61,7 +61,7 @@ def timeline(trace: Trace, device: int, of: str = "allocated") -> Timeline:
 
 
 def lives(trace: Trace, device: int) -> tuple[Array, Array]:
-    """Of each block the row in which it comes (-1: never), and in which it goes (past the last one: it stays)."""
+    """The rows in which each block is allocated (-1: never) and freed (past the last row: not freed)."""
     events = trace.events
     begin, end = np.full(len(trace.blocks), -1), np.full(len(trace.blocks), len(events))
     held = (events.device == device) & (events.allocated_bytes > 0)
@@ -80,7 +80,7 @@ def highest(level: Array, first: Array, end: Array) -> Array:
 
 
 class Pyramid:
-    """Min-max levels over a timeline of ten million events, ever coarser: any window as about a thousand (low, high) pairs.
+    """Min-max pyramid over a timeline of ten million events: any window as about a thousand (low, high) pairs.
 
     Every cell of a level covers `_FACTOR` cells of the one below.
     """

@@ -1,1 +1,1 @@
-"""An out-of-memory: what its message says, what was alive then, what it adds up to, and what would help."""
+"""Out-of-memory errors: what the message says, what was alive, how the device was divided, and what would help."""

@@ -1,7 +1,7 @@
-"""What could be done about an out-of-memory, each with the bytes it would give; only what the facts support.
+"""Actions after an out-of-memory error, each with the bytes it would free; only what the facts support.
 
-"Enough for this request" is said only where the bytes that count are known: those that the same cell, run again, would not
-need once more. What is enough comes before what may be and what is not, then what was measured before what is estimated.
+"Enough for this request" appears only where the freed bytes are known not to be needed again when the same cell is run
+again. Actions that are enough come first, then those that may be; measured ones before estimated ones.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from memlab.trace.columns import Phase
 from memlab.units import ByteRange, GiB, MiB, format_bytes
 
 MOST = 3
-"""No more advice than can be tried."""
+"""At most this many actions."""
 TRACEBACK = "traceback"
-"""How the paths of storages begin that only a failed cell's frames keep."""
+"""The prefix of reference paths through a failed cell's frames."""
 LEAST_OUTPUT_BYTES = 1 << 16
-"""What an output has to keep alone to be removed by a release."""
+"""An output is released only if it alone holds at least this much."""
 OUTPUTS = "outputs"
-"""What stands for `Out[7]`, `_7`, `_` and their kin."""
+"""The common name of `Out[7]`, `_7`, `_` and so on."""
 
 _ROOT = re.compile(r"[^\W\d]\w*")
 _OF_CELL = re.compile(rf"{TRACEBACK} of cell (\d+)\b")
@@ -33,10 +33,10 @@ _NEEDED = ("parameter", "buffer", "optimizer", "gradient")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do and what it gives.
+    """One action and the bytes it frees.
 
-    `counts` is what of that is known to be free where the same cell runs again and asks for the same; `is_enough` whether
-    it covers what was short (None: not known).
+    `counts` is the part known to stay free when the same cell runs again; `is_enough` is whether that covers the
+    shortfall (None: not known).
     """
 
     text: str
@@ -48,7 +48,7 @@ class Action:
 
 
 def root_of(path: str) -> str:
-    """What a path begins with: a variable, "traceback" for a failed cell's frames, "outputs" for Out and its kin.
+    """The root of a path: a variable, "traceback" for a failed cell's frames, "outputs" for Out and so on.
 
     >>> root_of("model.fc.weight"), root_of("losses[17]"), root_of("traceback of cell 5 -> step() -> big"), root_of("Out[3]")
     ('model', 'losses', 'traceback', 'outputs')
@@ -62,9 +62,9 @@ def root_of(path: str) -> str:
 
 
 def actions(failure: Failure) -> tuple[Action, ...]:
-    """At most three things to do, the best first."""
+    """At most three actions, the best first."""
     short, is_too_much = failure.shortfall, failure.verdict == TOO_MUCH
-    # Where no room that could be made would do, it still makes sense to help the next cell, or to ask for less.
+    # Where no action frees enough, it still makes sense to help the next cell, or to request less.
     proposed = [*_of_names(failure), *_of_the_batch(failure)]
     proposed += [] if is_too_much else [*_of_large_names(failure), *_of_the_step(failure), *_of_the_device(failure)]
     found = []
@@ -85,7 +85,7 @@ def actions(failure: Failure) -> tuple[Action, ...]:
 
 
 def _known(text: str, count: ByteRange | int) -> Action:
-    """What is free for certain, also where the same cell runs again."""
+    """What is certain to be free, also when the same cell runs again."""
     gives = count if isinstance(count, ByteRange) else ByteRange.exact(count)
     return Action(text, gives, counts=gives)
 
@@ -104,20 +104,20 @@ def _of_names(failure: Failure) -> Iterator[Action]:
     kept = sum(size for size in outputs.values() if size >= LEAST_OUTPUT_BYTES)
     parts = [f"what only the failed cell's frames hold, {format_bytes(frames)}"] if frames else []
     parts += [f"outputs (`Out`, `_`) that alone keep tensors, {format_bytes(kept)}"] if kept else []
-    # What the failed cell's own frames hold it needs again when it runs again, so that does not count.
+    # What the failed cell's own frames hold is needed again when it runs again, so it does not count.
     again = "; the same cell needs most of it again" if frames > earlier else ""
     text = f"`%memoom release`: frees {' and '.join(parts)}, for the next cell{again}"
     yield Action(text, ByteRange.exact(frames + kept), counts=ByteRange.exact(kept + earlier))
-    if failure.all_named:  # what no name leads to is garbage in circles, or held by C++
+    if failure.all_named:  # unreferenced storages are garbage in reference cycles, or held by C++
         size = sum(holder.nbytes for holder in failure.holders if not holder.path)
         text = "`gc.collect()`: no name leads to these; most likely objects that refer to each other and nobody needs"
         yield Action(text, ByteRange(0, size), is_estimate=True)
 
 
 def _of_the_batch(failure: Failure) -> Iterator[Action]:
-    """Only what this step made counts: what a list or an earlier graph keeps stays, whatever the batch.
+    """Only what this step made counts: what a list or an earlier graph holds does not depend on the batch.
 
-    A list may also be of this step (an RNN in a loop of the user's): then it saves more, so it is not called too little.
+    A list may belong to this step (an RNN in a user's loop): then it saves more, so it is never called "not enough".
     """
     saves = failure.half_the_batch()
     wanted = failure.allocated_bytes + (failure.message.asked or ByteRange.exact(0)).middle
@@ -130,7 +130,7 @@ def _of_the_batch(failure: Failure) -> Iterator[Action]:
 
 
 def _of_large_names(failure: Failure) -> Iterator[Action]:
-    """The largest name that holds nothing a model or optimizer is made of."""
+    """The largest name that holds no part of a model or optimizer."""
     groups: defaultdict[str, list[Holder]] = defaultdict(list)
     for holder in failure.holders:
         groups[root_of(holder.path)].append(holder)
@@ -148,7 +148,7 @@ def _of_large_names(failure: Failure) -> Iterator[Action]:
         what = f"`{root}` keeps an error whose frames hold {count}: `del {root}`"
     elif 2 * sum(holder.nbytes for holder in group if holder.category == "activation") > size:
         what = f"`{root}` keeps {count}, most of it autograd graphs: store `.item()` or `.detach()`, or `del {root}`"
-    # What an earlier cell left is gone for good, and so is what a list gathers; another name may be of the failed cell itself.
+    # What an earlier cell or a list holds is freed for good; any other name may belong to the failed cell itself.
     old = failure.moment.preexisting if failure.moment is not None else frozenset()
     gathered = set(failure.gathered)
     counts = sum(one.nbytes for one in group if one.address in old or one in gathered)
@@ -160,14 +160,14 @@ def _of_the_step(failure: Failure) -> Iterator[Action]:
     if failure.raised_in == Phase.FORWARD:
         text = "`optimizer.zero_grad()` before the forward: gradients were held and no backward ran (not while accumulating)"
         yield _known(text, failure.bytes_of("gradient"))
-    # Only where a tracked cell ran forwards, and nothing says that it trains: no backward, gradient or optimizer anywhere.
+    # Only if a tracked cell ran forwards and shows no sign of training: no backward, gradient or optimizer.
     trains = failure.calls_backward or any(failure.bytes_of(category) for category in ("gradient", "optimizer"))
     if moment is not None and not moment.has_backward and not trains and moment.phase == Phase.FORWARD:
         text = (
             "`with torch.inference_mode():` if this needs no gradients: activations were kept and no backward had come"
         )
         yield Action(text, ByteRange.exact(failure.bytes_of("activation")), is_estimate=True)
-    # Of a message alone, without its cell: which tensors were alive is unknown, that they filled the device is not.
+    # With a pasted message it is unknown which tensors were alive, but known that they filled the device.
     is_pasted = not (failure.cell or failure.place or failure.holders or moment)
     if is_pasted and failure.is_full_of_tensors and message.allocated is not None:
         text = (
@@ -182,14 +182,14 @@ def _of_the_step(failure: Failure) -> Iterator[Action]:
 
 def _of_the_device(failure: Failure) -> Iterator[Action]:
     message = failure.message
-    # Segments that grow leave fewer pieces over; pieces between living tensors stay, so it may give nothing.
+    # Growing segments leave fewer free pieces; those between live tensors remain, so it may free nothing.
     is_settable = not failure.expandable and message.backend in ("CUDA", "HIP")
     if failure.verdict == FRAGMENTATION and is_settable and message.cached is not None:
         text = (
             f"restart with `PYTORCH_{message.backend}_ALLOC_CONF=expandable_segments:True`: fewer pieces are left over"
         )
         yield Action(text, ByteRange(0, message.cached.high), is_estimate=True)
-    # Processes that are listed; what is only told by subtraction holds the driver's part too, so it must be a lot.
+    # Listed processes; a figure found by subtraction includes the driver's part, so it must be large.
     text = "end other processes on the device (`nvidia-smi` lists them; often kernels of other notebooks)"
     listed = [size for pid, size in message.others if pid != failure.own_pid]
     if failure.others_bytes is not None:

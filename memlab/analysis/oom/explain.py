@@ -1,6 +1,6 @@
-"""An out-of-memory explained: what was asked and free, what the numbers add up to, where the shortfall is, what to do.
+"""Explain an out-of-memory error: requested and free, how the numbers add up, what was short, what to do.
 
-Pure: it works from texts and numbers and knows no tensor. Sizes from a message are intervals; what is said of them holds for
+Pure: it works from texts and numbers, without tensors. Sizes from a message are intervals; a statement about them holds for
 the whole interval, or is called likely.
 """
 
@@ -16,7 +16,7 @@ from memlab.analysis.oom.text import IMPOSSIBLE
 from memlab.units import ByteRange, format_bytes
 
 NAMED = 8
-"""So many names of what was alive are listed, the largest first."""
+"""How many names of live storages are listed, the largest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What one name kept alive: a variable, a traceback, an output; the path is that of its largest storage."""
+    """What one name held: a variable, a traceback, an output; the path is that of its largest storage."""
 
     path: str
     category: str
@@ -40,7 +40,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What can be said of an out-of-memory, ready to be shown; `verdict` is a code of `oom_facts`."""
+    """The explanation of an out-of-memory error, ready to be shown; `verdict` is a code of `oom_facts`."""
 
     label: str
     verdict: str
@@ -74,7 +74,7 @@ def explain(failure: Failure) -> Explanation:
 
 
 def amount_text(amount: ByteRange) -> str:
-    """An amount in words: one figure where its bounds are near each other, else a range."""
+    """An amount as text: one figure if its bounds are close, else a range."""
     low, high = format_bytes(amount.low), format_bytes(amount.high)
     if amount.high - amount.low <= max(0.011 * amount.middle, 0):
         return low if low == high else format_bytes(amount.middle)
@@ -132,7 +132,7 @@ def _sentences(failure: Failure) -> Iterator[str]:
 
 
 def _sum(failure: Failure) -> Iterator[str]:
-    """What the numbers add up to: to the capacity, as what is unknown is what remains; with a limit alone, beyond it."""
+    """How the numbers add up: to the capacity, as the unknown part is the remainder; or beyond a limit."""
     message = failure.message
     rest = (
         "of other processes and the driver" if failure.process is not None else "of context, other processes and driver"
@@ -186,7 +186,7 @@ _MEANINGS_OF_BACKEND = {
 
 
 def _terms(failure: Failure) -> Iterator[Term]:
-    """The numbers in the order in which they are best read."""
+    """The numbers in reading order."""
     message = failure.message
     for name, meaning in (_MEANINGS | _MEANINGS_OF_BACKEND.get(message.backend, {})).items():
         size = getattr(message, name)
@@ -200,9 +200,9 @@ def _terms(failure: Failure) -> Iterator[Term]:
 
 
 def grouped(holders: tuple[Holder, ...]) -> list[Named]:
-    """What each name keeps, the largest first; storages without a path are one entry of each category.
+    """What each name holds, the largest first; unnamed storages are one entry per category.
 
-    A group goes by its variable; frames, outputs and what has no name by the path of the largest.
+    A group is named by its variable; frames, outputs and unnamed storages by the path of the largest.
     """
     groups: dict[tuple[str, str], list[Holder]] = {}
     for holder in holders:

@@ -1,4 +1,4 @@
-"""The facts of one out-of-memory and what follows from them: how the device was divided, what was short, and why."""
+"""The facts of one out-of-memory error: how the device was divided, what was short, and why."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from memlab.trace.columns import Phase
 from memlab.units import ByteRange
 
 TOO_MUCH, LIMIT, FRAGMENTATION, OTHERS, FULL, UNKNOWN = "too much", "limit", "fragmentation", "others", "full", ""
-"""Why there was no room."""
+"""Why the request failed."""
 LARGE_CACHE = 0.1
-"""Of what PyTorch reserved: a smaller cache is what any program has, a larger one speaks for fragmentation."""
+"""A share of *reserved*: any program has a smaller cache; a larger one suggests fragmentation."""
 _NOTHING = ByteRange.exact(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A storage that was alive when the failed cell had ended: the path to it, its category, bytes, and address (0: unknown)."""
+    """A storage alive at the end of the failed cell: its path, category, bytes, and address (0: unknown)."""
 
     path: str
     category: str
@@ -30,12 +30,12 @@ class Holder:
 
 @dataclass(frozen=True)
 class Failure:
-    """All that is known of one out-of-memory; "" and None are what is not.
+    """All that is known of one out-of-memory error; "" and None mean unknown.
 
     `message` is what the error said, `moment` what a tracked cell's trace shows. `holders` are the storages alive on the
     device at the end of the cell (`all_named`: every name was looked for), `largest_free_bytes` the largest piece of the
-    allocator's cache then. `phase` and `place` tell where the error was raised, `others_bytes` what the driver lists for
-    other processes, `calls_backward` whether the code that failed has a backward in it, reached or not.
+    allocator's cache then. `phase` and `place` are where the error was raised, `others_bytes` what the driver lists for
+    other processes, `calls_backward` whether the failed code contains a backward, reached or not.
     """
 
     message: Message
@@ -53,7 +53,7 @@ class Failure:
 
     @property
     def alive_bytes(self) -> int:
-        """What the storages that were found come to."""
+        """The sum of the storages found."""
         return sum(holder.nbytes for holder in self.holders)
 
     @property
@@ -64,7 +64,7 @@ class Failure:
         return self.message.allocated.middle if self.message.allocated is not None else self.alive_bytes
 
     def bytes_of(self, category: str) -> int:
-        """What a category held: at the moment itself where it was tracked, else at the end of the cell."""
+        """What a category held: when memory ran out if the cell was tracked, else at its end."""
         share = self.moment.share("category") if self.moment is not None else None
         if share is not None:
             return share.get(category, 0)
@@ -77,27 +77,27 @@ class Failure:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether it ran out in a forward, in the loss behind it, or in backward."""
+        """Whether it ran out in a forward, in the loss after it, or in backward."""
         is_after_forward = self.moment is not None and self.moment.batch.is_in_step and self.raised_in == Phase.OTHER
         return self.raised_in in (Phase.FORWARD, Phase.BACKWARD) or is_after_forward
 
     @cached_property
     def gathered(self) -> tuple[Holder, ...]:
-        """What graphs keep through one of many entries of a list: of earlier steps, as far as can be told."""
+        """What graphs hold through entries of a long list: most likely those of earlier steps."""
         paths = gathered(holder.path for holder in self.holders)
         return tuple(one for one in self.holders if one.path in paths and one.category == "activation")
 
     @property
     def is_full_of_tensors(self) -> bool:
-        """Whether live tensors took most of the device, and so neither the cache nor others are what to look at."""
+        """Whether live tensors took most of the device, so that neither the cache nor other processes matter."""
         held, capacity = self.message.allocated, self.message.capacity
         return bool(self.verdict == FULL and held and capacity and 2 * held.low >= capacity.high)
 
     def half_the_batch(self) -> ByteRange:
-        """What half of the batch would have saved of what was held then, and of the request itself.
+        """What half of the batch would have saved of what was held, and of the request itself.
 
-        In an untracked cell it is told from what is alive at its end: surely what only its frames hold; at most whatever else
-        graphs keep, too. What is `gathered` was there whatever this step's batch.
+        In an untracked cell it follows from what is alive at its end: at least what only its frames hold; at most also
+        whatever else graphs hold. What is `gathered` does not depend on this step's batch.
         """
         if self.moment is not None:
             return self.moment.batch.saving({holder.address for holder in self.gathered})
@@ -131,19 +131,19 @@ class Failure:
 
     @property
     def held(self) -> ByteRange | None:
-        """What PyTorch's allocator had taken: what is reserved, or where only that is told, what is allocated."""
+        """What PyTorch's allocator held: reserved, or allocated if only that is known."""
         return self.message.reserved or self.message.allocated
 
     @property
     def beside(self) -> ByteRange | None:
-        """This process outside of PyTorch's allocator: the context and libraries."""
+        """This process outside PyTorch's allocator: the context and libraries."""
         if self.message.elsewhere is not None or self.process is None or self.held is None:
             return self.message.elsewhere
         return (self.process - self.held).at_least(0)
 
     @property
     def rest(self) -> ByteRange | None:
-        """What is neither free nor of this process, or, where that is not told apart, not of PyTorch's allocator."""
+        """What is neither free nor this process's, or, where processes are not distinguished, not PyTorch's."""
         known = self.process or self.held
         if self.message.capacity is None or self.message.free is None or known is None:
             return None
@@ -151,21 +151,21 @@ class Failure:
 
     @property
     def others(self) -> ByteRange | None:
-        """What other processes had on the device, as far as it is told."""
+        """What other processes held on the device, as far as known."""
         if self.others_bytes is not None:
             return ByteRange.exact(self.others_bytes)
         return self.rest if self.process is not None else None
 
     @property
     def over_limit(self) -> ByteRange | None:
-        """By how much the request would have passed the limit set for the process; negative where it would not."""
+        """By how much the request would have exceeded the limit of the process; negative if it would not."""
         if self.message.allowed is None or self.message.asked is None or self.held is None:
             return None
         return self.held + (self.message.elsewhere or _NOTHING) + self.message.asked - self.message.allowed
 
     @property
     def shortfall(self) -> ByteRange | None:
-        """By how much the request missed what there was."""
+        """By how much the request exceeded what was available."""
         asked, free = self.message.asked, self.message.free
         if asked is not None and self.verdict == LIMIT and self.over_limit is not None:
             return self.over_limit.at_least(0)
@@ -173,7 +173,7 @@ class Failure:
 
     @cached_property
     def verdict(self) -> str:
-        """Why there was no room."""
+        """Why the request failed."""
         message, asked, free = self.message, self.message.asked, self.message.free
         if asked is None:
             return UNKNOWN
@@ -190,9 +190,9 @@ class Failure:
         return OTHERS if self.others is not None and 0 < (asked - free).high <= self.others.low else FULL
 
     def _is_fragmented(self, asked: ByteRange) -> bool:
-        """Whether the cache is large, and would have done for what was asked or was missing.
+        """Whether the cache is large, and would have been enough for the request or the shortfall.
 
-        A small cache is no fragmentation, even where it is larger than the request: live tensors fill the device.
+        A small cache is not fragmentation, even if it is larger than the request: live tensors fill the device.
         """
         cached, reserved, free, capacity = (
             getattr(self.message, term) for term in ("cached", "reserved", "free", "capacity")

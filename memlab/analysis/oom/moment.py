@@ -1,8 +1,8 @@
-"""What a trace shows of the moment at which memory ran out: what was asked, free, allocated and cached, and what held it.
+"""The moment at which memory ran out, from a trace: requested, free, allocated and cached bytes, and what held them.
 
-What grows with the batch is told by when blocks were made, by their categories and sizes; no trace says which side of a
-tensor is the batch. So it is an interval: what is doubtful (may be a copy of a weight, or of an earlier call) is in its
-upper end alone.
+What grows with the batch is inferred from when blocks were made, their categories and sizes; no trace says which dimension
+of a tensor is the batch. So it is an interval: doubtful blocks (perhaps a copy of a weight, or of an earlier call) count
+in its upper end only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memlab.trace.trace import Trace
 from memlab.units import ByteRange
 
 MANY = 3
-"""From so many entries on a list gathers over iterations; two may be the two views of one step."""
+"""A list with at least this many entries collects over iterations; two may be the two views of one step."""
 _LASTING = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER)
 _FOR_THE_BATCH = (Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
 _UNKNOWN = ("other", "elsewhere", BEFORE, ROUNDING)
@@ -34,9 +34,9 @@ _ENTRY = re.compile(r"\[\d+\]")
 
 @dataclass(frozen=True, slots=True)
 class PeakShare:
-    """What would fall away with half of the batch, at a moment: surely, and at most.
+    """What half of the batch would save at a moment: lower and upper bound.
 
-    `earlier` are blocks of earlier passes since the last step ended, by address, with what falls away if they belong to this
+    `earlier` are blocks of earlier passes since the last step ended, by address, with their saving if they belong to this
     one. `is_in_step`: a forward has run since the last step ended.
     """
 
@@ -46,7 +46,7 @@ class PeakShare:
     is_in_step: bool = False
 
     def saving(self, kept: Collection[int]) -> ByteRange:
-        """The saving, where blocks at the `kept` addresses are held over iterations."""
+        """The saving, if blocks at the `kept` addresses are held over iterations."""
         doubtful = sum(size for address, size in self.earlier if address not in kept)
         return ByteRange(self.surely_bytes, self.at_most_bytes + doubtful)
 
@@ -55,8 +55,8 @@ class PeakShare:
 class Moment:
     """One row OOM of a trace. `asked_bytes` is the tensor's size as the allocator rounds it, `free_bytes` the driver's.
 
-    `step_bytes` is what the optimizer's step held beside lasting things; `has_backward` whether any was met up to then;
-    `batch` is what half of the batch would have saved, `preexisting` the addresses of blocks that were there before the cell.
+    `step_bytes` are the temporaries of the optimizer's step; `has_backward` whether a backward came before;
+    `batch` is what half of the batch would have saved, `preexisting` the addresses of blocks older than the cell.
     """
 
     device: int
@@ -75,16 +75,16 @@ class Moment:
 
     @property
     def cached_bytes(self) -> int:
-        """What the allocator held without use."""
+        """Reserved but not allocated."""
         return max(self.reserved_bytes - self.allocated_bytes, 0)
 
     def share(self, by: str) -> Breakdown | None:
-        """Who held the allocated bytes, by "category", "line", "module" or "phase"; None where that is not known."""
+        """Shares of the allocated bytes by "category", "line", "module" or "phase"; None if unknown."""
         return next((share for share in self.shares if share.by == by), None)
 
 
 def last_moment(trace: Trace) -> Moment | None:
-    """The last time that a tracked cell ran out of memory, None if it did not."""
+    """The last moment at which a tracked cell ran out of memory; None if it did not."""
     events = trace.events
     rows = np.flatnonzero(events.kind == Kind.OOM)
     if not (rows >= trace.first_row).any():
@@ -134,9 +134,9 @@ def share(trace: Trace, device: int, row: int) -> PeakShare:
     for_batch = np.isin(category, _FOR_THE_BATCH)
     mine, before = for_batch & (born >= last_pass), for_batch & (born >= step) & (born < last_pass)
     others = (category == Category.OTHER) & (born >= step) & ~workspaces(trace)[block]  # of the loss, or the user's own
-    older = (category == Category.INPUT) & (born < step)  # the batch itself, or a data set of which it is a slice
+    older = (category == Category.INPUT) & (born < step)  # the batch itself, or a data set that it is a slice of
     weights = requested[category == Category.PARAMETER]
-    # Copies of weights (autocast makes them, once each) are made in the step and do not grow with the batch.
+    # Copies of weights (autocast makes one of each) are made in the step and do not grow with the batch.
     copies, found = Counter([*weights.tolist(), *(weights // 2).tolist()]), Counter(requested[mine].tolist())
     surely = int(low[mine].sum()) - sum(min(count, found[size]) * (size // 2) for size, count in copies.items())
     asked = trace.events.requested_bytes[row]
@@ -148,15 +148,15 @@ def share(trace: Trace, device: int, row: int) -> PeakShare:
 
 
 def _left_whole(half: Array) -> Array:
-    """What the allocator may add to halves: up to `SMALL_SIZE` of a segment is left, unsplit, to the last of its blocks."""
+    """What the allocator may add to halves: up to `SMALL_SIZE` of a segment stays with its last block, unsplit."""
     return np.where(half > SMALL_SIZE, np.minimum(half // 10, SMALL_SIZE), 0)
 
 
 def _begins(trace: Trace, row: int) -> tuple[int, int, bool]:
-    """The event rows from which on the step goes, and its last pass through outermost modules; whether there was one.
+    """The event rows at which the step and its last pass through outermost modules begin; whether there was one.
 
-    A step begins where the one before ended: with its optimizer's step, or its backward. As long as neither comes, a module
-    that is called again may begin a step of its own, which goes from where the call before it ended.
+    A step begins where the one before ended: with its optimizer's step, or its backward. Without either, a module that is
+    called again may begin a new step, from the end of the call before.
     """
     marks = trace.marks.rows(trace.marks.row <= row)
     step = last_pass = ended = trace.first_row
@@ -178,7 +178,7 @@ def _begins(trace: Trace, row: int) -> tuple[int, int, bool]:
 
 
 def gathered(paths: Iterable[str]) -> set[str]:
-    """The paths that lead through one of many entries of the same list.
+    """The paths through an entry of a list with many of them.
 
     >>> sorted(gathered(["losses[0].grad_fn -> saved x", "losses[1]", "losses[7]", "pair[0]", "pair[1]", "x"]))
     ['losses[0].grad_fn -> saved x', 'losses[1]', 'losses[7]']

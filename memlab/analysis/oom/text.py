@@ -1,6 +1,6 @@
-"""What a message of out-of-memory says, read from its text: PyTorch 1.0 to 2.15 on CUDA, ROCm, XPU, MPS and the CPU.
+"""Parse out-of-memory messages: PyTorch 1.0 to 2.15 on CUDA, ROCm, XPU, MPS and the CPU.
 
-Messages give sizes with two decimals, so each size is an interval. Nothing is read into what a text does not say.
+Messages give sizes with two decimals, so each size is an interval. Nothing is assumed that a text does not say.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from memlab.errors import MemlabError
 from memlab.units import ByteRange
 
 IMPOSSIBLE = "the size that it names is beyond all memory"
-"""How the note begins of a size that is no size."""
+"""The start of the note about an impossible size."""
 MAX_CHARACTERS = 2_000_000
-"""Of a longer text only the end is read: what ended a program is told last."""
+"""Only the end of a longer text is read: the error that ended a program comes last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The terms of one message; None is what it does not say.
+    """The terms of one message; None if it does not say.
 
     `reserved` is all that PyTorch's allocator held, `cached` the part of it that no tensor used; older wordings give one,
     newer ones the other. `process` is this process with its context, `others` the other processes by pid.
@@ -47,7 +47,7 @@ class Message:
 
     @property
     def label(self) -> str:
-        """The device as users name it."""
+        """The device as users call it."""
         kind = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu", "MPS": "mps", "NPU": "npu"}.get(self.backend, "cpu")
         return kind if self.device is None or kind in ("cpu", "mps") else f"{kind}:{self.device}"
 
@@ -56,11 +56,11 @@ class Message:
 
 _SIZE = r"(\d+(?:\.\d*)?) ?(bytes|[KMGTPE]i?B)\b"
 _NO_SIZE = 1 << 60
-"""Sizes from here on are a counter that failed: -1 read as unsigned is written 17179869184.00 GiB."""
+"""Sizes from here on come from a counter that failed: -1 as unsigned is printed as 17179869184.00 GiB."""
 
 
 def amount(number: str, unit: str) -> ByteRange | None:
-    """A size as a message writes it; PyTorch's GB and GiB both mean the binary unit. None for a counter that failed.
+    """Parse a size; PyTorch's GB and GiB both mean the binary unit. None for a counter that failed.
 
     >>> amount("20.00", "MiB"), amount("35184372088832", "bytes")
     (ByteRange(low=20966278, high=20976762), ByteRange(low=35184372088832, high=35184372088832))
@@ -78,7 +78,7 @@ def amount(number: str, unit: str) -> ByteRange | None:
 
 # --- wordings -------------------------------------------------------------------------------------------------------------
 
-# Where a message begins -> the backend it comes from, "" where the first word tells.
+# Start of a message -> its backend, "" if the first word names it.
 _BEGINS = (
     (r"\b(?:CUDA|HIP|XPU|NPU|MUSA|MLU|PrivateUse1) out of memory\b", ""),
     (r"\bMPS backend out of memory\b|\bInvalid buffer size: \d", "MPS"),
@@ -93,9 +93,9 @@ _BEGINS = (
 )
 _BEGIN = re.compile("|".join(f"({pattern})" for pattern, _ in _BEGINS))
 _BARE = re.compile(r"\b[Tt]ried to allocate \d")
-"""A message that was pasted without its first words."""
+"""A message pasted without its first words."""
 _LONGEST = 2000
-"""Characters of one message; a list of processes is the longest part of it."""
+"""Maximum length of one message; a list of processes is its longest part."""
 
 _TERMS: dict[str, tuple[str, ...]] = {
     "asked": (
@@ -137,12 +137,12 @@ _RANK = re.compile(r"^\s*\[rank\d+\]:\s?", re.MULTILINE)
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether a text tells of memory that ran out."""
+    """Whether a text contains an out-of-memory message."""
     return _BEGIN.search(_clean(text)) is not None
 
 
 def read_message(text: str) -> Message:
-    """The last message of out-of-memory in a text, preferring those with sizes; MemlabError where there is none."""
+    """The last out-of-memory message in a text, preferring those with sizes; MemlabError if there is none."""
     clean = _clean(text)
     begins = list(_BEGIN.finditer(clean)) or list(_BARE.finditer(clean))
     starts, found = [begin.start() for begin in begins] + [len(clean)], []
@@ -178,7 +178,7 @@ def _message(text: str, backend: str) -> Message:
             why = "it was computed wrong, for example from a negative one, or the text is not PyTorch's"
             notes.append(f"{IMPOSSIBLE} ({size}): {why}")
     allocated, reserved, cached = terms["allocated"], terms["reserved"], terms["cached"]
-    # PyTorch 1.0 to 1.3 and 2.1 on say what is cached beyond the allocated, 1.4 to 2.0 say both together.
+    # PyTorch 1.0 to 1.3 and from 2.1 on give cached without allocated, 1.4 to 2.0 give their sum.
     if allocated and cached and not reserved:
         terms["reserved"] = allocated + cached
     elif allocated and reserved and not cached:
