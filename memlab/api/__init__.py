@@ -1,1 +1,1 @@
-"""Where a measurement meets a view: runs, tracks, their registry, and how they show themselves."""
+"""The public functions: runs, tracks, their registry, and their reports."""

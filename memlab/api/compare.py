@@ -1,6 +1,6 @@
 """`memlab.compare()`: two runs on one axis, with bytes, seconds, and whether their results agree.
 
-Seconds are those of steps that were timed, else of runs of one engine; never of predictions or of the simulated GPU.
+Seconds are those of timed steps, else of runs of the same engine; never of predictions or of a simulated GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAST = "last"
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """How long both took: a "step" that was timed by itself, or the whole "run" as it was tracked."""
+    """The durations: of a "step" timed untracked, or of the whole tracked "run"."""
 
     a_s: float
     b_s: float
@@ -47,7 +47,7 @@ class Seconds:
 
     @property
     def ratio(self) -> float:
-        """How many times as long as `a` the other took."""
+        """The duration of `b` divided by that of `a`."""
         return self.b_s / self.a_s
 
 
@@ -65,14 +65,14 @@ class Comparison(ShownWithFigure):
 
     @property
     def saved_bytes(self) -> int | ByteRange:
-        """Peak *allocated* of `a` less that of `b`; (at least, at most) where one is not exact."""
+        """Peak *allocated* of `a` minus that of `b`; (low, high) if one is not exact."""
         found = saved(self.side_a, self.side_b)
         return found.low if found.is_exact else found
 
     def by(self, by: str = "category") -> Differences:
-        """Name -> bytes at both peaks and their difference (`b` less `a`), by "category", "module", "line", "phase" or "tensor".
+        """Name -> bytes at both peaks and their difference (`b` minus `a`), by "category", "module", "line", "phase" or "tensor".
 
-        The differences sum to that of the peaks, of their lower ends where they are intervals.
+        The differences sum to that of the peaks; for intervals, of their lower ends.
         """
         return differences(self.side_a, self.side_b, by)
 
@@ -88,21 +88,21 @@ class Comparison(ShownWithFigure):
 
     @property
     def picture(self) -> Picture:
-        """What the figure shows."""
+        """The data of the figure."""
         return picture(self.side_a, self.side_b, has_time=all(map(_has_time, (self.a, self.b))))
 
     @property
     def figure(self) -> Any:
-        """Both timelines on one axis, and beside them who held each peak, as a plotly figure."""
+        """Both timelines on one axis and next to them who held each peak, as a plotly figure."""
         from memlab.views.plotly import figure
 
         return figure(view.comparison_scene(self.picture, self.sentence, self.sentence))
 
     @property
     def page(self) -> Page:
-        """All of it in words and tables."""
+        """The comparison as text and tables."""
         sides = self.side_a, self.side_b
-        # Lines of one run alone only say that the other has none.
+        # If only one run has lines, there is nothing to compare.
         have_lines = all("line" in known_by(side, side) for side in sides)
         tables = (self.by(one) for one in known_by(*sides) if one != "line" or have_lines)
         names = (self.side_a.name, self.side_b.name)
@@ -121,15 +121,15 @@ class Comparison(ShownWithFigure):
             yield view.level_row(what, first, second, f"{view.times(self.seconds.ratio)} as long")
 
     def figure_bundle(self) -> dict[str, Any]:
-        """MIME type -> content of the figure and its twins."""
+        """MIME type -> the figure as plotly, PNG or text."""
         return bundle(view.comparison_scene(self.picture, self.sentence))
 
     def bundle(self) -> dict[str, Any]:
-        """MIME type -> content of all in one; the figure has the sentence, too."""
+        """MIME type -> the whole comparison; the figure includes the sentence."""
         return {**bundle(view.comparison_scene(self.picture, self.sentence, self.sentence)), **self.table_bundle()}
 
     def to_pandas(self) -> Any:
-        """A row for each name at either peak, by category, module and line; sizes in bytes."""
+        """One row per name at either peak, by category, module and line; sizes in bytes."""
         import pandas
 
         rows = [
@@ -146,7 +146,7 @@ class Comparison(ShownWithFigure):
 def compare(a: Any, b: Any, *, tolerance: float = CLOSE) -> Comparison:
     """Run `b` against run `a`, measured or predicted: a name of `memlab.runs`, "last", a Run, a Prediction, or a saved file.
 
-    Results are close where they are apart by no more than `tolerance` times the largest value around them.
+    Results are close if no value differs by more than `tolerance` times the largest of its part.
     """
     if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 <= tolerance < math.inf:
         raise MemlabError(f"tolerance is a share such as 0.001, got {tolerance!r:.80}.")
@@ -161,7 +161,7 @@ def compare(a: Any, b: Any, *, tolerance: float = CLOSE) -> Comparison:
 
 
 def run_of(what: Any) -> Run:
-    """The run that somebody means; MemlabError where there is none, or where it has no figures yet."""
+    """Resolve a run; MemlabError if there is none, or if it has no figures yet."""
     if not isinstance(what, Run | str | os.PathLike):
         kinds = "names of memlab.runs, runs or files of them"
         raise MemlabError(f"compare takes runs: {kinds}, got {type(what).__name__}.")
@@ -172,13 +172,13 @@ def run_of(what: Any) -> Run:
     elif what == LAST:
         found = last_run()
     elif isinstance(what, os.PathLike) or _is_file(what):
-        found = load(what)  # which says what is wrong
+        found = load(what)  # whose error says what is wrong
     else:
         known = ", ".join(f"{name!r:.60}" for name in list(runs)[-10:]) or "none yet"
         raise MemlabError(f"there is no run {what!r:.200}, and no file of that name. Known: {known}.")
     try:
         devices = found.devices
-    except (KeyError, TypeError, ValueError) as error:  # a file that says it holds a prediction, and does not
+    except (KeyError, TypeError, ValueError) as error:  # a damaged file of a prediction
         why = f"{type(error).__name__}: {error!s:.100}"
         raise MemlabError(f"run {found.name!r:.200} cannot be read: {why}. Make it again.") from None
     if not devices:
@@ -199,7 +199,7 @@ def _is_file(what: str | os.PathLike[str]) -> bool:
 
 
 def _names(a: Run, b: Run) -> tuple[str, str]:
-    """How they are called: by their names, told apart where these are the same."""
+    """The labels of both runs: their names, distinguished if equal."""
     first, second = (one_line(run.name, 200).strip() or "a run" for run in (a, b))
     if first != second:
         return first, second
@@ -212,17 +212,17 @@ def _names(a: Run, b: Run) -> tuple[str, str]:
 
 
 def side_of(run: Run, name: str) -> Side:
-    """What is compared of a run: the device with the largest peak, and that peak."""
+    """The compared side of a run: the device with the largest peak, and that peak."""
     one = run.devices[0]
     low, high = one.levels[0].peak.bytes
     needed = run.trace.notes.get("prediction")
-    if isinstance(needed, dict):  # what it needs: on a card that is too small its trace ends before
+    if isinstance(needed, dict):  # what it needs: on a GPU that is too small its trace ends earlier
         least, most = needed["peaks"]["allocated"]
         low, high = max(low, int(least)), max(high, int(most))
     return Side(name, run.trace, one.device, ByteRange(low, high))
 
 
-# --- what runs say of themselves: seconds, techniques, notes ---
+# --- seconds, techniques and notes of runs ---
 
 
 def _has_time(run: Run) -> bool:
@@ -230,7 +230,7 @@ def _has_time(run: Run) -> bool:
 
 
 def _seconds(a: Run, b: Run) -> Seconds | None:
-    """Of the steps that were timed the median, else of the whole runs; None where they do not compare."""
+    """The median of timed steps, else the duration of the whole runs; None if they are not comparable."""
     if not (_has_time(a) and _has_time(b)):
         return None
     if (steps_a := step_seconds(a)) and (steps_b := step_seconds(b)):
@@ -242,7 +242,7 @@ def _seconds(a: Run, b: Run) -> Seconds | None:
 
 
 def step_seconds(run: Run) -> list[float]:
-    """Of the steps that were timed by themselves."""
+    """The median of the steps timed untracked."""
     return [one for one in _trial(run, "step_s") or [] if isinstance(one, float) and 0 < one < math.inf]
 
 
@@ -254,7 +254,7 @@ def _trial(run: Run, what: str) -> list[Any] | None:
 
 
 def changed(a: Run, b: Run) -> str:
-    """What `b` has and `a` has not, where both ran the same work: "with checkpoint"."""
+    """What `b` has and `a` lacks, if both ran the same work: "with checkpoint"."""
     first, second = _trial(a, "techniques"), _trial(b, "techniques")
     if first is None or second is None:
         return ""
@@ -266,7 +266,7 @@ def changed(a: Run, b: Run) -> str:
 
 
 def _notes(a: Run, b: Run, first: Side, second: Side) -> Iterator[str]:
-    """What a reader has to know beside the figures, and what the techniques promise."""
+    """Remarks on the figures, and the promises of the techniques."""
     if first.device.label != second.device.label:
         yield f"{first.name!r} was on {first.device.label}, {second.name!r} on {second.device.label}"
     for run, side in ((a, first), (b, second)):

@@ -1,4 +1,4 @@
-"""What is shown while something runs: the live view of a track, which its report replaces, and one line of progress."""
+"""Output while something runs: the live view of a track, later replaced by its report, and a progress line."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _CODE_OF_PHASE = {phase: theme.PHASES.index(phase.name.lower()) for phase in Phase}
 SILENT_S = 1.0
-"""What is quicker needs no line of progress."""
+"""Shorter work shows no progress line."""
 EVERY_S = 0.2
 
 
 class Display:
-    """What a track shows: in a notebook a live view, then a static bundle; elsewhere text at the end."""
+    """The output of a track: in a notebook a live view, then a static bundle; elsewhere text at the end."""
 
     def __init__(self, run: Run, measurement: Measurement, live: bool) -> None:
         self._run, self._measurement = run, measurement
@@ -50,18 +50,18 @@ class Display:
 
     @staticmethod
     def is_wanted(show: bool | None, depth: int) -> bool:
-        """Whether a track shows itself: as asked, else in a notebook and not inside of another one."""
+        """Whether a track has output: as requested, else in a notebook and not inside another track."""
         if show is not None:
             return show
         return depth == 0 and torch_internals.is_kernel(running_shell())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The first of the warnings that were shown while it ran."""
+        """The first warning shown while it ran."""
         return (self._note,) if self._note else ()
 
     def open(self) -> None:
-        """Show the live view and the place of the report; where that fails, text comes at the end."""
+        """Show the live view and a placeholder for the report; if that fails, print text at the end."""
         if not self._in_notebook:
             return
         try:
@@ -69,7 +69,7 @@ class Display:
 
             waiting = {"text/plain": f"memlab measures {self._run.name!r}; the report replaces this line."}
             if self._live:
-                from memlab.views.live import LiveView  # late: without a notebook no widgets are loaded
+                from memlab.views.live import LiveView  # imported late: no widgets without a notebook
 
                 series = ("allocated", "reserved", "used", "rss")
                 capacity = self._measurement.capacity_bytes
@@ -87,7 +87,7 @@ class Display:
             interrupt_main()
 
     def tick(self, sample: Sample) -> None:
-        """Show one sample; called by the sampler's thread."""
+        """Show one sample; called on the sampler's thread."""
         readings, elapsed_s, warning = sample.readings, sample.time_ns / 1e9, None
         host = next((reading for reading in readings if reading.device == CPU), None)
         if host is not None and host.available_bytes != NOT_READ:
@@ -119,9 +119,9 @@ class Display:
         )
 
     def _phases(self) -> list[tuple[float, float, int]]:
-        """(begin, end, code of the theme) of each phase that began or ended since the last time, in seconds.
+        """(begin, end, code of the theme) of each phase that began or ended since the last call, in seconds.
 
-        The last one goes on, and comes again with a later end.
+        The last one is still running, and is repeated with a later end.
         """
         start_ns, count, now_ns = self._measurement.start_ns, marker.log.count(), time.time_ns()
         marks = marker.columns(start_ns, now_ns, self._owner, since=self._seen)
@@ -136,7 +136,7 @@ class Display:
         return [*stretches, (self._begun_s, (now_ns - start_ns) / 1e9, _CODE_OF_PHASE[self._stack.phase])]
 
     def finish(self) -> None:
-        """Replace the live view by the static bundle. What fails here is said, and never fails the cell."""
+        """Replace the live view by the static bundle. Errors are shown, and never fail the cell."""
         try:
             finished = self._run.report()
             figure, table = finished.figure_bundle(), finished.table_bundle()
@@ -146,12 +146,12 @@ class Display:
         self._replace(figure, table, table["text/plain"])
 
     def fail(self, reason: str) -> None:
-        """Say that there is no report, in the place where it would stand."""
+        """Show that there is no report, in its place."""
         text = f"memlab could not report on {self._run.name!r}: {reason}"
         self._replace({"text/plain": text}, {"text/plain": ""}, text)
 
     def _replace(self, figure: dict[str, Any], table: dict[str, Any], text: str) -> None:
-        """Put these into the places that were opened, or print the text."""
+        """Update the opened displays, or print the text."""
         try:
             if self._in_notebook and self._figure is not None and self._table is not None:
                 if self._view is not None:
@@ -166,24 +166,24 @@ class Display:
         print_text(text)
 
     def discard_view(self) -> None:
-        """Close the live view, whose output has been replaced."""
+        """Close the live view after its output was replaced."""
         view, self._view = self._view, None
         if view is None:
             return
         with contextlib.suppress(Exception):
-            # nbconvert keeps the last state of every widget, 70 kB of JavaScript each.
+            # nbconvert saves the last state of every widget, 70 kB of JavaScript each.
             with view.hold_sync():
                 view.set_trait("_esm", "export default {}")
                 view.set_trait("_css", "")
                 view.set_trait("key", b"")
                 view.set_trait("setup", {})
-            layout = view.layout  # a widget of its own, which closing the view leaves open
+            layout = view.layout  # a separate widget, which closing the view leaves open
             view.close()
             layout.close()
 
 
 def interrupt_main() -> None:
-    """What the Stop button does: the KeyboardInterrupt of the notebook's own interrupt button."""
+    """The Stop button: raise KeyboardInterrupt, as the notebook's interrupt button does."""
     main = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
         signal.pthread_kill(main, signal.SIGINT)  # also wakes a sleep, which a pending flag would not
@@ -194,9 +194,9 @@ def interrupt_main() -> None:
 
 
 class Progress:
-    """One line: an output in a notebook, written over in a terminal. A front end that fails ends nothing.
+    """A progress line: an output in a notebook, overwritten in a terminal. Errors of a front end are ignored.
 
-    Entered, it shows how far the prediction of `what` is.
+    As a context manager it shows the progress of predicting `what`.
     """
 
     def __init__(self, what: str = "") -> None:
@@ -207,11 +207,11 @@ class Progress:
 
     @property
     def elapsed(self) -> str:
-        """The time since the beginning, as text."""
+        """The elapsed time as text."""
         return format_seconds(time.monotonic() - self._begin)
 
     def write(self, line: str) -> None:
-        """Show this instead of what was shown before; at most five times a second."""
+        """Replace the line; at most five times a second."""
         took_s = time.monotonic() - self._begin
         if took_s < SILENT_S or took_s - self._shown_s < EVERY_S:
             return
@@ -229,7 +229,7 @@ class Progress:
                 self._width = len(line)
 
     def close(self, line: str) -> None:
-        """Leave this in a notebook, and nothing in a terminal."""
+        """Leave a final line in a notebook, and nothing in a terminal."""
         with contextlib.suppress(Exception):
             if self._place is not None:
                 self._place.update({"text/plain": line}, raw=True)

@@ -1,4 +1,4 @@
-"""`memlab.doctor()`: what the engines of this machine can and cannot see, each proven by a small self-test."""
+"""`memlab.doctor()`: what memlab can and cannot see on this machine, each proven by a small self-test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memlab.views.table import Column, Table
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `state` is "ok", "absent" (nothing to see here) or "wrong" (a figure is not to be
+    """One check. `state` is "ok", "absent" (not available here) or "wrong" (its figures cannot be
     trusted)."""
 
     what: str
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis(Shown):
-    """All findings; prints as text, shows itself as a table."""
+    """All findings, as text or as a table."""
 
     findings: tuple[Finding, ...]
 
@@ -62,7 +62,7 @@ class Diagnosis(Shown):
 
 
 def doctor() -> Diagnosis:
-    """Look at this machine. Where CUDA is up, a few MiB are allocated on it for a moment; it is not brought up for this."""
+    """Check this machine. If CUDA is initialised, a few MiB are allocated for a moment; it is not initialised for this."""
     findings: list[Finding] = []
     for check in (_versions, _cpu_tracker, _cuda_history, _nvml, _host, _prediction, _notebook):
         try:
@@ -84,7 +84,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _prediction() -> Iterator[Finding]:
-    """In a child process, as predictions are."""
+    """Run the self-test in a child process, like predictions."""
     from memlab.prediction import selftest
     from memlab.prediction.cards import cards
     from memlab.prediction.child import Child
@@ -125,7 +125,7 @@ def _measured(what: str, target: str) -> Iterator[Finding]:
             torch.empty(size, dtype=torch.uint8, device=target)
     finally:
         trace = measurement.stop()
-    # Requested bytes: the allocator may hand out a larger block that it has in its cache.
+    # Requested bytes: the allocator may return a larger block from its cache.
     line = timeline(trace, CPU if target == "cpu" else torch.cuda.current_device(), "requested")
     rise = int(line.bytes.max()) - line.start_bytes
     if rise == 3 * MiB:

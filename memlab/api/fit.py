@@ -1,4 +1,4 @@
-"""`memlab.fit`: one run against every card: fits, does not fit, too close to call. `memlab.max_batch`: the largest that fits."""
+"""`memlab.fit`: does a run fit on each GPU: yes, no, too close to call. `memlab.max_batch`: the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _BATCHES = (Column("batch", "count"), Column("fits"), Column("needs of the devic
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A run on one card: what it needs, what the card has, and what would be left (below zero: missing).
+    """A run on one card: what it needs, what the card has, and what would be left (negative: missing).
 
-    Of a run that raised only the least is known: it does not fit where that is too much already, else `fits` is "unknown".
+    For a run that raised only a lower bound is known: if that is too much it does not fit, else `fits` is "unknown".
     """
 
     card: Card
@@ -45,7 +45,7 @@ class Fit:
 
     @property
     def usable_bytes(self) -> ByteRange:
-        """What PyTorch sees of the card's memory."""
+        """The memory that PyTorch sees on the card."""
         return self.card.usable_range
 
 
@@ -69,7 +69,7 @@ class FitTable(Shown):
 
     @property
     def page(self) -> Page:
-        """The smallest card that it fits on, above the table of all."""
+        """The smallest card that it fits on, and the table of all."""
         title = f"{self.name} on {len(self.rows)} card{'s' if len(self.rows) != 1 else ''}"
         if smallest := next((row.card for row in self.rows if row.fits == "yes"), None):
             title += f": the smallest that it fits on is {smallest.name}"
@@ -89,7 +89,7 @@ class FitTable(Shown):
         return Page(title, (Table("", _COLUMNS, tuple(rows), notes),))
 
     def to_pandas(self) -> Any:
-        """A row for each card, sizes in bytes; NaN where nothing bounds them."""
+        """One row per card, sizes in bytes; NaN if unbounded."""
         import pandas
 
         columns = ("needs", "usable", "margin")
@@ -100,10 +100,10 @@ class FitTable(Shown):
 
 
 def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: str | None = None) -> FitTable:
-    """A run (the last one) against cards (all that are known): does it fit, and what would be left.
+    """Does a run (the last one) fit on these cards (all known ones), and how much would be left?
 
-    A measured run must be of CUDA: its requests are asked again of the allocator of each card. A prediction's are those of its
-    dry run; kernels are those of the card that it was predicted for. A run that raised did not ask for all that it needs.
+    A measured run must be of CUDA: its requests are replayed on the allocator of each card. A prediction's are those of its
+    dry run; kernels are those of the card that it was predicted for. A run that raised did not request all that it needs.
     """
     chosen = last_run() if run is None else run
     if not isinstance(chosen, Run):
@@ -149,7 +149,7 @@ def _measured(run: Run) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class TriedBatch:
-    """One batch size that was predicted."""
+    """The prediction of one batch size."""
 
     batch: int
     fits: Fits
@@ -158,7 +158,7 @@ class TriedBatch:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MaxBatch(Shown):
-    """The largest batch that fits on a card, for certain and perhaps; `tried` has the predictions."""
+    """The largest batch that fits on a card, certainly and possibly; `tried` has the predictions."""
 
     card: Card
     batch: int
@@ -173,7 +173,7 @@ class MaxBatch(Shown):
 
     @property
     def page(self) -> Page:
-        """The answer above the table of predictions."""
+        """The answer and the table of predictions."""
         card, batch, perhaps = self.card.name, self.batch, self.perhaps
         title = f"Largest batch on {card}: {batch}" if batch else f"No batch fits on {card}"
         if perhaps > batch:
@@ -185,7 +185,7 @@ class MaxBatch(Shown):
         return Page(title, (Table("", _BATCHES, rows),))
 
     def to_pandas(self) -> Any:
-        """A row for each batch that was predicted, sizes in bytes."""
+        """One row per predicted batch, sizes in bytes."""
         import pandas
 
         rows = [(one.batch, one.fits, *one.device_bytes) for one in self.tried]
@@ -202,8 +202,8 @@ def max_batch(
 ) -> MaxBatch:
     """The largest batch that fits on `card`, up to `at_most`: `make_step(batch)` gives the step to predict.
 
-    A handful of predictions, each of a child process: batches are doubled, and what lies between is halved. No batch is
-    predicted that is larger than one that does not fit. All of them together take at most `limit_s`.
+    Takes a handful of predictions, each in a child process: the batch is doubled, then bisected. No batch is predicted that
+    is larger than one that does not fit. All of them together take at most `limit_s`.
     """
     if not callable(make_step):
         raise PredictionError(f"max_batch needs a function of the batch, got {type(make_step).__name__}.")
@@ -231,7 +231,7 @@ def max_batch(
 def _predicted_batch(
     make_step: Callable[[int], Callable[[], object]], batch: int, card: Card, conf: str | None, limit_s: float | None
 ) -> Prediction:
-    """The prediction of one batch; what went wrong says of which."""
+    """Predict one batch; errors name it."""
 
     def step() -> object:
         made = make_step(batch)
@@ -250,7 +250,7 @@ def _predicted_batch(
 
 
 def _largest(holds: Callable[[int], bool], known: int, at_most: int) -> int:
-    """The largest number up to `at_most` for which it holds, where it holds for `known` and all below."""
+    """The largest number up to `at_most` for which the condition holds, given that it holds for `known`."""
     low, high = known, known + 1
     while high <= at_most and holds(high):
         low, high = high, min(2 * high, at_most) if high < at_most else at_most + 1

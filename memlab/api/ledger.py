@@ -1,11 +1,11 @@
-"""`memlab.ledger()`: what the cells of this notebook did not free: one entry for each executed cell, with what it took.
+"""`memlab.ledger()`: what the cells of this notebook did not free: one entry per executed cell, with its memory.
 
-It keeps weak references, texts and numbers: no tensor, error or frame. Cells within cells count for the outermost. What
-it cannot see in a moment it leaves for when it is asked, and says so. What fails in it is a text, and never the cell's.
+It keeps weak references, texts and numbers: no tensor, error or frame. Nested cells count for the outermost. Searches
+that would take long are postponed until the ledger is shown, which says so. Its own failures are reported and never fail a cell.
 
-Nothing is initialised and no counter is reset. On CUDA the peak of a cell is exact when it passed the earlier maximum. Else it
-lies between the highest of a few readings a second and that maximum. Other accelerators have readings alone, and the CPU has
-no counters.
+Nothing is initialised and no counter is reset. On CUDA the peak of a cell is exact if it exceeded the earlier maximum. Else
+it lies between the highest of a few readings a second and that maximum. Other accelerators have only readings, and the CPU
+has no counters.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from memlab.views.shown import Shown
 
 MAX_CELLS = 500
 MAX_LEFT = 5_000
-"""Of what one cell left, so many storages are kept apart, the largest."""
+"""The maximum number of storages listed per cell, the largest first."""
 _DEAD_FOR = 50
-"""After so many cells what has gone is forgotten."""
+"""After this many cells freed storages are dropped."""
 MAX_PATH = 300
 NAME_FROM_BYTES = 1 * MiB
-"""What a cell left is named at once from here on, and when it ran before, from less on."""
+"""Above this size what a cell left is named at once; a smaller size if the cell ran before."""
 NAMES_S = 0.1
 ASKED_S = 2.0
 LOOK_S = 0.1
-"""A look or a search for names may take so long at any cell; one that takes longer is paid for by a twentieth of the cells'
-own time and 20 milliseconds of each. In seconds of the processor, so that a busy machine does not blind it.
+"""The time that a scan or a search for names may take after any cell; a longer one uses a credit of a twentieth of the cells'
+own time and 20 ms of each. In CPU seconds, so that a busy machine does not disable it.
 """
 _SHARE, _CREDIT_S, _MAX_CREDIT_S = 0.05, 0.02, 1.0
 POLLS_HZ = 4.0
@@ -83,7 +83,7 @@ class Ledger:
     def __init__(self) -> None:
         self.is_on = True
         self.failures: Counter[str] = Counter()
-        # The facts of entries, each with what the cell left: the names and the lives of that still change.
+        # The entries, each with what the cell left, whose names and lifetimes still change.
         self._records: deque[tuple[dict[str, Any], list[LiveStorage]]] = deque(maxlen=MAX_CELLS)
         self._ran: Counter[str] = Counter()
         self._count = 0
@@ -98,26 +98,26 @@ class Ledger:
         self._thread = 0
         self._open: _Open | None = None
 
-    # --- on and off ---
+    # --- start and stop ---
 
     def on(self) -> None:
-        """Keep the ledger from the next cell on."""
+        """Start with the next cell."""
         self.is_on = True
 
     def off(self) -> None:
-        """Stop keeping it: no look and no thread any more. The entries so far stay."""
+        """Stop: no more scans, no thread. The entries so far stay."""
         self.is_on = False
         self.close()
 
     def close(self) -> None:
-        """Forget the open cell and what is alive, as when the extension is unloaded."""
+        """Drop the open cell and the live set, as when the extension is unloaded."""
         if self._open is not None:
             self._open.polls.stop()
         self._settle()
         self._reset()
 
     def clear(self) -> None:
-        """Forget the cells so far; what is alive counts as there before."""
+        """Drop all cells; whatever is alive counts as older."""
         for one in (self._records, self._ran, self.failures):
             one.clear()
         self._count = 0
@@ -125,7 +125,7 @@ class Ledger:
     # --- cells ---
 
     def before_cell(self, info: Any) -> None:
-        """A cell begins: IPython's `info` of it."""
+        """Start a cell, given IPython's `info`."""
         if not self.is_on or (self._infos and self._thread != threading.get_ident()):
             return
         self._infos.append(info)
@@ -136,16 +136,16 @@ class Ledger:
             if self._live is None:
                 live = LiveSet()
                 live.look()
-                self._live = live  # only now: a first look that was interrupted is no beginning
+                self._live = live  # only now: an interrupted first scan does not count as a start
             self._settle()
             self._open = _Open(info.raw_cell, readings(), self._live.bytes.copy(), Polls())
             self._open.polls.start()
         except (Exception, KeyboardInterrupt) as error:
-            # Text, not the error: its traceback would keep frames and with them tensors alive.
+            # Text, not the error: its traceback would keep frames and their tensors alive.
             self.failures[type(error).__name__] += 1
 
     def after_cell(self, result: Any, runs: Sequence[Run] = ()) -> None:
-        """A cell has ended: IPython's `result` of it (or None), and the runs that measured all of it."""
+        """End a cell, given IPython's `result` (or None) and the runs that measured all of it."""
         if not self._infos or self._thread != threading.get_ident():
             return
         del self._infos[depth_of(self._infos, result) :]
@@ -163,7 +163,7 @@ class Ledger:
     def _end(self, opened: _Open, duration_s: float, result: Any, runs: Sequence[Run]) -> None:
         polled, after, error = opened.polls.stop(), readings(), error_of(result)
         new, notes = self._what_came(opened, after, duration_s)
-        if self._live is None:  # switched off meanwhile
+        if self._live is None:  # stopped meanwhile
             return
         text, status = opened.text, "ok" if error is None else type(error).__name__
         first, _, rest = text.partition("\n")
@@ -200,22 +200,22 @@ class Ledger:
         if sum(known.nbytes for known in new) >= least and self._afford(self._naming_s):
             self._name(new, NAMES_S)
 
-    # --- looking ---
+    # --- scanning ---
 
     def _settle(self) -> list[LiveStorage]:
-        """What has gone; it went during the entry that comes next."""
+        """Mark what was freed; it was freed during the next entry."""
         gone = self._live.settle() if self._live is not None else []
         for known in gone:
             known.died = self._count
         return gone
 
     def _what_came(self, opened: _Open, after: Readings, duration_s: float) -> tuple[list[LiveStorage], list[str]]:
-        """The storages that came during a cell, and what could not be seen of them."""
+        """The storages made during a cell, and what could not be seen."""
         live, gone, before = self._live, self._settle(), opened.before
         assert live is not None
         new, self._found = self._found, []
-        # Gradients have no Python object until they are asked for. A backward is told by what it frees, and where an older
-        # graph keeps nothing but its leaves, by its name.
+        # Gradients have no Python object until they are read. A backward is recognised by what it frees or, if an older
+        # graph holds nothing but its leaves, by its name.
         wants = live.may_have_changed() or bool(gone) or "backward" in opened.text
         pairs = {one: (before.get(one, _NOTHING), after.get(one, _NOTHING)) for one in (*before, *after)}
         has_moved = any(begun.moves != ended.moves for begun, ended in pairs.values())
@@ -236,7 +236,7 @@ class Ledger:
         return [known for known in new if known.died is None], notes
 
     def _afford(self, cost_s: float) -> bool:
-        """Whether there is time for what took so long last time; what is long is taken off the credit."""
+        """Whether there is time for what took this long last time; a long one uses the credit."""
         if cost_s <= LOOK_S:
             return True
         if cost_s > self._credit_s:
@@ -245,27 +245,27 @@ class Ledger:
         return True
 
     def _name(self, known: list[LiveStorage], budget_s: float) -> str:
-        """Give names to these, as far as the time goes; in words, why not all of them were looked for."""
+        """Name these storages within the time limit; return why the search was incomplete, "" if it was not."""
         wanted = {one.key: one for one in known if one() is not None}
         if not wanted:
             return ""
         if self._live is not None and not self._live.graphs.may_search():
             return "names were not looked for, as a graph has too many nodes to look at them again and again"
         begun = time.thread_time()
-        found = live_storages(only=wanted.keys(), budget_s=budget_s)  # that of naming; it lists everything first
+        found = live_storages(only=wanted.keys(), budget_s=budget_s)  # for naming; it lists everything first
         self._naming_s = time.thread_time() - begun
         if self._has_looked and self._live is not None:
-            self._live.mark()  # what naming made is not the user's
+            self._live.mark()  # exclude what naming itself made
         for storage in found.storages:
             one = wanted.get(storage.key)
             if one is not None:
                 one.path, one.category = cut_in_the_middle(storage.path, MAX_PATH) or one.path, storage.category
         return "" if found.is_complete else f"the search for names was cut short after {budget_s:g} s"
 
-    # --- what it says ---
+    # --- report ---
 
     def accounts(self, budget_s: float = ASKED_S) -> LedgerReport:
-        """What it says now; what is alive is looked for again and named as it is called now."""
+        """The current ledger; live storages are searched again and named as they are called now."""
         notes = [f"the ledger failed {number_of(times, 'time')}: {what}" for what, times in self.failures.items()]
         left = [known for _, some in self._records for known in some if known.died is None]
         if self._live is not None:
@@ -273,7 +273,7 @@ class Ledger:
             self._has_looked = True
             self._settle()
         for known in left:
-            if known.died is None and known() is None:  # it went while the ledger was off
+            if known.died is None and known() is None:  # it was freed while the ledger was stopped
                 known.died = self._count
         why_not = self._name(left, budget_s)
         notes += [why_not] if why_not else []
@@ -285,36 +285,36 @@ class Ledger:
 
 
 the_ledger = Ledger()
-"""The ledger of this process; the extension tells it of the cells."""
+"""The ledger of this process; the extension reports the cells to it."""
 
 
 class LedgerReport(Shown, Accounts):
-    """The ledger as it was when it was asked: `print` it, let a notebook show it, or take `.to_pandas()`."""
+    """A snapshot of the ledger: `print` it, let a notebook show it, or use `.to_pandas()`."""
 
     accounts = property(lambda self: self)
-    """It as a value."""
+    """The ledger as a value."""
 
     @property
     def page(self) -> Page:
-        """The ledger in words."""
+        """The ledger as text."""
         return ledger_page(self)
 
     table = page
 
 
 def ledger() -> LedgerReport:
-    """What each cell took and did not free, by name, and which cells grow when run again."""
+    """What each cell allocated and did not free, by name, and which cells grow when run again."""
     return the_ledger.accounts()
 
 
-# --- what IPython tells of the execution of cells ---
+# --- IPython's events around cells ---
 
 
 def depth_of(infos: Sequence[Any], result: Any) -> int:
-    """Where in a stack of cells that are being executed (IPython's infos) the one lies that gave this result.
+    """The index of the cell of this result in the stack of executing cells (IPython's infos).
 
     On some interrupts IPython makes a new info of the same text, and ipykernel has no result at all: then everything has
-    ended. A result of no cell in the stack ends nothing (empty cells begin without a word).
+    ended. A result of no cell in the stack ends nothing (empty cells start without an event).
     """
     if result is None:
         return 0
@@ -326,11 +326,11 @@ def depth_of(infos: Sequence[Any], result: Any) -> int:
 
 
 def error_of(result: Any) -> BaseException | None:
-    """The error with which a cell ended, None if it did not fail or nobody knows."""
+    """The error of a cell; None if it did not fail or this is unknown."""
     return None if result is None else result.error_in_exec or result.error_before_exec
 
 
-# --- levels: what the allocators' own counters say before, during and after a cell ---
+# --- levels: the allocators' counters before, during and after a cell ---
 
 
 def readings() -> dict[str, LedgerReading]:
@@ -358,13 +358,13 @@ class Polls:
         self._sampler: Sampler | None = None
 
     def start(self) -> None:
-        """Begin, if there is an accelerator in use."""
+        """Start, if an accelerator is in use."""
         if readings():
             self._sampler = Sampler(self._read, rate_hz=POLLS_HZ, max_rows=1)
             self._sampler.start()
 
     def stop(self) -> Mapping[str, int]:
-        """End the thread; device -> the most bytes that were read."""
+        """End the thread; return device -> highest reading in bytes."""
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler = None
@@ -390,9 +390,9 @@ def peak_between(before: LedgerReading, after: LedgerReading, polled_bytes: int 
 def _levels(
     opened: _Open, after: Readings, host: Counter[str], polled: Mapping[str, int], runs: Sequence[Run]
 ) -> tuple[LevelAfterRun, ...]:
-    """Every device's bytes before and after, by its counters or, where it has none, by what Python sees.
+    """Every device's bytes before and after, from its counters or, without any, from what Python sees.
 
-    The peak is that of the runs that measured it, the highest of several.
+    The peak is the highest of the runs that measured the cell.
     """
     peaks: dict[str, Peak] = {}
     for run in runs:

@@ -1,11 +1,11 @@
-"""The storages that are alive, known by weak references: what came and what went since the last look.
+"""The live storages, by weak references: what was made and freed since the last scan.
 
-A look walks all objects that the garbage collector knows (15 ms for 200,000 of them, 45 ms for 1.5 million); whether one is
-worth it is known for a fraction of that, and what goes is noticed at no cost. Storages that only a graph keeps are found by
-walking its nodes, and nothing is unpacked.
+A scan walks all objects that the garbage collector tracks (15 ms for 200,000 of them, 45 ms for 1.5 million); whether one is
+needed is known for a fraction of that, and frees are noticed at no cost. Storages that only a graph holds are found by
+walking its nodes, without unpacking anything.
 
-Limits: what C++ keeps is not seen, nor what `Graphs` does not see. A storage that changes its size, and the gradient
-that an older graph makes which keeps nothing but its leaves, show no sign of themselves: the next look finds them.
+Limits: what C++ holds is not seen, nor what `Graphs` does not see. A storage that changes its size, and a gradient made
+by an older graph that holds nothing but its leaves, cause no scan: the next one finds them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from memlab.references.live_tensors import holds_memory, live_tensors
 from memlab.torch_internals import dispatch, graph, sequence
 
 BUDGET_S = 0.05
-"""How long one walk over graphs may take."""
+"""The time limit of one walk over graphs."""
 MAX_DEPTH = 10_000
-"""A quarter of what the stack of a main thread bears."""
+"""A quarter of what the main thread's stack can take."""
 _MAX_KNOWN = 200_000
 _TOO_MANY = "what graphs keep: too many nodes for a quick look"
 _TOO_DEEP = (
@@ -44,7 +44,7 @@ _is_leaf: Any = dispatch.TensorBase.is_leaf.__get__
 
 
 class LiveStorage(weakref.ref[Any]):
-    """A weak reference to a storage, and what is known of it; `cell` is the entry that left it, or -1."""
+    """A weak reference to a storage and its facts; `cell` is the entry that left it, or -1."""
 
     __slots__ = ("category", "cell", "device", "died", "key", "nbytes", "path")
     key: int
@@ -57,7 +57,7 @@ class LiveStorage(weakref.ref[Any]):
 
 
 class LiveSet:
-    """What is alive, by device; `look` brings it up to date, `settle` takes out what has gone."""
+    """The live storages by device; `look` updates it, `settle` removes what was freed."""
 
     def __init__(self) -> None:
         self.bytes: Counter[str] = Counter()
@@ -69,7 +69,7 @@ class LiveSet:
         self._mark: tuple[Any, ...] = ((), 0, 0)
 
     def settle(self) -> list[LiveStorage]:
-        """What has gone since the last time."""
+        """What was freed since the last call."""
         gone = []
         while self._gone:
             known = self._gone.popleft()
@@ -82,18 +82,18 @@ class LiveSet:
     def may_have_changed(self) -> bool:
         """Whether tensors or nodes of graphs seem to have been made since the last `mark`.
 
-        In doubt it says so. Where a view went and a tensor came it cannot tell.
+        In doubt it returns True. It cannot tell if a view was freed and a tensor made.
         """
         if not _HAS_YOUNG or self._mark[0] != _collections():
-            return True  # new objects may be old by now
+            return True  # new objects may have aged by now
         return self._mark != (_collections(), sequence.next_number(), _young_tensors())
 
     def mark(self) -> None:
-        """What is made from here on is new; call it when all that is there has been looked at."""
+        """Count what is made from here on as new; call it after a complete scan."""
         self._mark = (_collections(), sequence.next_number(), _young_tensors())
 
     def look(self) -> list[LiveStorage]:
-        """What came among all objects."""
+        """The new storages among all objects."""
         begun, with_graphs = time.thread_time(), []
         with pause_gc(), dispatch.DisableTorchFunction():
             for thing in live_tensors():
@@ -118,7 +118,7 @@ class LiveSet:
         return known is not None and known() is storage
 
     def _enter(self, tensor: Any) -> None:
-        """Enter the storage of a tensor, or those of its parts."""
+        """Add the storage of a tensor, or those of its parts."""
         try:
             storage: Any = _storage_of(tensor)
             if self._is_known(storage) and self._known[storage._cdata].nbytes == storage.nbytes():
@@ -130,10 +130,10 @@ class LiveSet:
                 self._enter(part)
 
     def _add(self, storage: Any) -> None:
-        """A storage not known yet, or of another size than before: then the old size has gone."""
+        """Add a storage that is new or has changed its size: the old size then counts as freed."""
         key, nbytes = storage._cdata, storage.nbytes()
         before = self._known.get(key)
-        # A C function as the callback: Python code there would swallow Ctrl-C.
+        # A C function as the callback: Python code would swallow Ctrl-C there.
         known = LiveStorage(storage, self._gone.append)
         known.key, known.device, known.nbytes = key, str(storage.device), nbytes
         known.cell, known.path, known.category, known.died = -1, "", "other", None
@@ -156,14 +156,13 @@ def _collections() -> tuple[int, ...]:
 
 
 def _young_tensors() -> int:
-    """How many tensors and storages there are in the two younger generations of the garbage collector.
+    """The number of tensors and storages in the two younger generations of the garbage collector.
 
-    All of it in one call of C functions, to the end, so that no list of others' objects stays and no other thread meets a
-    reference to a tuple which it is still building. Classes are compared by id, since hashing one may
-    run a metaclass's code.
+    A single expression of C functions, so that no list of foreign objects stays and no other thread sees a reference to a
+    tuple that it is still building. Classes are compared by id, since hashing one may run a metaclass's code.
     """
     kinds: list[type] = [torch.Tensor, torch.UntypedStorage]
-    for kind in kinds:  # it grows: all that are derived from these
+    for kind in kinds:  # it grows: all subclasses of these
         kinds += type.__subclasses__(kind)
     known = set(map(id, kinds))
     young = itertools.chain.from_iterable(map(gc.get_objects, (0, 1)))
@@ -172,14 +171,14 @@ def _young_tensors() -> int:
 
 
 class Graphs:
-    """What graphs keep that were made since the last look: their nodes, each once, and the tensors those saved.
+    """What new graphs hold: their nodes, each once, and the tensors those saved.
 
-    Nodes are known by the numbers that autograd gives them, so that only new ones are walked. From PyTorch 2.13 on a node that
-    Python has looked at keeps its Python object, and 40,000 of them in a row end the process when they are freed (see
-    `torch_internals.graph.nodes_stay`): so it is known how deep the row below each node is, and looking ends long before.
+    Nodes are identified by autograd's sequence numbers, so that only new ones are walked. From PyTorch 2.13 on a node that
+    Python has accessed keeps its Python object, and freeing a chain of 40,000 of them crashes the process (see
+    `torch_internals.graph.nodes_stay`): so the depth below each node is tracked, and walking stops long before.
 
-    Limits: nodes that other threads made may not be found, and what CopySlices hides is not. `unseen` says in words what the
-    last walk left out, "" if nothing.
+    Limits: nodes that other threads made may not be found, and what CopySlices hides is not. `unseen` says what the last walk
+    left out, "" if nothing.
     """
 
     def __init__(self) -> None:
@@ -191,7 +190,7 @@ class Graphs:
         self._getters: dict[int, Any] = {}
 
     def walk(self, tensors: Sequence[Any], enter: Callable[[Any], None]) -> None:
-        """Hand `enter` what the new nodes behind these tensors (that are no leaves) have saved."""
+        """Pass `enter` what the new nodes behind these non-leaf tensors have saved."""
         if not tensors:
             self._depth.clear()
             self._deepest = self._searches = 0
@@ -199,7 +198,7 @@ class Graphs:
             self.unseen = _TOO_DEEP
             return
         elif graph.nodes_stay and len(tensors) > MAX_DEPTH - self._deepest:
-            self.unseen = _TOO_MANY  # each of them might be the next in the row
+            self.unseen = _TOO_MANY  # each of them might be the next in the chain
             return
         nodes = [node for tensor in tensors if (node := node_of(tensor)) is not None]
         starts = [sequence.number_of(node) for node in nodes]
@@ -209,16 +208,16 @@ class Graphs:
         self._number = sequence.next_number()
 
     def may_search(self) -> bool:
-        """Whether a search for names may look at graphs now: once where not all was walked."""
+        """Whether a search for names may walk graphs now: only once if not all was walked."""
         if self.unseen not in (_TOO_MANY, _TOO_DEEP) or not graph.nodes_stay:
             return True
         self._searches += 1
         return self._searches == 1
 
     def _follow(self, nodes: list[Any], enter: Callable[[Any], None]) -> None:
-        """Go through the new nodes, and note how many that were looked at lie in a row below each.
+        """Walk the new nodes and record the length of the chain of accessed nodes below each.
 
-        Of those that were not come to it is taken to be the most.
+        For those not reached the maximum is assumed.
         """
         found: dict[int, list[int]] = {}
         depth, deepest = self._depth, self._deepest
@@ -245,7 +244,7 @@ class Graphs:
                 del depth[number]
 
     def _behind(self, node: Any, enter: Callable[[Any], None]) -> list[Any]:
-        """The nodes behind one, also behind the tensors it saved, which are entered."""
+        """The nodes behind one, also behind the tensors it saved, which are added."""
         kind = type(node)
         if id(kind) not in self._getters:
             self._getters[id(kind)] = graph.node_getters(kind)
@@ -263,7 +262,7 @@ class Graphs:
 
 
 def node_of(tensor: Any) -> Any:
-    """The node of the graph that made a tensor, None for a leaf."""
+    """The node of the graph that made a tensor; None for a leaf."""
     try:
         return graph.grad_fn(tensor)
     except RuntimeError:

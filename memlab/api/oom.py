@@ -1,6 +1,6 @@
-"""The last out-of-memory of this session: recorded when a cell ended with it, explained when asked, and released.
+"""The last out-of-memory error of this session: recorded when a cell ends with it, explained on request, and released.
 
-What is kept of it is texts and numbers; no error, frame or tensor. Whatever could not be read becomes a gap.
+Only texts and numbers are kept; no error, frame or tensor. Whatever could not be read becomes a gap.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from memlab.views.shown import Shown
 from memlab.views.table import Column, Table
 
 SEARCH_S = 2.0
-"""How long the search for names may take after a cell ran out of memory."""
+"""Time limit of the search for names after a cell ran out of memory."""
 
 _T = TypeVar("_T")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent.parent) + os.sep
-# The ends of files of PyTorch whose functions tell the phase, the most telling first.
+# Suffixes of PyTorch's files whose frames reveal the phase, most specific first.
 _PHASES = (
     (("autograd", "__init__.py"), "backward", Phase.BACKWARD),
     (("autograd", "graph.py"), "_engine_run_backward", Phase.BACKWARD),
@@ -57,7 +57,7 @@ _RELEASE = "`%memoom release`"
 
 
 class OomExplained(Shown):
-    """An out-of-memory, explained; `explanation` has it as values."""
+    """An explained out-of-memory error; `explanation` has it as values."""
 
     def __init__(self, failure: Failure, found: Explanation | None = None, pointer: str = "") -> None:
         self._failure, self._pointer = failure, pointer
@@ -69,7 +69,7 @@ class OomExplained(Shown):
         return oom_page(self.explanation, self._failure.cell, self._pointer)
 
     def released(self, freed: str) -> OomExplained:
-        """The same after a release, which is not advised any more."""
+        """The same after a release, which is no longer advised."""
         before = self.explanation
         said = f"{_RELEASE} was run since, and gave back {freed or 'nothing'}; what is alive is that of before."
         sentences = (said, *(one for one in before.sentences if not one.startswith(_RELEASE)))
@@ -93,10 +93,10 @@ _last: OomExplained | None = None
 
 
 def note_oom(error: BaseException | None, run: Run | None = None) -> OomExplained | None:
-    """Note an out-of-memory with which a cell ended; None where the error is of something else.
+    """Record the out-of-memory error of a cell; None for any other error.
 
-    Call it while the error is still kept (at the end of the cell); `run` is the cell's run, if it was tracked. It never
-    raises, whatever the error is.
+    Call it while the error still exists (at the end of the cell); `run` is the cell's run, if it was tracked. It never
+    raises.
     """
     global _last
     try:
@@ -106,7 +106,7 @@ def note_oom(error: BaseException | None, run: Run | None = None) -> OomExplaine
         failure = failure_facts(failed, run)
         share = failure.moment.share("category") if failure.moment is not None else None
         pointer = ""
-        if run is not None and share is not None:  # tracked, and something large held the memory
+        if run is not None and share is not None:  # tracked, and something large holds the memory
             pointer = advice_hint(share.shares, run.name, run.trace.notes, run.cell_text, "what was allocated")
         _last = OomExplained(failure, pointer=pointer)
         return _last
@@ -115,7 +115,7 @@ def note_oom(error: BaseException | None, run: Run | None = None) -> OomExplaine
 
 
 def explain_oom(message: str | BaseException | None = None) -> OomExplained:
-    """Explain the last out-of-memory of this session, or PyTorch's message, as text or error."""
+    """Explain the last out-of-memory error of this session, or PyTorch's message, given as text or error."""
     if message is None:
         if _last is None:
             how = "import memlab; memlab.explain_oom('CUDA out of memory. ...')"
@@ -129,7 +129,7 @@ def explain_oom(message: str | BaseException | None = None) -> OomExplained:
 
 
 def forget_oom() -> None:
-    """Forget the last out-of-memory."""
+    """Forget the last out-of-memory error."""
     global _last
     _last = None
 
@@ -169,7 +169,7 @@ class ReleaseReport(Shown):
         return Page(f"memlab · released {_freed(released) or 'nothing'}", tuple(parts))
 
     def to_pandas(self) -> Any:
-        """Each device's bytes before and after as a DataFrame."""
+        """Bytes before and after by device, as a DataFrame."""
         import pandas
 
         rows = [(level.device, level.before_bytes, level.after_bytes) for level in self.released.levels]
@@ -186,19 +186,19 @@ def release(outputs: bool = True) -> ReleaseReport:
 
 
 def _freed(released: Released) -> str:
-    """What a release gave back, "" for nothing."""
+    """The freed bytes as text, "" for none."""
     levels = [level for level in released.levels if level.freed_bytes]
     return ", ".join(f"{format_bytes(level.freed_bytes)} on {level.device}" for level in levels)
 
 
-# --- what can be seen of one ---
+# --- recording ---------------
 
 
 def oom_error(error: BaseException | None) -> BaseException | None:
-    """The out-of-memory in an error or in what it is chained to, the nearest; None if there is none."""
+    """The nearest out-of-memory error in the chain of an error; None if there is none."""
     for one in references.all_errors([error]) if error is not None else ():
         kind = type(one)
-        # A MemoryError has no wording of its own: Python's, and numpy's, which gives a size.
+        # A MemoryError has no fixed wording: Python's is empty, numpy's gives a size.
         if issubclass(kind, torch.OutOfMemoryError | MemoryError):
             return one
         if issubclass(kind, RuntimeError) and is_out_of_memory(first_argument(one)):
@@ -207,7 +207,7 @@ def oom_error(error: BaseException | None) -> BaseException | None:
 
 
 def failure_facts(error: BaseException, run: Run | None = None) -> Failure:
-    """The facts of an out-of-memory that just ended a cell."""
+    """The facts of an out-of-memory error that just ended a cell."""
     text, gaps = first_argument(error), list[str]()
     message = Message("CPU" if issubclass(type(error), MemoryError) else "CUDA")
     if is_out_of_memory(text):
@@ -226,7 +226,7 @@ def failure_facts(error: BaseException, run: Run | None = None) -> Failure:
         message = _refined(message, moment)
     label, called = message.label, run.name if run is not None else ""
     alive = attempt("what is alive", lambda: live_storages(label, budget_s=SEARCH_S), None)
-    # Where the number of the device is not told ("cuda"), on all of the kind.
+    # If the device index is unknown ("cuda"), on all devices of the type.
     there = (
         [one for one in alive.storages if one.device == label or one.device.startswith(f"{label}:")] if alive else []
     )
@@ -251,7 +251,7 @@ def failure_facts(error: BaseException, run: Run | None = None) -> Failure:
 
 
 def _moment(message: Message, run: Run | None) -> Moment | None:
-    """The row OOM of a tracked cell, if it can be that of this message."""
+    """The OOM row of a tracked cell, if it matches this message."""
     moment = last_moment(run.trace) if run is not None and message.label.startswith("cuda") else None
     if moment is None or message.device not in (None, moment.device):
         return None
@@ -259,7 +259,7 @@ def _moment(message: Message, run: Run | None) -> Moment | None:
 
 
 def _refined(message: Message, moment: Moment) -> Message:
-    """The message with the exact sizes of the trace, where all of these are what its digits can stand for."""
+    """The message with the exact sizes of the trace, if all of them agree with its rounded digits."""
     names = ("free", "allocated", "reserved", "cached")
     said = {name: size for name in names if (size := getattr(message, name)) is not None}
     traced = {name: int(getattr(moment, f"{name}_bytes")) for name in said}
@@ -271,7 +271,7 @@ def _refined(message: Message, moment: Moment) -> Message:
 
 @dataclasses.dataclass(slots=True)
 class _Raised:
-    """Where an error was raised: the outermost cell, the place in the user's code, and what PyTorch was doing there."""
+    """Where an error was raised: the outermost cell, the line in the user's code, and PyTorch's phase."""
 
     cell: str = ""
     place: str = ""
@@ -280,7 +280,7 @@ class _Raised:
 
 
 def _raised(error: BaseException) -> _Raised:
-    """What its traceback tells, the outermost frame first."""
+    """The place from the traceback, outermost frame first."""
     found, cells = _Raised(), list[str]()
     link = references.traceback_of(error)
     while link is not None:
@@ -299,7 +299,7 @@ def _raised(error: BaseException) -> _Raised:
             found.place = f"at line {line} of {cells[-1] or 'a cell'}"
         found.place += "" if code.co_name.startswith("<") else f", in {code.co_name}()"
         if not found.calls_backward:
-            with contextlib.suppress(Exception):  # the text may be gone, or there is no memory to hold it
+            with contextlib.suppress(Exception):  # the source may be gone, or there is no memory to read it
                 text = "".join(linecache.getlines(file)) if number is not None else ""
                 found.calls_backward = "backward" in code.co_names or _BACKWARD.search(text) is not None
     found.cell = cells[0] if cells else ""
@@ -307,14 +307,14 @@ def _raised(error: BaseException) -> _Raised:
 
 
 def _with_device(failure: Failure, gaps: list[str]) -> Failure:
-    """What the device and the machine say now; CUDA is asked only where the user's code has brought it up."""
+    """The device's and the machine's memory now; CUDA is queried only if the user's code has initialised it."""
     label = failure.message.label
     if label == "cpu":
         host = HostMemory().read()
         capacity, free = ByteRange.exact(host.total_bytes), ByteRange.exact(host.available_bytes)
         return dataclasses.replace(failure, message=dataclasses.replace(failure.message, capacity=capacity, free=free))
     if not label.startswith("cuda") or child.current() is not None or not torch.cuda.is_initialized():
-        return failure  # in a prediction "cuda" is made of shapes: the driver, if there is one, knows nothing of it
+        return failure  # in a prediction "cuda" is fake: the driver, if there is one, knows nothing of it
     device, shot = failure.message.device or 0, torch_internals.snapshot()
     blocks = (block for segment in segments_of(shot, device) for block in segment["blocks"])
     pieces = [block["size"] for block in blocks if block["state"] == "inactive"]

@@ -1,4 +1,4 @@
-"""`memlab.predict`: what a step would take on a card, without a GPU."""
+"""`memlab.predict`: the memory of a step on a card, without a GPU."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from memlab.trace.trace import Trace
 from memlab.units import ByteRange, number_of, one_line
 
 CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Where both are set the first one counts: so did PyTorch 2.12.1 on CUDA, whatever c10/core/AllocatorConfig.h says."""
+"""If both are set the first one counts: measured with PyTorch 2.12.1 on CUDA, unlike c10/core/AllocatorConfig.h says."""
 
 
 class Prediction(Run):
-    """A predicted run: the face of a Run, with peaks as ranges, `fits` and `assumptions`.
+    """A predicted run: the attributes of a Run, with peaks as ranges, `fits` and `assumptions`.
 
-    `trace` is the run on the card, up to where its memory runs out. `asked` has the requests, from which another card can be
-    predicted (`for_card`), and `others` those with other plausible numbers of multiprocessors; a prediction that was read
-    from a file has none.
+    `trace` is the run on the card, up to the point where memory runs out. `asked` has the requests, from which another card can be
+    predicted (`for_card`), and `others` those for other plausible numbers of multiprocessors; a prediction read from a
+    file has none.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Prediction(Run):
 
     @property
     def forecast(self) -> Forecast:
-        """Everything predicted, as a value."""
+        """The whole prediction as a value."""
         found = forecast_of(self.trace)
         assert found is not None
         return found
@@ -54,50 +54,50 @@ class Prediction(Run):
 
     @property
     def fits(self) -> Fits:
-        """Whether it fits on the card: "yes", "no", or "close" where the interval crosses what the card has."""
+        """Whether it fits on the card: "yes", "no", or "close" if the interval includes the limit."""
         return self.forecast.fits
 
     @property
     def allocated_bytes(self) -> ByteRange:
-        """Peak of *allocated* that the run needs, at least and at most."""
+        """Peak of *allocated* that the run needs: lower and upper bound."""
         return self.forecast.allocated_bytes
 
     @property
     def reserved_bytes(self) -> ByteRange:
-        """Peak of *reserved* that the run needs, at least and at most."""
+        """Peak of *reserved* that the run needs: lower and upper bound."""
         return self.forecast.reserved_bytes
 
     @property
     def peak_device_bytes(self) -> ByteRange:  # type: ignore[override]  # a prediction is a range
-        """Peak of what the driver would report as used on the device, at least and at most."""
+        """Peak of device memory that the driver would report as used: lower and upper bound."""
         return self.forecast.device_bytes
 
     @property
     def margin_bytes(self) -> ByteRange:
-        """What would be left on the card at the peak, at least and at most; below zero: what is missing."""
+        """What would be left on the card at the peak: lower and upper bound; negative: missing."""
         return self.forecast.margin_bytes
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What had to be assumed."""
+        """The assumptions."""
         return self.forecast.assumptions
 
     @property
     def parts(self) -> tuple[WorkspacePart, ...]:
-        """Memory that no tensor of the program takes: context, workspaces."""
+        """Memory other than the program's tensors: context, workspaces."""
         return self.forecast.parts
 
     @property
     def out_of_memory(self) -> str:
-        """The error it would raise on the card, "" where it fits for certain."""
+        """The error it would raise on the card, "" if it is certain to fit."""
         return self.forecast.out_of_memory
 
     def for_card(self, card: str | Card) -> Prediction:
-        """The same requests on another card: at once, with the kernels of the first one."""
+        """The same requests on another card: immediate, with the kernels of the first one."""
         return predicted(self.name, [self.requests(), *self.others], find(card), self.conf)
 
     def requests(self) -> Trace:
-        """What it asked for; PredictionError where a file did not keep it."""
+        """Its requests; PredictionError if they were not saved."""
         if self.asked is None:
             why = f"prediction {self.name!r} was read from a file without its requests"
             raise PredictionError(f"{why}: predict it again.")
@@ -119,7 +119,7 @@ def verdict(predicted: Forecast) -> str:
 
 
 def asks_for_nothing(predicted: Forecast) -> bool:
-    """Whether nothing of the program ran on the card: then its answer means nothing."""
+    """Whether nothing ran on the card: then the answer means nothing."""
     return predicted.allocated_bytes.high == 0 and predicted.fits == "yes"
 
 
@@ -132,12 +132,12 @@ def predict(
     limit_s: float | None = None,
     raises_oom: bool = False,
 ) -> Prediction:
-    """What `step` would take on `card`, on any machine: `step` is called without arguments and works on "cuda".
+    """Predict the memory of `step` on `card`, on any machine: `step` is called without arguments and works on "cuda".
 
-    It runs on tensors without data in a child process: what it changes, binds and writes stays there. `card` is a name
-    (`memlab.cards`), a size ("8GiB") or a Card; `conf` what PYTORCH_CUDA_ALLOC_CONF says on the card, by default what it says
-    here. It goes on where the card is full, to find what it needs; with `raises_oom` it gets the error that it would get
-    there, and may catch it. Raises PredictionError where the step fails, or cannot be predicted.
+    It runs on tensors without data in a child process: nothing that it changes or writes comes back. `card` is a name
+    (`memlab.cards`), a size ("8GiB") or a Card; `conf` the value of PYTORCH_CUDA_ALLOC_CONF on the card, by default its value
+    here. It continues when the card is full, to find what it needs; with `raises_oom` it gets the error that it would get
+    there, and may catch it. Raises PredictionError if the step fails or cannot be predicted.
     """
     if not callable(step):
         raise PredictionError(
@@ -160,7 +160,7 @@ def predict_step(
     raises_oom: bool = False,
     on_news: OnNews | None = None,
 ) -> Prediction:
-    """The prediction of a step, not kept among the runs. `on_news` gets what the child sends."""
+    """Predict a step, without listing it among the runs. `on_news` gets the child's messages."""
     dry_run.prepare()
     with Progress(card.name) as progress:
 
@@ -181,7 +181,7 @@ def _work(step: Callable[[], object], around: Callable[[], Any], channel: Channe
 
 
 def configured(conf: str | None) -> str:
-    """What PYTORCH_CUDA_ALLOC_CONF says, or would say; what it cannot say is refused before anything runs."""
+    """The value of PYTORCH_CUDA_ALLOC_CONF to simulate; invalid ones are refused before anything runs."""
     source, text = "conf", conf
     if conf is None:
         source = next((one for one in CONF if one in os.environ), CONF[0])
@@ -196,7 +196,7 @@ def configured(conf: str | None) -> str:
 
 
 def prediction_from(outcome: ChildOutcome, traces: Sequence[Trace], name: str, card: Card, conf: str) -> Prediction:
-    """The prediction of a child that has ended; an error where it has none to give."""
+    """The prediction from a child that has ended; PredictionError if there is none."""
     if not traces:
         raise failure(outcome)
     return predicted(name, traces, card, conf, outcome)
@@ -208,13 +208,13 @@ def failure(
     nothing: str = "there is no prediction: ",
     kind: type[MemlabError] = PredictionError,
 ) -> MemlabError:
-    """Why a child gave nothing, in one line, with its traceback as a note."""
+    """The error of a child in one line, with its traceback as a note."""
     if outcome.error is None:
         ended = outcome.ended or "the child process ended without a result"
         return kind(f"{nothing}{ended}{'.' if nothing else ''}")
     if outcome.error.name == DoesNotApply.__name__:
         return DoesNotApply(outcome.error.text)
-    said = str(outcome.error)  # PyTorch's own text of an out-of-memory error is longer than a line of a table
+    said = str(outcome.error)  # PyTorch's text of an out-of-memory error is longer than a table row
     error = kind(f"{raised}: {said if kind is PredictionError else one_line(said, 500)}")
     error.add_note("\n".join(outcome.error.traceback))
     return error
@@ -223,7 +223,7 @@ def failure(
 def predicted(
     name: str, traces: Sequence[Trace], card: Card, conf: str, outcome: ChildOutcome | None = None
 ) -> Prediction:
-    """The prediction of requests; further traces are of other plausible multiprocessors."""
+    """The prediction from requests; further traces are for other plausible numbers of multiprocessors."""
     found = forecast(traces[0], card, conf, others=traces[1:])
     run = Prediction(name, found.trace, traces[0], conf, traces[1:])
     raised = outcome is not None and outcome.error is not None

@@ -1,4 +1,4 @@
-"""How a run that has ended shows itself: figure, tables, modules, lines, and the explorer."""
+"""The report of a finished run: figure, tables, modules, lines, and the explorer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunReport(ShownWithFigure):
 
     @property
     def text(self) -> str:
-        """The report in words, with the lines below it where these were asked for."""
+        """The report as text, followed by the lines if they were requested."""
         return f"{self.table.text()}\n\n{self._lines['text/plain']}" if self._lines else self.table.text()
 
     @property
@@ -53,7 +53,7 @@ class RunReport(ShownWithFigure):
 
     @property
     def curves(self) -> Curves:
-        """What the figure shows."""
+        """The data of the figure."""
         if not self.summary.devices:
             raise MemlabError(f"run {self.summary.name!r} used no device: there is nothing to draw.")
         return curves(self.trace, self.summary.devices[0].device)
@@ -75,7 +75,7 @@ class RunReport(ShownWithFigure):
         return f"{name} · {where} · {format_seconds(self.summary.duration_s)}"
 
     def figure_bundle(self) -> dict[str, Any]:
-        """MIME type -> content of the figure and its twins."""
+        """MIME type -> the figure as plotly, PNG or text."""
         if not self.summary.devices:
             return {"text/plain": "Nothing to draw: no device was used."}
         return bundle(timeline_scene(self.curves, self.title))
@@ -99,7 +99,7 @@ class RunReport(ShownWithFigure):
 
 
 class TimelineDetail:
-    """Detail of a run for any stretch of time: each series as times, lowest and highest values."""
+    """Detail of a run for any time window: each series as times, lowest and highest values."""
 
     def __init__(self, trace: Trace, summary: Summary) -> None:
         if not summary.devices:
@@ -121,35 +121,35 @@ class TimelineDetail:
 def advice_hint(
     shares: Mapping[str, int], name: str, notes: Mapping[str, Any], cell_text: str, of: str = "the peak"
 ) -> str:
-    """The line that points to `memlab.advise`, "" where nothing large holds memory, or it cannot run again.
+    """The line that points to `memlab.advise`; "" if no category is large enough, or the cell cannot run again.
 
-    `shares` has who held the memory by category, and `of` says of what.
+    `shares` has bytes by category, and `of` names their sum.
     """
     facts = notes.get("trial")
     is_workload = isinstance(facts, dict) and bool(facts.get("size"))
     if not is_large(shares) or not (cell_text or is_workload):
         return ""
     try:
-        from memlab.saving_techniques import techniques  # late: most reports need none of them
+        from memlab.saving_techniques import techniques  # imported late: most reports need none of them
 
         counts: dict[str, int] = {}
         for one in techniques.values():
             can = one.patch is not None or not cell_text
             for category in one.attacks if can and one.kind == "saving" and one.equality.kind != "changes" else ():
                 counts[category] = counts.get(category, 0) + 1
-        # `%load_ext memlab` binds no name
+        # `%load_ext memlab` does not bind the name
         return pointer(shares, counts, f"import memlab; memlab.advise(memlab.runs[{name!r}])", of)
-    except Exception:  # a report is shown whatever becomes of this line
+    except Exception:  # a failing hint must not cost the report
         return ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class RunModules(Shown, ModuleTree):
-    """Path -> module, with all that it held and needed; `figure` draws it."""
+    """Path -> module with its memory; `figure` draws it."""
 
     @classmethod
     def of(cls, tree: ModuleTree) -> RunModules:
-        """The same tree, which shows itself."""
+        """The same tree with text and HTML."""
         return cls(**{field.name: getattr(tree, field.name) for field in dataclasses.fields(tree) if field.init})
 
     @property
@@ -159,22 +159,22 @@ class RunModules(Shown, ModuleTree):
 
     @property
     def text(self) -> str:
-        """The tree in words."""
+        """The tree as text."""
         return module_views.text(self)
 
     @property
     def html(self) -> str:
-        """The tree to unfold."""
+        """The tree as collapsible HTML."""
         return module_views.html(self)
 
     @property
     def figure(self) -> Any:
-        """A plotly figure: each module a tile as large as what it held at the peak."""
+        """A plotly figure: one tile per module, sized by what it held at the peak."""
         return module_views.figure(self)
 
 
 class LineReport(Shown):
-    """What each line took; `plain()` is the classic form, `table` has the figures.
+    """The memory of each line; `plain()` is the classic form, `table` has the figures.
 
     It is a sequence of rows, and `report["cell:12"]` is the row of one line.
     """
@@ -194,7 +194,7 @@ class LineReport(Shown):
 
     @property
     def text(self) -> str:
-        """The listing in words."""
+        """The listing as text."""
         return line_views.listing_text(self.table, self.name)
 
     @property
@@ -203,11 +203,11 @@ class LineReport(Shown):
         return line_views.listing_html(self.table, self.name)
 
     def plain(self) -> str:
-        """Line by line the total, and the tensors that came and went."""
+        """The total line by line, and the tensors allocated and freed."""
         return line_views.plain_text(self.table)
 
     def section(self) -> dict[str, str]:
-        """MIME type -> the listing below the report of a tracked cell: cut short where it is long."""
+        """MIME type -> the listing below the report of a tracked cell, truncated if long."""
         return {
             "text/html": line_views.listing_html(self.table, self.name, limit=line_views.SECTION_HTML),
             "text/plain": line_views.listing_text(self.table, self.name, limit=line_views.SECTION_TEXT),

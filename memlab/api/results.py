@@ -1,9 +1,9 @@
 """The result of a run as plain JSON: values up to 1 MiB, above that a digest, statistics and a sample.
 
-What is kept refers to no object of the user's. Copies are made where no storage tracker counts them, and without taking memory
-of a device: a CUDA tensor comes to the host as it lies.
+No object of the user's is kept alive. Copies are not seen by the storage tracker and use no device memory: a CUDA tensor is
+copied to the host with its storage layout.
 
-Limits: of tensors and arrays behind the first 64 MiB there is a small sample and no digest, which would take long.
+Limits: beyond the first 64 MiB, tensors and arrays have a small sample and no digest, which would take too long.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from memlab.trace.trace import CPU, Trace
 from memlab.units import MiB
 
 RESULT = "result"
-"""The key of a trace's notes."""
+"""The key in a trace's notes."""
 LIMIT_BYTES = 1 * MiB
 READ_BYTES = 64 * MiB
 SAMPLE, SMALL_SAMPLE = 4096, 256
-"""Of how many values those that are not kept whole leave a sample: of those that are read, and of those that are not."""
+"""The sample sizes of parts that are not kept whole: of those that are read, and of those that are not."""
 _CHUNK = 1 << 20
 MAX_ITEMS = 1_000_000
 
 
 def serialized(value: Any) -> dict[str, Any]:
-    """A result as plain JSON; MemlabError where it holds something that cannot be recorded."""
+    """Serialize a result as plain JSON; MemlabError if it contains something that cannot be recorded."""
     with _untracked():
         try:
             return ResultSerializer().serialize(value)
@@ -61,7 +61,7 @@ def serialized(value: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _untracked() -> Iterator[None]:
-    """Without the dispatch modes of this thread, ours or the user's: what is copied here is nobody's memory."""
+    """Leave all dispatch modes of this thread, ours and the user's: these copies must not be counted."""
     held = dispatch.modes()
     with dispatch.DisableTorchFunction(), torch.no_grad():
         try:
@@ -69,7 +69,7 @@ def _untracked() -> Iterator[None]:
                 dispatch.remove_mode(mode)
             yield
         finally:
-            still_on = {id(mode) for mode in dispatch.modes()}  # an interrupt may have come before all were off
+            still_on = {id(mode) for mode in dispatch.modes()}  # an interrupt may come before all are left
             for mode in held:
                 if id(mode) not in still_on:
                     dispatch.push_mode(mode)
@@ -112,7 +112,7 @@ class ResultSerializer:
         if isinstance(value, list | tuple):
             return self._series(value, depth)
         if isinstance(value, dict):
-            pairs = list(dict.items(value))  # past what a class derived from dict makes of `items`
+            pairs = list(dict.items(value))  # bypass an `items` overridden in a subclass of dict
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             pairs = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
         else:
@@ -127,7 +127,10 @@ class ResultSerializer:
     def _series(self, value: Any, depth: int) -> dict[str, Any]:
         if len(value) > MAX_ITEMS:
             raise _refused(f"lists of at most {MAX_ITEMS:,} items, got {len(value):,}: record less of it")
-        if len(value) > 64 and {type(one) for one in value} in ({float}, {int}):  # as many parts would be far longer
+        if len(value) > 64 and {type(one) for one in value} in (
+            {float},
+            {int},
+        ):  # as separate parts it would be far longer
             array = numpy.array(list(value), "f8" if type(value[0]) is float else "i8")
             return self._leaf(f"list of {type(value[0]).__name__}", torch.from_numpy(array))
         items = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
@@ -143,7 +146,7 @@ class ResultSerializer:
         kind = little.name
         if not isinstance(value, numpy.generic | numpy.ndarray):
             kind = next(one for one in (bool, int, float, complex) if isinstance(value, one)).__name__
-        if array.nbytes > READ_BYTES:  # read where it lies: as a tensor it might have to be copied whole
+        if array.nbytes > READ_BYTES:  # read in place: as a tensor it might have to be copied whole
             places = numpy.unravel_index(positions(array.size, SMALL_SAMPLE), array.shape)
             few = torch.from_numpy(numpy.require(array[places], little, ["C", "W"]))
             return {"kind": "numbers", "dtype": kind, "shape": list(array.shape), **_sampled(few)}
@@ -178,15 +181,15 @@ def _text(value: str | bytes | bytearray) -> dict[str, Any]:
 
 
 def _few(tensor: torch.Tensor, share: int) -> dict[str, Any]:
-    """What is kept of a tensor that is too large to be read: a sample."""
+    """Serialize a tensor that is too large to be read: a sample."""
     try:
         return _sampled(_as_seen(_picked(tensor, positions(tensor.numel(), min(share, SMALL_SAMPLE))), tensor))
-    except (NotImplementedError, TypeError):  # a dtype whose values nobody can read: its shape is kept
+    except (NotImplementedError, TypeError):  # a dtype whose values cannot be read: its shape is kept
         return {"sha256": "", "stored": "|u1", "sample": ""}
 
 
 def _picked(tensor: torch.Tensor, numbers: numpy.ndarray[Any, Any]) -> torch.Tensor:
-    """These values as they lie, copied to the host one by one, as their device may be full."""
+    """These raw values, copied to the host one by one, as their device may be full."""
     bare = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     bare = bare.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
     places = numpy.unravel_index(numbers, tuple(tensor.shape))
@@ -200,7 +203,7 @@ def _sampled(few: torch.Tensor) -> dict[str, Any]:
 
 
 def _numbers(host: torch.Tensor, is_whole: bool, share: int) -> dict[str, Any]:
-    """What is kept of the values of a tensor that were read."""
+    """Serialize the values of a tensor that was read."""
     flat = host.reshape(-1)
     digest = hashlib.sha256(f"{host.dtype}{tuple(host.shape)}".removeprefix("torch.").encode())
     raw = flat.view(torch.uint8).numpy()
@@ -224,7 +227,7 @@ def _numbers(host: torch.Tensor, is_whole: bool, share: int) -> dict[str, Any]:
 
 
 def _storable(flat: torch.Tensor) -> numpy.ndarray[Any, Any]:
-    """As numpy has it; what it lacks (bfloat16, float8) fits into a wider form, bit by bit."""
+    """A numpy array; dtypes that numpy lacks (bfloat16, float8) are widened without loss."""
     if flat.dtype.is_complex and flat.dtype.itemsize < 8:
         return flat.to(torch.complex64).numpy()
     if flat.dtype.is_floating_point and flat.dtype.itemsize < 4 and flat.dtype is not torch.float16:
@@ -233,10 +236,10 @@ def _storable(flat: torch.Tensor) -> numpy.ndarray[Any, Any]:
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor | None:
-    """The values in order, in host memory; None where there are too many, or too much lies between them.
+    """The values in order, in host memory; None if there are too many, or the gaps between them are too large.
 
-    A strided CUDA tensor comes with what lies between, and a conjugated or negated view as its storage has it: to work either
-    out, its device would have to make room.
+    A strided CUDA tensor is copied with its gaps, and a conjugated or negated view without resolving it: resolving would
+    allocate memory on its device.
     """
     if value.device.type == "cpu":
         return value.contiguous().resolve_conj().resolve_neg()
@@ -255,7 +258,7 @@ def _on_host(value: torch.Tensor) -> torch.Tensor | None:
 
 
 def _as_seen(host: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Values as a conjugated or negated view shows what lies in its storage."""
+    """Resolve the values of a conjugated or negated view."""
     host = host.conj().resolve_conj() if value.is_conj() else host
     return -host if value.is_neg() else host
 
@@ -264,7 +267,7 @@ def _as_seen(host: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def check_results(a: Trace, b: Trace, names: tuple[str, str], tolerance: float = CLOSE) -> ResultCheck:
-    """Whether the results of two runs agree, as far as their traces say and anything was computed at all."""
+    """Whether the results of two runs agree, as recorded in their traces."""
     both = ((a, names[0]), (b, names[1]))
     for trace, name in both:
         if "prediction" in trace.notes:
@@ -291,6 +294,6 @@ def check_results(a: Trace, b: Trace, names: tuple[str, str], tolerance: float =
 
 
 def is_simulated(trace: Trace) -> bool:
-    """Whether a run was on the simulated GPU, where values and times mean nothing."""
+    """Whether a run was on a simulated GPU, where values and times mean nothing."""
     names = (*(device.name for device in trace.made_by.devices), *devices_of(trace.notes.get(RESULT)))
     return any(name.startswith("FakeGPU") for name in names)

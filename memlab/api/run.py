@@ -1,4 +1,4 @@
-"""A Run: one measured stretch of work, its trace and its figures. What shows it takes the trace and knows no Run."""
+"""A Run: one measured cell or block, its trace and its figures. Views take the trace and know no Run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CELLS = "cells"
 
 
 class Run:
-    """What `memlab.track()` and `%%memtrack` give: figures of the device with the largest peak, all devices in `devices`.
+    """What `memlab.track()` and `%%memtrack` return: figures of the device with the largest peak, all devices in `devices`.
 
-    While the run goes on it has no figures yet; `trace`, peaks and reports raise MemlabError until it has ended.
+    A run has no figures while it is active: `trace`, peaks and reports raise MemlabError until it has ended.
     """
 
     def __init__(self, name: str = "", trace: Trace | None = None) -> None:
@@ -39,7 +39,7 @@ class Run:
         self._failed = ""
         self.is_running = False
         self.cell_text = ""
-        """The text of the notebook cell that was measured, where it can be run again; it is not saved."""
+        """The text of the notebook cell that was measured, if it can be run again; it is not saved."""
 
     def __repr__(self) -> str:
         if self._trace is None:
@@ -56,12 +56,12 @@ class Run:
     # --- while it is measured ---
 
     def finish(self, trace: Trace, notes: Sequence[str] = ()) -> None:
-        """Take the trace that was measured; from here on the run has figures."""
+        """Set the measured trace; the run now has figures."""
         facts = {**trace.notes, "name": self.name, "notes": list(notes)}
         if self._offered is not None and self._result is None:
             from memlab.api.results import serialized
 
-            # Nobody asked to record it, and the cell has ended: neither a refusal nor an interrupt may cost its report.
+            # It was recorded without a request, and the cell has ended: neither a refusal nor an interrupt may cost the report.
             with contextlib.suppress(Exception, KeyboardInterrupt):
                 self._result = serialized(self._offered)
         self._offered = None
@@ -70,11 +70,11 @@ class Run:
         self._trace = dataclasses.replace(trace, notes=facts)
 
     def note(self, key: str, facts: Any) -> None:
-        """Keep plain JSON facts with the trace, under this key of its notes; saved files have them."""
+        """Store plain JSON with the trace, under this key of its notes; saved files include it."""
         self._trace = dataclasses.replace(self.trace, notes={**self.trace.notes, key: facts})
 
     def fail(self, reason: str) -> None:
-        """Record that the run will have no figures, and why."""
+        """Mark the run as failed: it will have no figures."""
         self._failed = reason
 
     def _state(self) -> str:
@@ -83,7 +83,7 @@ class Run:
         return "still going on" if self.is_running else "not measured yet"
 
     def result(self, value: Any) -> Any:
-        """Record a result for later comparison and return it; what is recorded keeps no tensor alive.
+        """Record a result for later comparison and return it; recording keeps no tensor alive.
 
         Tensors, arrays, numbers, texts, and dicts, lists, tuples and dataclasses of them. Up to 1 MiB the values are kept, above
         that dtype, shape, a digest and a sample.
@@ -96,14 +96,14 @@ class Run:
         return value
 
     def offer(self, value: Any) -> None:
-        """What becomes the result at the end, if no other was recorded; None takes it back."""
+        """Set the result to record at the end if there is no other; None withdraws it."""
         self._offered = value
 
     # --- figures ---
 
     @property
     def trace(self) -> Trace:
-        """Everything that was measured."""
+        """The recorded trace."""
         if self._trace is None:
             state = self._state()
             raise MemlabError(f"run {self.name!r}: {state}; figures are there when its block or cell has ended.")
@@ -132,17 +132,17 @@ class Run:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """The most that was allocated at once; where it is not exact (see `gaps`), what is certain."""
+        """The peak of *allocated*; a lower bound if it is not exact (see `gaps`)."""
         return self._peak("allocated")
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that PyTorch's allocator held at once; 0 on the CPU, which reserves nothing."""
+        """The peak of *reserved*; 0 on the CPU, which reserves nothing."""
         return self._peak("reserved")
 
     @property
     def peak_device_bytes(self) -> int:
-        """The most in use on the whole device, by samples and *reserved*: a lower bound."""
+        """The peak of memory in use on the whole device, from samples and *reserved*: a lower bound."""
         return self._peak("device used")
 
     peak_bytes = peak_allocated_bytes
@@ -165,7 +165,7 @@ class Run:
     """The earlier name of `cell_text`."""
 
     def _device(self, device: int | None, what: str) -> int:
-        """The device that is asked about, by default that with the largest peak."""
+        """The chosen device, by default the one with the largest peak."""
         if device is None and not self.devices:
             raise MemlabError(f"run {self.name!r} used no device: {what}.")
         return self.devices[0].device.index if device is None else device
@@ -186,7 +186,7 @@ class Run:
         return RunModules.of(modules(self.trace, self._device(device, "there are no modules to show")))
 
     def lines(self, device: int | None = None) -> LineReport:
-        """What each line held, freed and needed on the way; for runs that were tracked with lines."""
+        """What each line held, freed and needed at its peak; for runs that were tracked with lines."""
         from memlab.analysis.lines import lines
         from memlab.api.report import LineReport
 
@@ -205,7 +205,7 @@ class Run:
     # --- report and file ---
 
     def report(self) -> RunReport:
-        """The report that a tracked cell ends with."""
+        """The report shown at the end of a tracked cell."""
         from memlab.api.report import RunReport
 
         return RunReport(self)
@@ -217,11 +217,11 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the run to a file, whole or not at all; `memlab.load` reads it.
 
-        A name that ends in ".pickle" gets a PyTorch memory snapshot, which memory_viz opens; of a run of CUDA, measured or
+        A name that ends in ".pickle" gets a PyTorch memory snapshot, which memory_viz opens; for CUDA runs, measured or
         predicted.
         """
         return snapshot_write.save(self.trace, path) if str(path).endswith(".pickle") else file.save(self.trace, path)
 
     def nbytes(self) -> int:
-        """How much host memory the run takes, in bytes."""
+        """The host memory of the run, in bytes."""
         return 0 if self._trace is None else self._trace.nbytes()

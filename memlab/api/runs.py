@@ -46,13 +46,13 @@ class Runs(Mapping[str, Run]):
         return "\n".join(map(repr, list(self._runs.values()))) or "no runs yet"
 
     def new_name(self) -> str:
-        """A name for a run that was given none: run 1, run 2, ..."""
+        """The name of an unnamed run: run 1, run 2, ..."""
         with self._lock:
             self._count += 1
             return f"run {self._count}"
 
     def add(self, run: Run) -> None:
-        """Keep a finished run; older ones go where there are too many. A run of the same name is replaced."""
+        """Keep a finished run and drop the oldest if there are too many. A run of the same name is replaced."""
         with self._lock:
             kept = self._runs
             kept.pop(run.name, None)
@@ -61,7 +61,7 @@ class Runs(Mapping[str, Run]):
                 del kept[next(iter(kept))]
 
     def discard(self, run: Run) -> None:
-        """Forget a run that recorded nothing."""
+        """Remove a run that recorded nothing."""
         with self._lock:
             if self._runs.get(run.name) is run:
                 del self._runs[run.name]

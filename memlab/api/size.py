@@ -1,4 +1,4 @@
-"""`memlab.size`: what a training step of a model will take, part by part, before it is run."""
+"""`memlab.size`: the memory of a training step of a model, part by part, before it is run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class ModelSize(Shown, Sizes):
 
     @property
     def page(self) -> Page:
-        """What is shown."""
+        """Build the report."""
         return size_page(self)
 
     def to_pandas(self, of: str = "layers") -> Any:
-        """A pandas DataFrame of "layers", of "tensors" (what the forward leaves) or of "parts"."""
+        """A pandas DataFrame of "layers", "tensors" (what the forward keeps) or "parts"."""
         import pandas
 
         if of == "parts":
@@ -36,16 +36,16 @@ class ModelSize(Shown, Sizes):
 
 
 def size(model: Any, /, *inputs: Any, optimizer: Any = None, **kwargs: Any) -> ModelSize:
-    """What a training step of `model` takes: parameters, buffers, gradients, optimizer state, activations, per layer.
+    """The memory of a training step of `model`: parameters, buffers, gradients, optimizer state, activations, per layer.
 
     Nothing is computed and the model stays as it is: its forward runs in a child process on tensors without data, so a model
-    on the meta device will do. `inputs` and `kwargs` go to the forward; a tuple of whole numbers stands for a float32 tensor of
+    on the meta device is enough. `inputs` and `kwargs` go to the forward; a tuple of whole numbers stands for a float32 tensor of
     that shape. `optimizer` is a class or a name of torch.optim ("adamw"), an optimizer, or a function that makes one of
     parameters. The figures hold for the device of the model, else of the inputs, else PyTorch's default device, and for the
-    mode that the model is in (train or eval). What autograd keeps is what it really keeps: each storage once, views and in-place
+    mode that the model is in (train or eval). What autograd keeps is read from its graph: each storage once, views and in-place
     results included, without parameters, buffers and inputs.
 
-    Not in them: the loss, unless the model returns it; temporaries of operators and of backward; the allocator's rounding.
+    Not included: the loss, unless the model returns it; temporaries of operators and of backward; the allocator's rounding.
     """
     from memlab.prediction.model_size import measure
 

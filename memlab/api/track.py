@@ -38,7 +38,7 @@ _MAX_NAME = 200
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """What can be asked of a track; whatever makes no sense is refused before anything runs."""
+    """The options of a track, checked before anything runs."""
 
     name: str | None = None
     _: dataclasses.KW_ONLY
@@ -74,7 +74,9 @@ class Options:
             "functions": watched,
             "target": Target.parse(self.device),
             "budget_bytes": None if self.budget is None else parse_bytes(self.budget),
-            "save": None if save is None else savable(save),  # whole, because the cell may change the working directory
+            "save": None
+            if save is None
+            else savable(save),  # absolute, because the cell may change the working directory
         }.items():
             object.__setattr__(self, field, value)
 
@@ -86,9 +88,9 @@ class Track:
         self.options = wanted
         self.run = Run(wanted.name or runs.new_name())
         self.code: ast.Module | None = None
-        """What is going to run, where the frame that starts this is not that of the cell."""
+        """The code that will run, if the calling frame is not that of the cell."""
         self.is_kept = True
-        """Whether the run is listed among the runs when it has ended."""
+        """Whether the finished run is listed among the runs."""
         self._measurement: Measurement | None = None
         self._display: Display | None = None
         self._saver: Saver | None = None
@@ -110,11 +112,11 @@ class Track:
             raise over
 
     def start(self) -> None:
-        """Begin to measure; if that fails nothing is left on."""
+        """Start measuring; if that fails, everything is switched off again."""
         if self._measurement is not None:
             raise MemlabError(f"run {self.run.name!r} was started before; call track() again for another.")
         fake = sys.modules.get("memlab.fake_cuda.tensors")
-        if fake is not None and fake.State.active is not None:  # all of it is in the report of the prediction
+        if fake is not None and fake.State.active is not None:  # the report of the prediction covers it
             what = "a run inside of a prediction measures nothing"
             raise MemlabError(f"{what}: the prediction is of the whole cell or step.")
         wanted = self.options
@@ -151,11 +153,11 @@ class Track:
             self._saver.close()
 
     def stop(self, error: BaseException | None = None) -> BudgetExceeded | None:
-        """End, keep the run, show the report; give back the error of a budget that was exceeded, if it was."""
+        """End, keep the run, show the report; return the error if the budget was exceeded."""
         if self._measurement is None or not self.run.is_running:
             return None
         self.run.is_running = False
-        _open_tracks[self._thread] -= 1  # that of the start: a generator may be closed from another thread
+        _open_tracks[self._thread] -= 1  # that of the start: a generator may be closed by another thread
         with _interrupts_wait():
             try:
                 self._keep(self._measurement.stop(), error)
@@ -185,7 +187,7 @@ class Track:
         if error is not None:
             notes.append(f"The cell raised {_described(error)}.")
         counts = {}
-        # "cell" is what the measured one is called where its lines are followed
+        # "cell" is the name of the measured cell if its lines are followed
         for place in {"cell", *(text.rpartition(":")[0] for text in (*trace.texts["line"], *trace.texts["mark"]))}:
             if count := cell_code.cell_number(self._file if place == "cell" else place):
                 counts[place] = count
@@ -198,12 +200,12 @@ class Track:
 
 
 _open_tracks: Counter[int] = Counter()
-"""How many tracks are open, by the thread that started them."""
+"""The number of open tracks by the thread that started them."""
 
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C waits until the run that has ended is put together and shown; the second one does not."""
+    """Delay Ctrl-C until the finished run is assembled and shown; a second one interrupts at once."""
     before = signal.getsignal(signal.SIGINT)
     if before is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -225,7 +227,7 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:
-    """What lies on CUDA beside a measurement of the CPU: its figures tell of none of it."""
+    """A note on CUDA memory in a run that measured only the CPU."""
     if any(index != CPU for index in trace.device_indices):
         return
     held = {f"cuda:{device}": cuda_counters(device) for device in cuda_devices()}
@@ -241,7 +243,7 @@ def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:
 
 
 class Saver:
-    """Writes the samples of a run while it goes on, so that a killed kernel leaves something to read."""
+    """Writes the samples of a run while it is active, so that a killed kernel leaves something to read."""
 
     HEAD_EVERY_NS = 1_000_000_000
 
@@ -253,7 +255,7 @@ class Saver:
         now_ns = sample.time_ns
         if now_ns >= self._next_head_ns:
             devices = tuple(Device(reading.device, "") for reading in sample.readings)
-            # Its events were never read, so no peak in it is exact.
+            # Its events were never read, so no peak is exact.
             unread = tuple(Bounded(device.index, 0, now_ns, 0) for device in devices)
             engine = "samples of a run that did not end"
             made_by = MadeBy(engine, devices, duration_ns=now_ns, bounded=unread)
@@ -265,12 +267,12 @@ class Saver:
         self._file.flush()
 
     def close(self) -> None:
-        """The whole run is saved: remove what was written meanwhile."""
+        """The whole run is saved: remove the samples file."""
         self._file.close()
 
 
 def _described(error: BaseException) -> str:
-    """An error in one line, also where its text cannot be had."""
+    """An error in one line, even if its `str()` fails."""
     try:
         text = str(error).strip().split("\n")[0][:200]
     except Exception:
@@ -279,13 +281,13 @@ def _described(error: BaseException) -> str:
 
 
 def track(name: str | None = None, **kwargs: Any) -> Track:
-    """Measure a block: `with memlab.track("baseline") as run: ...`, then ask `run`.
+    """Measure a block: `with memlab.track("baseline") as run: ...`, then use `run`.
 
-    `device` forces what is measured ("cpu", "cuda", "cuda:1"; by default what the block uses); `budget` ("2GiB") makes a
-    higher peak raise BudgetExceeded; `save` names a file; `rate_hz` is that of the live view; `entries` the length of
-    the ring of allocator history; `live=False` shows the report only, `show=False` nothing, `show=True` also outside of
+    `device` chooses what is measured ("cpu", "cuda", "cuda:1"; by default what the block uses); `budget` ("2GiB") makes a
+    higher peak raise BudgetExceeded; `save` names a file; `rate_hz` is the rate of the live view; `entries` the length of
+    the allocator's history; `live=False` shows the report only, `show=False` nothing, `show=True` also outside of
     notebooks and in nested blocks. `lines=True` follows the lines of the block's function, of the notebook's cells or the
-    script, and of `functions` (names or functions, methods, classes), for `run.lines()`; `shapes=True` notes the shapes of
-    tensors (on CUDA at the price of slower operators).
+    script, and of `functions` (names or functions, methods, classes), for `run.lines()`; `shapes=True` records the shapes of
+    tensors (on CUDA operators become slower).
     """
     return Track(Options(name, **kwargs))

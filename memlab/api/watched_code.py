@@ -1,7 +1,7 @@
 """Which code a track follows line by line: that of the cell or script, and the functions that `-f NAME` names.
 
-Names are looked up without running anything of the user's: no property, no `__getattr__`. A cell is compiled statement by
-statement, so of a function that it defines there is only the text when the cell begins.
+Names are looked up without running any user code: no property, no `__getattr__`. A cell is compiled statement by
+statement, so a function that it defines exists only as text when the cell begins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MISSING = object()
 
 
 def caller(frame: FrameType | None) -> FrameType:
-    """The user's frame that a call of ours came from."""
+    """The user's frame that called memlab."""
     here = frame
     while here is not None and str(here.f_globals.get("__name__", "")).split(".")[0] in _NOT_THE_USERS:
         here = here.f_back
@@ -38,7 +38,7 @@ def caller(frame: FrameType | None) -> FrameType:
 
 
 def lines_at(frame: FrameType, functions: Sequence[Any] = ()) -> Lines:
-    """What follows the lines of the code of a frame, of the notebook's cells or the script, and of these functions."""
+    """A line tracker for the code of a frame, the notebook's cells or the script, and these functions."""
     codes = [code for each in functions for code in codes_of(each, frame.f_globals)]
     script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
     file = frame.f_code.co_filename
@@ -51,9 +51,9 @@ def lines_at(frame: FrameType, functions: Sequence[Any] = ()) -> Lines:
 
 
 def label_of(file: str, current: str = "") -> str:
-    """What a file is called in listings: "cell" for the cell that is measured, "In[5]" for another, else its name.
+    """The label of a file in listings: "cell" for the measured cell, "In[5]" for another, else its name.
 
-    What a magic was given to run is no cell: "statement".
+    The statement of a line magic is "statement".
     """
     number = cell_code.cell_number(file)
     if number is None:
@@ -64,16 +64,16 @@ def label_of(file: str, current: str = "") -> str:
 
 
 def source_of(file: str) -> list[str]:
-    """The lines of a file as they were written; that of a tracked cell's magic is kept as a comment."""
+    """The lines of a file as written; the magic of a tracked cell is kept as a comment."""
     lines = linecache.getlines(file)
     return [line.removeprefix("# ") if line.startswith("# %%memtrack") else line for line in lines]
 
 
-# --- functions that are there already ---
+# --- existing functions -----------------
 
 
 def codes_of(function: Any, namespace: dict[str, Any]) -> list[CodeType]:
-    """The code of a function, a method, or all methods of a class; given as such or by its dotted name."""
+    """The code of a function, a method, or all methods of a class; given as an object or by its dotted name."""
     found = called = function
     if issubclass(type(function), str):
         first, *rest = function.split(".")
@@ -106,9 +106,9 @@ def _attribute(thing: Any, name: str) -> Any:
 
 
 def _codes(thing: Any) -> Iterator[CodeType]:
-    """The code objects behind one thing; what wraps a function is left out."""
+    """The code objects behind one object; wrappers are skipped."""
     thing, torch = _unwrapped(thing), sys.modules.get("torch")
-    kind = type(thing)  # never isinstance: it asks an object that is none for its __class__
+    kind = type(thing)  # never isinstance, which may call the object's __class__ property
     if kind is FunctionType:
         yield thing.__code__
     elif issubclass(kind, property):
@@ -136,13 +136,13 @@ def _unwrapped(thing: Any) -> Any:
     return thing
 
 
-# --- functions that the cell is going to define ---
+# --- functions that the cell will define ----------
 
 
 def known_by_now(functions: Sequence[Any], frame: FrameType, code: ast.Module | None) -> Iterator[Any]:
-    """The functions to look up; those that the code of the frame is still going to define are there as their code.
+    """The functions to look up; those that the frame's code will define are given as code objects.
 
-    A cell is compiled statement by statement, so of one there is only the text; but whatever is defined in it is watched.
+    A cell is compiled statement by statement, so it exists only as text; but everything defined in it is watched.
     """
     file, names = frame.f_code.co_filename, frame.f_globals
     cell = code or ast.Module([], [])
@@ -154,7 +154,7 @@ def known_by_now(functions: Sequence[Any], frame: FrameType, code: ast.Module | 
             yield one
             continue
         written = list(_written_in(frame.f_code, one))
-        for inner in written:  # what `lines_at` takes are functions
+        for inner in written:  # `lines_at` expects functions
             yield FunctionType(inner, {}, closure=tuple(CellType() for _ in inner.co_freevars))
         first = one.split(".")[0]
         if (written and first not in names) or (first and _is_defined(one.split("."), cell)):
@@ -166,14 +166,14 @@ def known_by_now(functions: Sequence[Any], frame: FrameType, code: ast.Module | 
 
 
 def _is_defined(steps: list[str], where: ast.AST) -> bool:
-    """Whether there is a definition of a function or class under this dotted name."""
+    """Whether code defines a function or class of this dotted name."""
     body = getattr(where, "body", [])
     inner = [one for one in body if isinstance(one, _DEFINITIONS) and one.name == steps[0]]
     return any(len(steps) == 1 or _is_defined(steps[1:], one) for one in inner)
 
 
 def _bound_in(cell: ast.Module) -> set[str]:
-    """The names that a cell gives a value, by assignments, imports, loops, definitions."""
+    """The names that a cell binds, by assignments, imports, loops, definitions."""
     found = {one.name for one in cell.body if isinstance(one, _DEFINITIONS)}
     for one in ast.walk(cell):
         if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
@@ -184,7 +184,7 @@ def _bound_in(cell: ast.Module) -> set[str]:
 
 
 def _written_in(code: CodeType, name: str) -> Iterator[CodeType]:
-    """The code of a function, method or class that is written inside of other code."""
+    """The code of a function, method or class inside other code."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             called = inner.co_qualname.rpartition("<locals>.")[2]

@@ -1,4 +1,4 @@
-"""`memlab.who()`: who holds memory now, by the notebook's names; of one tensor, every path to it."""
+"""`memlab.who()`: who holds memory now, by the notebook's names; for one tensor, every path to it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from memlab.views.shown import Shown
 from memlab.views.table import Column, Table
 
 SHOWN = 40
-"""So many rows a table shows; `to_pandas()` has them all."""
+"""The maximum number of rows shown; `to_pandas()` has them all."""
 PATH = 200
-"""So many characters of a path are shown."""
+"""The maximum length of a path."""
 _OF_MODELS = ("parameter", "buffer", "gradient", "optimizer")
-"""What is there without any graph."""
+"""Categories that exist without a graph."""
 _COLUMNS = (
     Column("size", "bytes"), Column("shape"), Column("dtype"), Column("category"), Column("device"),
     Column("path", limit=PATH),
@@ -44,8 +44,8 @@ _COLUMNS = (
 class Who(Shown):
     """Storages by name, the largest first; or, for one tensor, every path that keeps it alive.
 
-    Texts and numbers only: it keeps nothing alive. `of` is what was asked for, "" for all that is alive. `graph_bytes` is what
-    the graph of the one tensor keeps alive, parameters and what belongs to them apart.
+    Texts and numbers only: it keeps nothing alive. `of` names the tensor, "" for all live storages. `graph_bytes` is what the
+    graph of the one tensor keeps alive, without parameters, their gradients and optimizer state.
     """
 
     live: LiveStorages
@@ -93,7 +93,7 @@ class Who(Shown):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Grouped(Shown, Mapping[str, StorageGroup]):
-    """Name of a group -> how many storages and bytes, the largest first."""
+    """Group -> number of storages and bytes, the largest first."""
 
     name: str
     groups: Mapping[str, StorageGroup]
@@ -128,10 +128,10 @@ class Grouped(Shown, Mapping[str, StorageGroup]):
 
 
 def who(tensor: Any = None, device: Any = None, name: str = "") -> Who:
-    """Who holds memory now, by the notebook's own names; every path that keeps `tensor` alive.
+    """Who holds memory now, by the notebook's own names; or every path that keeps `tensor` alive.
 
-    Given something that holds tensors (a list, a model), it tells of those. `device` is "cpu", "cuda", "cuda:1", ...;
-    `name` is what `tensor` is called in the title. Nothing is kept alive, no code of the user's is run, and CUDA is not
+    Given an object that holds tensors (a list, a model), it covers those. `device` is "cpu", "cuda", "cuda:1", ...;
+    `name` is what `tensor` is called in the title. Nothing is kept alive, no user code is run, and CUDA is not
     initialised.
     """
     try:
@@ -150,7 +150,7 @@ def who(tensor: Any = None, device: Any = None, name: str = "") -> Who:
 
 
 def _who_holds(tensor: Any, name: str) -> Who:
-    """Every path to one tensor, what its memory is, and what its graph keeps alive."""
+    """Every path to one tensor, its memory, and what its graph keeps alive."""
     keys = storages_in(tensor, itself=True)
     found, graph = live_storages(only=keys), storages_in(tensor) - keys
     notes = [] if keys else ["It holds no memory of its own."]
@@ -166,7 +166,7 @@ def _who_holds(tensor: Any, name: str) -> Who:
     return Who(found, name or "the tensor", tuple(paths(tensor)), tuple(notes), size)
 
 
-# --- what is shown ---
+# --- report ----------
 
 
 def _of_one(who: Who) -> Page:
@@ -208,7 +208,7 @@ def _of_many(who: Who) -> Page:
 
 
 def cut_in_the_middle(path: str, limit: int = PATH) -> str:
-    """A path of at most `limit` characters with both of its ends.
+    """Shorten a path to `limit` characters, keeping both ends.
 
     >>> cut_in_the_middle("model.blocks[11].attention.weight", 21)
     'model.bloc…ion.weight'
@@ -218,12 +218,12 @@ def cut_in_the_middle(path: str, limit: int = PATH) -> str:
 
 
 def counted(number: int) -> str:
-    """So many storages, in words."""
+    """A number of storages as text."""
     return f"{number:,} storage{'' if number == 1 else 's'}"
 
 
 def _unnamed(found: LiveStorages) -> Iterator[str]:
-    """What holds the largest storages that no name leads to."""
+    """What holds the largest unnamed storages."""
     nameless = [one for one in found.storages if not one.path] if found.is_complete else []
     if nameless:
         total, holders = format_bytes(sum(one.nbytes for one in nameless)), found.holders
@@ -233,7 +233,7 @@ def _unnamed(found: LiveStorages) -> Iterator[str]:
 
 
 def _unseen(found: LiveStorages, device: str | None) -> Iterator[str]:
-    """How far PyTorch's own counters are from what was found; CUDA is asked only where it is up."""
+    """The difference between PyTorch's counters and what was found; CUDA is queried only if it is initialised."""
     for index in range(torch_internals.device_count()) if torch.cuda.is_initialized() else ():
         place = f"cuda:{index}"
         if device not in (None, "cuda", place):

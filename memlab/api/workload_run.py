@@ -1,7 +1,6 @@
-"""A workload run with techniques, measured here or predicted for a GPU: what the Lab and the advisor run.
+"""Run a workload with techniques, measured here or predicted for a GPU; used by the Lab and `advise`.
 
-The job is built inside of the stretch that is tracked, so that a peak has all of it, and what building takes. Seconds are
-those of steps that run again untracked.
+The job is built inside the track, so that the peak includes building it. Seconds are those of further, untracked steps.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from memlab.workloads.workload import Workload
 
 TIMED_STEPS = 3
 STEPS_DONE = "steps_done"
-"""What the child process reports after each step."""
+"""The message of the child process after each step."""
 OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is tried: a function of four parts, with the name, size and settings it is known by."""
+    """The work: a function that returns four parts, with its name, size and settings."""
 
     name: str
     make: Callable[[], Parts]
@@ -46,7 +45,7 @@ class Work:
 
 
 def work_of(what: str | Workload | Callable[[], Parts], size: str = "laptop", **settings: Any) -> Work:
-    """The work behind the name of a workload, a Workload, or a function that gives model, optimizer, batch and loss."""
+    """The work of a workload name, a Workload, or a function that returns model, optimizer, batch and loss."""
     if isinstance(what, str):
         what = workloads[what]  # type: ignore[index]  # the module is a mapping
     if isinstance(what, Workload):
@@ -59,7 +58,7 @@ def work_of(what: str | Workload | Callable[[], Parts], size: str = "laptop", **
 
 
 def baseline_patterns_of(names: Iterable[str]) -> list[str]:
-    """Those of the techniques that replace a pattern, which the job that they are compared with has."""
+    """The techniques that replace a pattern, which their baseline job has."""
     return [name for name in names if techniques[name].baseline_pattern is not None]
 
 
@@ -77,8 +76,8 @@ def run_workload(
 ) -> Run:
     """Run the work with these techniques and habits: on "cpu" or "cuda" measured, on a Card predicted (a Prediction).
 
-    `on_step` hears of each step that is done, and of how many; it may raise to stop. The run is listed among the runs, with
-    `keep`. Raises DoesNotApply where a technique finds nothing to change; then there is no run.
+    `on_step(done, total)` is called after each step and may raise to stop. With `keep` the run is listed among the runs.
+    Raises DoesNotApply if a technique finds nothing to change; then there is no run.
     """
     if type(steps) is not int or not 1 <= steps <= 1000:
         raise MemlabError(f"steps is a number from 1 to 1000, got {steps!r:.80}.")
@@ -92,7 +91,7 @@ def run_workload(
     facts |= {"techniques": used, "habits": without, "steps": steps, "step_s": [], "notes": []}
 
     def prepare(job: Job) -> None:
-        techniques.prepare(job, work.make, used, without)  # memory is taken here
+        techniques.prepare(job, work.make, used, without)  # this allocates memory
 
     if isinstance(on, Card):
         run, found = _predicted(prepare, steps, conf, on, called, on_step), {"on": on.name}
@@ -109,12 +108,12 @@ def run_workload(
 def _measured(
     prepare: Callable[[Job], None], steps: int, timed_steps: int, on: str, name: str, on_step: OnStep | None
 ) -> tuple[Run, dict[str, Any]]:
-    """The run of a job, and the seconds of some steps more."""
+    """The run of a job, and the seconds of some further steps."""
     job, tell, total = Job(on, steps), on_step or (lambda done, total: None), steps + timed_steps
-    gc.collect()  # what waits to be collected would be found as being there before
+    gc.collect()  # uncollected garbage would count as older than the run
     try:
         tracked = track(name, device=on, show=False)
-        tracked.is_kept = False  # one that stops half-way is not listed
+        tracked.is_kept = False  # an incomplete run is not listed
         with seeded(), tracked as run:
             prepare(job)
             job.run(lambda done: tell(done, total))
@@ -125,7 +124,7 @@ def _measured(
         torch_internals.forget_unfinished_backward()
         raise
     finally:
-        # Its pieces are its own methods: a cycle, which would wait for the collector with all its tensors.
+        # It refers to its own methods: a cycle, which would keep all its tensors until the next collection.
         vars(job).clear()
 
 
@@ -151,7 +150,7 @@ def _predicted(
 
 
 def _seconds(job: Job, on: str, steps: int, on_step: Callable[[int], None]) -> list[float]:
-    """Seconds of each of a few steps more, on their own. The first of them is warm: the job has run before."""
+    """Seconds of each of a few further, untracked steps. The first is already warm."""
     times: list[float] = []
 
     def done(count: int) -> None:

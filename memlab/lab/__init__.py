@@ -1,4 +1,4 @@
-"""The Lab: a workload, techniques to switch on, a device; what each really saves."""
+"""The Lab: a workload, techniques to switch on, a device, and what each really saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The widgets of a Lab: they set its state and show what it says, and decide nothing."""
+"""The widgets of a Lab: they set and show its state, without logic of their own."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ STYLE = """
 
 
 class LabControls:
-    """Everything to press and choose. Callbacks may come on any thread."""
+    """The controls. Callbacks may come on any thread."""
 
     def __init__(self, session: LabSession, name: str) -> None:
         self._session, choices = session, session.choices
-        self._showing_thread = 0  # the thread that sets widgets now: what they report then is no choice of the user's
+        self._showing_thread = 0  # the thread that is setting widgets: changes it causes are not the user's
         self._lock = threading.RLock()
         self._settings: dict[str, Any] = {}
         self._settings_of = ("", "")
@@ -90,7 +90,7 @@ class LabControls:
         return widget
 
     def _guarded(self, action: Callable[[], object]) -> Callable[..., None]:
-        """What a press or change calls; what fails is shown, and the widgets go back."""
+        """The callback of a press or change; errors are shown, and the widgets reset."""
 
         def call(*_: Any) -> None:
             if self._showing_thread == threading.get_ident():
@@ -115,7 +115,7 @@ class LabControls:
         self._guarded(change)()
 
     def _setting_changed(self, name: str) -> None:
-        if (entry := self._settings.get(name)) is not None:  # else it is of a workload that is no longer chosen
+        if (entry := self._settings.get(name)) is not None:  # else it belongs to a workload that is no longer chosen
             self._set(settings={**self._session.chosen.settings, name: entry.value})
 
     def _pin(self) -> None:
@@ -132,7 +132,7 @@ class LabControls:
         self.script.layout.display = "flex"
 
     def show(self) -> None:
-        """Set every widget to what the session's state says."""
+        """Set every widget from the session's state."""
         with self._lock:
             before, self._showing_thread = self._showing_thread, threading.get_ident()
             try:
@@ -183,14 +183,14 @@ class LabControls:
         set_options(self.against, others, against if against in names else others[-1][1])
 
     def show_result(self) -> None:
-        """Say what came of the last run, or what prevented it."""
+        """Show the outcome of the last run, or what prevented it."""
         session = self._session
         note = session.result.row.note if session.result is not None else ""
         self.bar.value, self.status.value = 0, line(session.sentence)
         self.problem.value = problem(session.problem or note, session.details if session.problem else "")
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Show how far a run is; not more often than an eye sees."""
+        """Show the progress of a run, at a limited rate."""
         now = time.monotonic()
         if now < self._next_tick and 0 < done < total:
             return
@@ -207,7 +207,7 @@ class LabControls:
         self.problem.value = problem(error_line(error), error_details(error))
 
     def bundle(self) -> dict[str, Any]:
-        """MIME type -> the widgets; nothing where there are none: the placeholder stands below."""
+        """MIME type -> the widgets; empty if there are none: the placeholder follows."""
         content = self.box._repr_mimebundle_()
         content = content[0] if isinstance(content, tuple) else content
         return {**content, "text/plain": widgets.USE, "text/html": "<div></div>"}

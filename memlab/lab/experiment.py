@@ -1,4 +1,4 @@
-"""What a press of Run does: the baseline, the chosen techniques, and their comparison."""
+"""One experiment: run the baseline, then the chosen techniques, and compare them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from memlab.units import GiB, TiB, format_bytes, one_line
 from memlab.workloads.job import seeded
 
 USABLE_SHARE = 0.8
-"""Of the free memory of the host: a kernel that runs out of it dies without a word."""
+"""A share of the host's free memory: a kernel that runs out of it is killed without a message."""
 LEAST_BYTES = GiB
-"""What has to be free for a run of a laptop's size, whose need is not predicted."""
+"""The free memory required for a run of laptop size, whose need is not predicted."""
 
 
 class HostMemoryTooSmall(MemlabError):
@@ -46,14 +46,14 @@ class LabResult:
 
 
 class Experiment:
-    """Runs what a state says, and keeps each run as a row."""
+    """Runs what a state describes, and keeps each run as a row."""
 
     def __init__(self, choices: LabChoices, table: RunTable, tell: OnProgress) -> None:
         self._choices, self._table, self._tell = choices, table, tell
-        self._pinned = ""  # is never dropped to bound memory
+        self._pinned = ""  # never dropped to bound memory
 
     def __call__(self, state: LabState) -> LabResult:
-        """Run it. An error is part of the result, and the baseline is kept; an interrupt goes out."""
+        """Run it. An error is part of the result, and the baseline is kept; interrupts propagate."""
         self._check_host_memory(state)
         _warm_up()
         self._pinned, remark = state.baseline, ""
@@ -65,19 +65,19 @@ class Experiment:
         return dataclasses.replace(self.compared(before, row, problem), remark=remark)
 
     def compared(self, before: LabRun | None, row: LabRun, problem: BaseException | None = None) -> LabResult:
-        """Compare the second row with the first; the row has the outcome then."""
+        """Compare the second row with the first and store the outcome in it."""
         if before is None or before.run is None or row.run is None:
             return LabResult(row, before, problem=problem)
         try:
             comparison = compare(before.run, row.run)
             compared_row = row.compared(comparison)
-        except Exception as error:  # the runs are there all the same
+        except Exception as error:  # the runs exist all the same
             return LabResult(row, before, problem=problem or error)
         self._table.replace(row, compared_row)
         return LabResult(compared_row, before, comparison, problem)
 
     def _check_host_memory(self, state: LabState) -> None:
-        """Raise HostMemoryTooSmall where a run on the CPU may need more of the host than is free."""
+        """Raise HostMemoryTooSmall if a run on the CPU may need more host memory than is free."""
         if state.device != "cpu" or state.force:
             return
         free_bytes = HostMemory().read().available_bytes
@@ -122,9 +122,9 @@ class Experiment:
         habits: tuple[str, ...],
         left_out: Mapping[str, str] | None = None,
     ) -> tuple[LabRun, BaseException | None]:
-        """The row of a run, without the techniques that find nothing to change, where there are others.
+        """The row of a run, without the techniques that find nothing to change, if there are others.
 
-        The habit that it would have replaced stays then, as the baseline has it.
+        The baseline patterns of those stay, as in the baseline.
         """
         left_out, problem = dict(left_out or {}), None
         parts = [str(self._choices.work(state)), *chosen, *(f"habit of {one}" for one in habits)]
@@ -144,7 +144,7 @@ class Experiment:
         return row, problem
 
     def _inapplicable(self, error: DoesNotApply, state: LabState, chosen: tuple[str, ...]) -> dict[str, str]:
-        """Technique -> why it does not apply: the one of the error, else those that fail alone."""
+        """Technique -> why it does not apply: the one named in the error, else those that fail alone."""
         named = re.match(r"(\w+): (.*)", str(error), re.DOTALL)
         if named and named[1] in chosen:
             return {named[1]: named[2]}
@@ -159,7 +159,7 @@ class Experiment:
     def _run(
         self, state: LabState, chosen: tuple[str, ...], habits: tuple[str, ...], what: str, *, steps: int, **more: Any
     ) -> Run:
-        """Run it, on the device of the state or `on` another one, and tell how far it is."""
+        """Run it, on the device of the state or `on` another one, and report progress."""
         self._tell(what, 0, steps)
         more = {"on": self._choices.on(state), "on_step": functools.partial(self._tell, what), "steps": steps, **more}
         return workload_run.run_workload(self._choices.work(state), chosen, habits, **more)
@@ -167,9 +167,9 @@ class Experiment:
 
 @functools.cache
 def _warm_up() -> None:
-    """Do what the first step of a process pays for all, so that the first run looks no slower.
+    """Do the one-time work of a process, so that the first run does not look slower.
 
-    Optimizers import torch._dynamo at their first use (torch/_compile.py), which takes longer than many a small run.
+    Optimizers import torch._dynamo at first use (torch/_compile.py), which takes longer than many small runs.
     """
     with seeded(), torch.enable_grad():
         model = torch.nn.Linear(1, 1)
@@ -188,7 +188,7 @@ def error_line(error: BaseException) -> str:
 
 
 def error_details(error: BaseException | None) -> str:
-    """The traceback; of an error of ours, which says all in its line, its notes."""
+    """The traceback; for memlab's own errors, which say everything in one line, their notes."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return ""
     if isinstance(error, MemlabError):

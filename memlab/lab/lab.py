@@ -39,11 +39,11 @@ class Lab(LabSession):
         super().__init__(LabChoices(own), {**({"workload": workload} if workload is not None else {}), **state})
 
     def _ipython_display_(self) -> None:
-        """Controls, and below them the result; text where there is no notebook."""
+        """Controls, and below them the result; text outside notebooks."""
         if not torch_internals.is_kernel(running_shell()):
             print_text(str(self))
             return
-        from memlab.lab.view import LabView  # late: without a notebook nothing of widgets is loaded
+        from memlab.lab.view import LabView  # imported late: no widgets without a notebook
 
         if self.listener is not None:
             self.listener.close()

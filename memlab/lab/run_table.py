@@ -1,4 +1,4 @@
-"""The runs of a Lab, one row each: what it took, what it saved, against what."""
+"""The runs of a Lab, one row each: its memory, its saving, its baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memlab.units import ByteRange, MiB, format_bytes, one_line
 from memlab.views.table import Column, Table
 
 MOST_BYTES = 512 * MiB
-"""Of the traces that a Lab keeps; rows of older ones keep their figures."""
+"""The bytes of traces that a Lab keeps; rows of dropped ones keep their figures."""
 CSV = "table.csv"
 COLUMNS = (
     Column("run", limit=180), Column("peak", "bytes"), Column("saved", "bytes"), Column("a step", "seconds"),
@@ -31,9 +31,9 @@ _FITS = {"yes": "yes", "no": "no", "close": "too close to call"}
 
 @dataclass(frozen=True, slots=True)
 class LabRun:
-    """One run of a Lab; `run` is None where it failed (`error`), or was dropped to bound memory.
+    """One run of a Lab; `run` is None if it failed (`error`), or was dropped to bound memory.
 
-    `left_out` says why techniques do not apply here, `notes` what they say beside the figures.
+    `left_out` says why techniques do not apply here, `notes` what they add to the figures.
     """
 
     name: str
@@ -52,11 +52,11 @@ class LabRun:
     results: str = ""
     error: str = ""
 
-    where = property(operator.attrgetter("state.where"))  # what it was called before
+    where = property(operator.attrgetter("state.where"))  # the earlier name
 
     @classmethod
     def of(cls, run: Run, state: LabState, techniques: tuple[str, ...], habits: tuple[str, ...], **more: Any) -> LabRun:
-        """The row of a run that has figures; seconds are the middle of the steps that were timed."""
+        """The row of a run that has figures; seconds are the median of the timed steps."""
         facts = run.trace.notes.get("trial", {})
         more["notes"] = tuple(map(str, facts.get("notes") or ()))
         more["step_s"] = statistics.median(facts["step_s"]) if facts.get("step_s") else None
@@ -69,7 +69,7 @@ class LabRun:
         return cls(run.name, state, techniques, habits, run=run, **more)
 
     def compared(self, comparison: Any) -> LabRun:
-        """With what a comparison says of it; this run is the second of the two."""
+        """Add the outcome of a comparison; this run is the second of the two."""
         saved = comparison.saved_bytes
         saved_bytes = ByteRange.exact(saved) if isinstance(saved, int) else ByteRange(*saved)
         return dataclasses.replace(
@@ -78,7 +78,7 @@ class LabRun:
 
     @property
     def note(self) -> str:
-        """What has to be said in addition to the figures."""
+        """Remarks on the figures."""
         left_out = (f"left out {name}: {why}" for name, why in self.left_out.items())
         return "; ".join(filter(None, [*left_out, *self.notes, self.error]))
 
@@ -96,7 +96,7 @@ class LabRun:
         return {**chosen, **where, **what, **peaks, **compared, **rest}
 
     def cells(self) -> tuple[str | float | ByteRange | None, ...]:
-        """A row of the table that is shown."""
+        """A row of the displayed table."""
         peak = self.peak_bytes if self.peak_bytes is not None else "no figures"
         where, fits = self.state.where, _FITS.get(self.fits, "")
         return (self.name, peak, self.saved_bytes, self.step_s, where, fits, self.results)
@@ -106,7 +106,7 @@ FACTS = tuple(LabRun("", LabState("")).facts())
 
 
 class RunTable:
-    """The rows of a Lab, the oldest first; a number tells names apart that would be equal."""
+    """The rows of a Lab, oldest first; equal names get a number."""
 
     def __init__(self) -> None:
         self.rows: list[LabRun] = []
@@ -121,24 +121,24 @@ class RunTable:
 
     @property
     def names(self) -> list[str]:
-        """The names of the rows that still have their run: what can be pinned and compared."""
+        """The names of rows that still have their run, and can be pinned and compared."""
         return [row.name for row in self.rows if row.run is not None]
 
     def require_run(self, name: str) -> None:
-        """Raise MemlabError where there is no run of this name any more."""
+        """Raise MemlabError if there is no longer a run of this name."""
         if self[name].run is None:
             why = self[name].error or "it was dropped to bound memory: run it again"
             raise MemlabError(f"run {name!r:.100} has no figures: {why}.")
 
     def new_name(self, wanted: str) -> str:
-        """This name, or with a number where it is taken."""
+        """This name, with a number if it is taken."""
         taken = {row.name for row in self.rows}
         wanted = one_line(wanted, 180)
         numbered = (f"{wanted} ({number})" for number in range(2, len(taken) + 3))
         return wanted if wanted not in taken else next(name for name in numbered if name not in taken)
 
     def add(self, row: LabRun, pinned: str = "") -> None:
-        """Add a row; the oldest runs are dropped where their traces take too many bytes."""
+        """Add a row; drop the oldest runs if the traces take too many bytes."""
         self.rows.append(row)
         for old in self.rows[:-1]:
             if sum(one.run.nbytes() for one in self.rows if one.run is not None) <= MOST_BYTES:
@@ -147,7 +147,7 @@ class RunTable:
                 self.replace(old, dataclasses.replace(old, run=None))
 
     def replace(self, old: LabRun, new: LabRun) -> None:
-        """Put a row in the place of another."""
+        """Replace a row."""
         self.rows = [new if row is old else row for row in self.rows]
 
     def table(self) -> Table:
@@ -162,7 +162,7 @@ class RunTable:
         return pandas.DataFrame([row.facts() for row in self.rows], columns=list(FACTS))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write every run and the table into a folder; files of others are refused."""
+        """Write every run and the table into a folder; existing files are not overwritten."""
         if not isinstance(path, str | os.PathLike) or not str(path).strip():
             raise MemlabError("name a folder to save to.")
         folder = Path(path)

@@ -1,4 +1,4 @@
-"""A script that runs what a row of a Lab ran, with what to paste of each technique."""
+"""A script that repeats a run of the Lab, with the code of each technique to paste."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memlab.units import format_seconds, plain
 
 
 def script(choices: LabChoices, state: LabState, row: LabRun | None = None) -> str:
-    """The script. `row` is what came of it here."""
+    """The script. `row` is its result here."""
     what = " ".join(filter(None, [state.workload, state.size]))
     chosen = ", ".join(state.techniques) or "no technique"
     head = [f"# {plain(what)} with {chosen}, {plain(state.where)}."]
@@ -25,7 +25,7 @@ def script(choices: LabChoices, state: LabState, row: LabRun | None = None) -> s
     function, source = _own_function(choices, state)
     parts = ["\n".join([*head, "import memlab"]), source, _call(choices, state, function)]
     for name in state.techniques:
-        one = techniques[name]  # its code is a comment: the names in it are those of the reader's program
+        one = techniques[name]  # its code is a comment: its names are those of the reader's program
         lines = [f"{name}: {one.idea}", "", *one.code.strip("\n").splitlines()]
         parts.append("\n".join(f"# {line}".rstrip() for line in lines))
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -55,7 +55,7 @@ def _call(choices: LabChoices, state: LabState, function: str) -> str:
     body = pprint.pformat(shown, width=100, sort_dicts=False)
     lab = f"memlab.Lab(workloads={{{state.workload!r}: {function}}})" if function else "memlab.Lab()"
     made, card = "", choices.card(state.card)
-    if state.device == "card" and card.name not in cards:  # one that memlab does not know
+    if state.device == "card" and card.name not in cards:  # a GPU that is not in the catalogue
         names = ("name", "total_bytes", "compute_capability", "usable_bytes", "usable_high_bytes", "multiprocessors")
         values = {name: getattr(card, name) for name in (*names, "plausible_multiprocessors")}
         values["context_bytes"] = tuple(card.context_bytes)

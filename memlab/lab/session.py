@@ -1,4 +1,4 @@
-"""A Lab without a front end: what is chosen, and what came of the runs."""
+"""A Lab without a front end: its state and its results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPPED = "Stopped: nothing was kept of this run."
 
 
 class LabSession:
-    """`state` sets and reads all that is chosen; widgets are one way to set it.
+    """`state` reads and sets all choices; widgets are one way to set it.
 
     `listener` shows it, as LabView does: it has `changed(what)`, with "state", "running", "ended" or "result",
     `progress(what, done, total)`, `say(line)` and `close()`.
@@ -33,7 +33,7 @@ class LabSession:
         self.choices = choices
         self.result: LabResult | None = None
         self.problem = ""
-        """What prevented the last run or comparison, in a line."""
+        """The error of the last run or comparison, in one line."""
         self.listener: Any = None
         self._raised: BaseException | None = None
         self._result_before: LabResult | None = None
@@ -46,7 +46,7 @@ class LabSession:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Everything that is chosen, as plain values; set it whole or in part."""
+        """All choices as plain values; set it whole or in part."""
         return self._state.plain()
 
     @state.setter
@@ -57,17 +57,17 @@ class LabSession:
 
     @property
     def chosen(self) -> LabState:
-        """The same as a value that cannot be changed."""
+        """The same as an immutable value."""
         return self._state
 
     @property
     def is_running(self) -> bool:
-        """Whether a run goes on, or waits for a cell to end."""
+        """Whether a run is active, or waits for a cell to end."""
         return self._worker is not None
 
     @property
     def is_working(self) -> bool:
-        """Whether a run has begun to work and not ended."""
+        """Whether a run has started and not ended."""
         return (worker := self._worker) is not None and worker.is_working
 
     def run(self, **state: Any) -> Run:
@@ -84,14 +84,14 @@ class LabSession:
         return self.result.row.run
 
     def start(self) -> bool:
-        """Run what is chosen in a thread; False, and nothing, while a run goes on."""
+        """Run what is chosen in a thread; False while another run is active."""
         worker = self._begin()
         if worker is not None:
             worker.start()
         return worker is not None
 
     def stop(self) -> None:
-        """End the run that goes on: after its step, or inside of one that lasts."""
+        """Stop the active run: after its step, or inside one that takes long."""
         if (worker := self._worker) is not None:
             if self.listener is not None:
                 self.listener.say("stopping …")
@@ -112,7 +112,7 @@ class LabSession:
         return worker
 
     def _work(self, worker: Worker) -> None:
-        """What a run does, in whatever thread; errors are kept and shown."""
+        """The work of a run, in any thread; errors are kept and shown."""
         try:
             self._finish(self._experiment(self._state))
         except KeyboardInterrupt as error:
@@ -126,7 +126,7 @@ class LabSession:
         self.problem = error_line(result.problem) if result.problem is not None else ""
 
     def _ended(self, worker: Worker) -> None:
-        """The work is over, however it ended: it may have been stopped before it began."""
+        """Called after the work, however it ended: it may have been stopped before it began."""
         with self._lock:
             self._worker = None
             if worker.is_stopped and self._raised is None and self.result is self._result_before:
@@ -134,7 +134,7 @@ class LabSession:
         self._show("ended")
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Say how far the run is; it ends here where somebody asked for it."""
+        """Report progress; a requested stop takes effect here."""
         if self._worker is not None:
             self._worker.check()
         if self.listener is not None:
@@ -142,14 +142,14 @@ class LabSession:
 
     @property
     def comparison(self) -> Any:
-        """The last comparison; MemlabError where there is none yet."""
+        """The last comparison; MemlabError if there is none yet."""
         if self.result is None or self.result.comparison is None:
             raise MemlabError("nothing was compared yet: choose a technique, or pin a baseline, and run.")
         return self.result.comparison
 
     @property
     def sentence(self) -> str:
-        """The last result in one line; of a prediction, first of all whether it fits."""
+        """The last result in one line; for a prediction, first whether it fits."""
         result = self.result
         if result is None:
             return "No run yet."
@@ -168,7 +168,7 @@ class LabSession:
 
     @property
     def details(self) -> str:
-        """What there is to say of what prevented the last run, in addition to that line."""
+        """Details of the error, in addition to its line."""
         return error_details(self._raised)
 
     @property
@@ -223,7 +223,7 @@ class LabSession:
         return self._table.save(path)
 
     def code(self, name: str | None = None) -> str:
-        """A script that runs this again: what a run of this name was, or what is chosen now."""
+        """A script that repeats the run of this name, or what is chosen now."""
         if name is None:
             return script(self.choices, self._state)
         row = self._table[name]
@@ -234,7 +234,7 @@ class LabSession:
             self.listener.changed(what)
 
     def close(self) -> None:
-        """Stop what runs and take the widgets away; runs, table and the last result stay."""
+        """Stop and close the widgets; runs, table and the last result stay."""
         if (worker := self._worker) is not None:
             worker.stop()
             worker.join()

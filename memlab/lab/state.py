@@ -1,4 +1,4 @@
-"""What is chosen in a Lab, what can be, and one clear line for what cannot."""
+"""The choices in a Lab: what is chosen, what is available, and errors for the rest."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FIRST_WORKLOAD, FIRST_SIZE, FIRST_CARD = "gpt", "laptop", "RTX 4060"
 
 @dataclass(frozen=True, slots=True)
 class LabState:
-    """What can be chosen. `settings` differ from the size's own; `baseline` names a pinned run.
+    """The state of a Lab. `settings` are those that differ from the size's own; `baseline` names a pinned run.
 
-    `force` measures also where the host's memory may not suffice.
+    `force` measures even if the host's memory may not be enough.
     """
 
     workload: str
@@ -38,7 +38,7 @@ class LabState:
     force: bool = False
 
     def plain(self) -> dict[str, Any]:
-        """The same as a dict that can be changed without changing this."""
+        """The same as a dict, a copy."""
         values = {key: getattr(self, key) for key in KEYS}
         return {**values, "settings": dict(self.settings), "techniques": list(self.techniques)}
 
@@ -53,7 +53,7 @@ class LabState:
         return f"predicted for {self.card}" if self.device == "card" else f"measured on {self.device.upper()}"
 
     def is_comparable(self, other: LabState) -> bool:
-        """Whether their peaks compare: the same workload, size and place."""
+        """Whether their peaks are comparable: the same workload, size and device."""
         return (self.workload, self.size, self.place) == (other.workload, other.size, other.place)
 
 
@@ -84,7 +84,7 @@ class LabChoices:
 
     @property
     def cards(self) -> list[str]:
-        """The names of all GPUs, those that the user brought first."""
+        """The names of all GPUs, the user's own first."""
         return list(dict.fromkeys([*self._own_cards, *cards]))
 
     @property
@@ -101,23 +101,23 @@ class LabChoices:
         return LabState(name, self._size(name), card=FIRST_CARD if FIRST_CARD in cards else self.cards[0])
 
     def workload(self, name: str) -> Workload | Callable[[], Any]:
-        """The workload of this name, or the user's own function."""
+        """The workload or user function of this name."""
         return self.own[name] if name in self.own else known_workloads()[name]
 
     what = workload  # what it was called before
 
     def idea(self, name: str) -> str:
-        """What a workload is, in a line."""
+        """A description of a workload, in one line."""
         what = self.workload(name)
         return what.idea if isinstance(what, Workload) else "your own function"
 
     def sizes(self, name: str) -> list[str]:
-        """The sizes of a workload; none for a function of the user's own."""
+        """The sizes of a workload; none for a user's function."""
         what = self.workload(name)
         return [size for size in SIZES if size in what.sizes] if isinstance(what, Workload) else []
 
     def settings(self, name: str, size: str) -> dict[str, Any]:
-        """The settings that this size of a workload has."""
+        """The settings of a workload at this size."""
         what = self.workload(name)
         return dict(what.sizes[size]) if isinstance(what, Workload) else {}
 
@@ -137,20 +137,20 @@ class LabChoices:
         return self._own_cards[name] if name in self._own_cards else find(name)
 
     def excluded(self, chosen: Iterable[str]) -> dict[str, str]:
-        """Name -> why it cannot be switched on together with those that are."""
+        """Technique -> why it cannot be combined with the chosen ones."""
         taken = list(chosen)
         conflicts = {name: techniques.conflict([*taken, name]) for name in techniques if name not in taken}
         return {name: why for name, why in conflicts.items() if why}
 
     def changed(self, state: LabState, wanted: Any, runs: Iterable[str] = ()) -> LabState:
-        """The state with what is wanted; `runs` are the names that can be pinned."""
+        """The state with these changes; `runs` are the names that can be pinned."""
         if not isinstance(wanted, Mapping):
             raise MemlabError(f"a state is a dict of {', '.join(KEYS)}, got {type(wanted).__name__}.")
         for key in wanted:
             if key not in KEYS:
                 raise MemlabError(f"a Lab has no {key!r:.80} to set. It has {', '.join(KEYS)}.")
         wanted = dict(wanted)
-        # Another workload or size has its own settings; who names a GPU wants a prediction.
+        # Another workload or size has its own settings; naming a GPU implies a prediction.
         is_other = wanted.get("workload", state.workload) != state.workload
         if is_other:
             name = _one_of("workload", wanted["workload"], self.workloads)
@@ -159,7 +159,7 @@ class LabChoices:
             wanted.setdefault("settings", {})
         if wanted.get("card"):
             wanted.setdefault("device", "card")
-        for key in KEYS:  # in this order: sizes are those of the workload, settings those of the size
+        for key in KEYS:  # in this order: sizes depend on the workload, settings on the size
             if key in wanted:
                 change: dict[str, Any] = {key: self._checked(state, key, wanted[key], runs)}
                 state = dataclasses.replace(state, **change)
@@ -215,14 +215,14 @@ class LabChoices:
         if isinstance(card, str) and card in self._own_cards:
             return card
         chosen = card if isinstance(card, Card) else find(card)
-        # Also a size, as "8GiB", so that its name finds it again.
+        # Also a size such as "8GiB", so that its name can be looked up again.
         if isinstance(card, Card) or chosen.name not in cards:
             self._own_cards[chosen.name] = chosen
         return chosen.name
 
 
 def known_workloads() -> Mapping[str, Workload]:
-    """Those that memlab has: the module is a mapping."""
+    """memlab's workloads: the module is a mapping."""
     return workloads  # type: ignore[return-value]
 
 
@@ -238,7 +238,7 @@ def _checked_techniques(names: Any) -> tuple[str, ...]:
         raise MemlabError(f"techniques is a list of names, got {names!r:.80}.")
     chosen = tuple(dict.fromkeys(names))
     for name in chosen:
-        techniques[name]  # an unknown name raises, with the names like it
+        techniques[name]  # an unknown name raises, and suggests similar names
     if why := techniques.conflict(chosen):
         raise MemlabError(f"{why}. Leave one out.")
     return chosen

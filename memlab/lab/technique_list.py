@@ -31,8 +31,8 @@ class TechniqueList:
     def __init__(self, techniques: Mapping[str, Technique], changed: Callable[[str, bool], None]) -> None:
         self._techniques, self._changed = techniques, changed
         self._chosen: tuple[str, ...] = ()
-        self._rows: dict[str, Any] = {}  # each of a check box and a text
-        self._groups: dict[str, list[str]] = {}  # what is attacked first of all -> names of those that attack it
+        self._rows: dict[str, Any] = {}  # each has a check box and a text
+        self._groups: dict[str, list[str]] = {}  # first category attacked -> technique names
         for name, one in techniques.items():
             self._groups.setdefault(one.attacks[0] if one.attacks else "none", []).append(name)
             self._rows[name] = self._row(name, one)
@@ -52,7 +52,7 @@ class TechniqueList:
         self._sift()
 
     def _row(self, name: str, one: Technique) -> Any:
-        # The name twice would be read twice: the check box has it, the text next to it has the idea.
+        # The check box has the name and the text next to it the idea: a repeated name would be read twice.
         box = clickable(ipywidgets.Checkbox(description=name, indent=False))
         box.layout.min_width, box.tooltip = "230px", one.idea
         box.observe(lambda change: self._changed(name, bool(change["new"])), "value")
@@ -70,7 +70,7 @@ class TechniqueList:
         self._sift()
 
     def _sift(self) -> None:
-        """Show those that the filter and the group ask for."""
+        """Show the techniques that match the filter and the group."""
         words, group = self.filter.value.casefold().split(), self.group.value
         shown = set()
         for name, one in self._techniques.items():
@@ -88,7 +88,7 @@ class TechniqueList:
 
 
 def _about(one: Technique, why: str) -> str:
-    """What stands next to a check box."""
+    """The text next to a check box."""
     myth = "<b>Myth.</b> " if one.kind == "myth" else ""
     cannot = f"<div><b>Cannot be added now:</b> {prose(why)}</div>" if why else ""
     facts = {"Results": str(one.equality), "Price": one.price, "Not when": one.not_when}

@@ -1,4 +1,4 @@
-"""What a Lab shows in a notebook: controls or a placeholder, the result, and the runs.
+"""The notebook outputs of a Lab: controls or a placeholder, the result, and the runs.
 
 Result and table are static outputs, kept current by display id.
 """
@@ -25,13 +25,13 @@ _open: list[LabView] = []
 
 
 class LabView:
-    """The outputs of one Lab. What fails here is shown, and never fails a run."""
+    """The outputs of one Lab. Errors here are shown, and never fail a run."""
 
     def __init__(self, session: LabSession) -> None:
         self.session = session
-        # The process too: outputs of an earlier kernel may stand on the same page.
+        # Includes the process id: outputs of an earlier kernel may be on the same page.
         self.name = f"memlab-lab-{os.getpid()}-{next(_numbers)}"
-        self.cell = ""  # the one that is being executed, where the front end names it
+        self.cell = ""  # the cell being executed, if the front end names it
         with contextlib.suppress(Exception):
             self.cell = str(running_shell().get_parent().get("metadata", {}).get("cellId") or "")
         self.controls = LabControls(session, self.name)
@@ -41,7 +41,7 @@ class LabView:
         self._is_open = False
 
     def open(self) -> None:
-        """Show all of it; a Lab that an earlier run of this cell has shown is closed."""
+        """Show everything; close a Lab shown by an earlier run of this cell."""
         from IPython.display import display
 
         for other in [one for one in _open if one.cell and one.cell == self.cell]:
@@ -74,14 +74,14 @@ class LabView:
             self.controls.show_result()
             for name, content in self.results().items() if self._is_open else ():
                 try:
-                    if PLOTLY in content:  # JupyterLab's extension does not draw over a figure that is there
+                    if PLOTLY in content:  # JupyterLab's extension does not redraw an existing figure
                         self._handles[name].update({"text/plain": content["text/plain"]}, raw=True)
                     self._handles[name].update(content, raw=True)
                 except Exception as error:
                     self.controls.error(error)
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """Output -> content. What cannot be drawn is said in its place."""
+        """Output -> content. Errors are shown in its place."""
         contents = {}
         for name, make in (("figure", self._figure), ("table", self._table)):
             try:
@@ -92,7 +92,7 @@ class LabView:
         return contents
 
     def _figure(self) -> dict[str, Any]:
-        """The picture of the last comparison, or of the last run."""
+        """The figure of the last comparison, or of the last run."""
         result = self.session.result
         if result is None or result.row.run is None:
             return {"text/plain": "The result of a run appears here." if result is None else ""}

@@ -1,7 +1,7 @@
-"""Pieces of the controls, and what stands in their place where there are none.
+"""Parts of the controls, and the placeholder shown without a kernel.
 
-Controls are widgets, which a saved notebook does not have, nor a page without a kernel: JupyterLab then shows an error
-text in their place. So a second output stands there, the placeholder, and styles decide: one in the controls hides the
+Controls are widgets, which a saved notebook or a page without a kernel lacks: JupyterLab then shows an error text
+instead. So there is a second output, the placeholder, and styles choose between them: one in the controls hides the
 placeholder, one in the placeholder hides the output that has lost its controls.
 """
 
@@ -26,7 +26,7 @@ _LOST = "jupyter-widgets-disconnected"
 def placeholder(name: str) -> dict[str, Any]:
     """MIME type -> the placeholder, which hides an output before it that has lost its controls.
 
-    JupyterLab's class names, seen in 4.2 to 4.6; elsewhere the placeholder just stands below the controls.
+    JupyterLab's class names, seen in 4.2 to 4.6; elsewhere the placeholder is shown below the controls.
     """
     lost = f"{_CHILD}:not(:has(.{CONTROLS})):has(+ {_CHILD} .{name})"
     style = f"<style>{lost} {{ display: none }}</style>"
@@ -34,9 +34,9 @@ def placeholder(name: str) -> dict[str, Any]:
 
 
 def hiding_style(name: str) -> str:
-    """The style, part of the controls, that hides the placeholder while they live.
+    """The style inside the controls that hides the placeholder while they are alive.
 
-    Those of a kernel that was restarted are hidden instead: ipywidgets 8 marks what has lost its kernel.
+    Controls of a restarted kernel are hidden instead: ipywidgets 8 marks widgets that have lost their kernel.
     """
     live = f"body:has(.{name}-controls:not(.{_LOST}))"
     hidden = f"{live} {_CHILD}:has(.{name}), {live} .{name}, .{name}-controls.{_LOST}"
@@ -44,7 +44,7 @@ def hiding_style(name: str) -> str:
 
 
 def clickable(widget: Any, width: str = "auto") -> Any:
-    """The widget, heard also while a cell runs, and as wide as its words."""
+    """The widget, receiving events also while a cell runs, and as wide as its label."""
     let_clicks_through(widget)
     widget.layout.width, widget.layout.max_width = width, "100%"
     if hasattr(widget.style, "description_width"):
@@ -53,12 +53,12 @@ def clickable(widget: Any, width: str = "auto") -> Any:
 
 
 def flowing(*children: Any) -> Any:
-    """Children in a row, which goes on below where the window is narrow."""
+    """Children in a row that wraps in a narrow window."""
     return ipywidgets.HBox(list(children), layout=ipywidgets.Layout(flex_flow="row wrap", width="100%"))
 
 
 def setting_entry(name: str, value: Any) -> Any:
-    """An entry for one setting of a workload; None for what has no entry."""
+    """An input for one setting of a workload; None if its type has none."""
     if isinstance(value, bool):
         entry = ipywidgets.Checkbox(value=value, description=name, indent=False)
     elif isinstance(value, int):
@@ -74,7 +74,7 @@ def setting_entry(name: str, value: Any) -> Any:
 
 
 def set_options(widget: Any, options: list[Any], value: Any) -> None:
-    """Set the options and the value among them; nothing is sent where they are as they were."""
+    """Set the options and the value; nothing is sent if they have not changed."""
     if list(widget.options) != list(options):
         widget.options = options
     widget.value = value

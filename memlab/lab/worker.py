@@ -1,6 +1,6 @@
-"""Who executes a Lab's run: the caller of `lab.run()`, or a thread after a press of Run.
+"""Execute a Lab's run: by the caller of `lab.run()`, or in a thread after a press of Run.
 
-A cell and a run never execute at once, or each would be in the other's figures.
+A cell and a run never execute at the same time, or each would be in the other's figures.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from memlab.torch_internals import threads
 from memlab.torch_internals.traceback import running_shell
 
 GRACE_S = 1.0
-"""How long a stop waits for a step to end before it interrupts it."""
+"""How long a stop waits for the step to end before interrupting it."""
 OnProgress = Callable[[str, int, int], None]
-"""Hears what is being run, how many of its steps are done, and of how many."""
+"""Called with what is being run, the steps done and their total."""
 
 
 class Stopped(KeyboardInterrupt):
-    """The end that somebody asked for, between two steps."""
+    """A requested stop, between two steps."""
 
 
 class ExecutionLock:
@@ -35,7 +35,7 @@ class ExecutionLock:
         self._run: Worker | None = None
 
     def cell_begins(self, *_: Any) -> None:
-        """pre_run_cell: wait for the run that goes on; the notebook's interrupt button stops it."""
+        """pre_run_cell: wait for the active run; the notebook's interrupt button stops it."""
         try:
             self._wait_for_run()
         except KeyboardInterrupt:
@@ -49,12 +49,12 @@ class ExecutionLock:
     def _wait_for_run(self) -> None:
         with self._changed:
             while self._run is not None:
-                self._changed.wait(0.2)  # in pieces: a signal is only heard in between
+                self._changed.wait(0.2)  # with short timeouts: signals are only handled in between
 
     def cell_ends(self, *_: Any) -> None:
         """post_run_cell."""
         with self._changed:
-            self._cells = max(0, self._cells - 1)  # the cell that opened the Lab was not seen to begin
+            self._cells = max(0, self._cells - 1)  # the cell that opened the Lab had no pre_run_cell event
             self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -78,14 +78,14 @@ class ExecutionLock:
         return not self._cells and self._run is None
 
     def lab_opens(self) -> None:
-        """A Lab with controls opens; with the first of them the cells are watched."""
+        """A Lab with controls opens; the first one registers the cell events."""
         self._labs += 1
         if self._labs == 1 and (shell := running_shell()) is not None:
             shell.events.register("pre_run_cell", self.cell_begins)
             shell.events.register("post_run_cell", self.cell_ends)
 
     def lab_closes(self) -> None:
-        """A Lab has closed; with the last of them nothing is watched any more."""
+        """A Lab has closed; the last one unregisters the cell events."""
         self._labs -= 1
         if self._labs == 0 and (shell := running_shell()) is not None:
             for event, callback in (("pre_run_cell", self.cell_begins), ("post_run_cell", self.cell_ends)):
@@ -100,7 +100,7 @@ execution_lock = ExecutionLock()
 class Worker:
     """One run of a Lab: `start` it in a thread, or `call` it here; `stop` it from anywhere.
 
-    `work` gets this worker; `ended` is called once, whatever came of it.
+    `work` gets this worker; `ended` is called once in any case.
     """
 
     def __init__(self, work: Callable[[Worker], None], ended: Callable[[Worker], None]) -> None:
@@ -114,21 +114,21 @@ class Worker:
 
     @property
     def is_working(self) -> bool:
-        """Whether the work has begun and not ended."""
+        """Whether the work has started and not ended."""
         return self._working_thread != 0
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody asked for the end."""
+        """Whether a stop was requested."""
         return self._stopped.is_set()
 
     def check(self) -> None:
-        """Raise Stopped where the end was asked for; called between steps."""
+        """Raise Stopped if a stop was requested; called between steps."""
         if self._stopped.is_set():
             raise Stopped
 
     def start(self) -> None:
-        """Work in a thread, which prints to the cell that started it."""
+        """Work in a thread, whose output goes to the cell that started it."""
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._in_thread,), name="memlab lab", daemon=True)
         self._thread.start()
@@ -155,7 +155,7 @@ class Worker:
         finally:
             with self._lock:
                 self._working_thread = 0
-            # No interrupt may come after the work: one that was not noticed yet is withdrawn.
+            # No interrupt may arrive after the work: a pending one is withdrawn.
             if self._interrupter is not None:
                 self._interrupter.cancel()
                 self._interrupter.join()
@@ -163,7 +163,7 @@ class Worker:
                 threads.take_back()
 
     def stop(self) -> None:
-        """Ask for the end: after the step that goes on, or inside of it where it lasts."""
+        """Request a stop: after the current step, or inside it if it takes long."""
         with self._lock:
             if self._stopped.is_set():
                 return

@@ -27,9 +27,9 @@ from memlab.views.table import Column, Table
 from memlab.workloads.workload import Workload
 
 LIMIT_S = 300.0
-"""An advice takes no longer, unless it is told."""
+"""The default time limit."""
 OF = "allocated"
-"""The peak that is checked: what a device uses besides it does not depend on the code."""
+"""The peak that is checked: what else a device uses does not depend on the code."""
 
 
 def advise(
@@ -49,10 +49,10 @@ def advise(
 
     `what` is a workload (a name, a Workload, or a function that gives model, optimizer, batch and loss), a step (a function
     without arguments, run in a child process), or the run of a `%%memtrack` cell, a prediction of one, or a run of the Lab.
-    With `card` everything is predicted for it, and the target is of what the device uses; else it is measured here, and the
-    target is of *allocated*. `techniques` names those to try; by default those that attack what holds the peak, without those that
+    With `card` everything is predicted for it, and the target is for *device used*; else it is measured here, and the
+    target is for *allocated*. `techniques` names those to try; by default those that attack what holds the peak, without those that
     change training unless `allow_changes`. `habits`, `size`, `settings` and `steps` are those of a workload. It ends
-    after `limit_s` seconds, or when interrupted, with what was found until then.
+    after `limit_s` seconds, or when interrupted, with the results so far.
     """
     if type(steps) is not int or not 1 <= steps <= 100:
         raise MemlabError(f"steps is a number from 1 to 100, got {steps!r:.80}.")
@@ -81,7 +81,7 @@ def advise(
         if isinstance(what, Run) and (settings or habits):
             raise MemlabError("settings and habits are those of a workload: leave them out for a run.")
         before = _first_run(subject, tell, deadline)
-        if gives_parts:  # whether a function gives the parts of a workload is known when it has run
+        if gives_parts:  # whether a function returns the parts of a workload is known only after running it
             subject = workload()
             before = _first_run(subject, tell, deadline)
         target_bytes, of, notes = _goal(before, target_bytes)
@@ -101,7 +101,7 @@ def _known(names: Iterable[str]) -> list[str]:
 
 
 def _subject(what: Any, on: Card | None, steps: int, on_parts: Callable[[], None]) -> Subject:
-    """What runs the step, or of a run its cell's text, or the workload that it was of."""
+    """The subject of an advice: a step, the cell of a run, or a workload."""
     if not isinstance(what, Run):
         if not callable(what):
             raise MemlabError(f"advise needs a workload, a step or a run, got {type(what).__name__}: {what!r:.80}")
@@ -129,7 +129,7 @@ def _first_run(subject: Subject, tell: Tell, deadline: float) -> Run:
 
 
 def _goal(before: Run, target_bytes: int | None) -> tuple[int | None, str, list[str]]:
-    """The target, and of which peak it is: for a card of what the device uses, and by default what the card has."""
+    """The target and the peak it refers to: with a card *device used*, by default the card's usable memory."""
     if not isinstance(before, Prediction) or (target_bytes is None and before.fits == "yes"):
         return target_bytes, OF, []
     if target_bytes is not None:
@@ -139,7 +139,7 @@ def _goal(before: Run, target_bytes: int | None) -> tuple[int | None, str, list[
 
 
 def _notes(what: Any, search: Search) -> Iterator[str]:
-    """What a reader has to know besides the figures."""
+    """Remarks on the figures."""
     subject = search.subject
     if isinstance(what, Run) and isinstance(subject, OfStep) and isinstance(subject.on, str):
         first, again = what.peak_allocated_bytes, search.before_bytes[0]
@@ -152,7 +152,7 @@ def _notes(what: Any, search: Search) -> Iterator[str]:
 
 
 class Advice(Shown):
-    """What saves memory here, tried: see `recommended`, `tried`, `code`."""
+    """Which techniques save memory here, each tried: see `recommended`, `tried`, `code`."""
 
     def __init__(self, findings: Findings, subject: Subject, before: Run, best: Run | None) -> None:
         self.findings, self.before, self.best = findings, before, best
@@ -160,24 +160,24 @@ class Advice(Shown):
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """Each technique that was tried, and each combination, in the order in which they were run."""
+        """Each technique and combination that was tried, in the order of their runs."""
         return (*self.findings.tried, *self.findings.combined)
 
     @property
     def recommended(self) -> tuple[str, ...]:
-        """The names of the techniques that are recommended; empty where none is."""
+        """The names of the recommended techniques; empty if there are none."""
         best = self.findings.recommended
         return best.names if best is not None else ()
 
     @property
     def saved_bytes(self) -> ByteRange:
-        """What the recommended ones save together, at least and at most."""
+        """What the recommended techniques save together: lower and upper bound."""
         best = self.findings.recommended
         return best.saved_bytes if best is not None else ByteRange(0, 0)
 
     @property
     def reaches(self) -> bool | None:
-        """Whether the target is reached for certain; None where none was named."""
+        """Whether the target is certain to be reached; None without a target."""
         return self.findings.reaches
 
     @property
@@ -186,18 +186,18 @@ class Advice(Shown):
         chosen = [known_techniques[name] for name in self.recommended]
         parts = [f"# {one.name}: {one.idea}\n{one.code.strip()}" for one in chosen]
         code = "\n\n".join(parts) + "\n" * bool(parts)
-        # As it was tried: autocast of "cuda" changes nothing on the CPU.
+        # As it was tried: autocast for "cuda" has no effect on the CPU.
         return code.replace('"cuda"', '"cpu"') if self.findings.on == "cpu" else code
 
     @property
     def comparison(self) -> Comparison:
-        """The work as it is next to the work with what is recommended (`memlab.compare`)."""
+        """Compare the work without and with the recommendation (`memlab.compare`)."""
         if self.best is None:
             raise MemlabError("there is nothing to compare: nothing is recommended, or its run was too large to keep.")
         return compare(self.before, self.best)
 
     def measure(self) -> Checked:
-        """Apply what is recommended and measure it here, on CUDA or the CPU: how far was the advice off?"""
+        """Apply the recommendation, measure it here on CUDA or the CPU, and compare with the prediction."""
         if not self.recommended:
             raise MemlabError("nothing is recommended, so there is nothing to measure.")
         subject = self._subject
@@ -228,17 +228,17 @@ class Advice(Shown):
 
     @property
     def page(self) -> Page:
-        """What is shown."""
+        """Build the report."""
         return advice_page(self.findings, self.code)
 
     def to_pandas(self) -> Any:
-        """A row for each run that was tried, sizes in bytes."""
+        """One row per run that was tried, sizes in bytes."""
         return self.findings.to_pandas()
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Checked(Shown):
-    """What an advice said of the peak *allocated*, and what was measured: each (before, with it)."""
+    """The predicted and the measured peaks of *allocated*, each (before, after)."""
 
     names: tuple[str, ...]
     on: str
@@ -252,17 +252,17 @@ class Checked(Shown):
 
     @property
     def said_bytes(self) -> ByteRange:
-        """What the advice promised to save, at least and at most."""
+        """The predicted saving: lower and upper bound."""
         return saved(*self.said)
 
     @property
     def measured_bytes(self) -> ByteRange:
-        """What was saved."""
+        """The measured saving."""
         return saved(*self.measured)
 
     @property
     def off_bytes(self) -> int:
-        """By how much more (or, negative, less) was saved than promised; 0 within the range."""
+        """The measured saving minus the predicted one; 0 within the range."""
         (low, high), said = self.measured_bytes, self.said_bytes
         return high - said.high if high > said.high else min(low - said.low, 0)
 
@@ -273,7 +273,7 @@ class Checked(Shown):
 
     @property
     def sentence(self) -> str:
-        """In one line."""
+        """The outcome in one line."""
         low, high = self.measured_bytes
         saves, promised = interval_text(self.measured_bytes), interval_text(self.said_bytes)
         if high < 0:
@@ -286,11 +286,11 @@ class Checked(Shown):
 
     @property
     def page(self) -> Page:
-        """What is shown: a table of two rows."""
+        """Build the report: a table of two rows."""
         rows = []
         said = "predicted" if self.was_predicted else "measured before"
         for what, (before, after) in ((said, self.said), (f"measured on {self.on}", self.measured)):
-            share = sum(saved(before, after)) / max(sum(before), 1)  # what two devices have in common
+            share = sum(saved(before, after)) / max(sum(before), 1)  # comparable on different devices
             rows.append((what, before, after, saved(before, after), f"{100 * share:.1f} %"))
         columns = (Column(""), *(Column(name, "bytes") for name in ("before", "with", "saved")), Column("share"))
         notes = [self.sentence]

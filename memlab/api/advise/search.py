@@ -1,6 +1,6 @@
-"""The search: the work as it is, each technique alone, then together, the best first, until the target is reached.
+"""The search: the unchanged work, each technique alone, then combinations, best first, until the target is reached.
 
-Savings do not add up, because the peak moves: every combination is run. What was tried until an interrupt is kept.
+Savings do not add up, because the peak moves: every combination is run. After an interrupt the results so far are kept.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from memlab.saving_techniques import Technique, techniques
 from memlab.units import ByteRange, number_of
 
 MAX_COMBINED = 12
-"""So many combinations are run at most."""
+"""The maximum number of combinations."""
 MAX_LATER = 4
-"""Of techniques that save nothing alone so many are tried with others."""
+"""The maximum number of techniques without a saving of their own that are tried in combinations."""
 LEAST_HELD = 0.03
-"""Of the peak: what acts on categories that hold less is left out."""
+"""A share of the peak: techniques for categories that hold less are skipped."""
 RESERVED = "reserved"
 KEPT_BYTES = 256 << 20
-"""So much of host memory may the runs take that are kept until the best is known."""
+"""The host memory for runs that are kept until the best is known."""
 
 
 @dataclass(slots=True)
 class Search:
-    """One search; `findings` and the runs `before` and `best` are there at any time after `begin`."""
+    """One search; `findings` and the runs `before` and `best` are available at any time after `begin`."""
 
     subject: Subject
     of: str
@@ -50,11 +50,11 @@ class Search:
     _count: str = ""
 
     def begin(self, before: Run) -> None:
-        """Take the run of the work as it is."""
+        """Set the run of the unchanged work."""
         self.before, self.before_bytes, self.shares = before, level(before, self.of), shares_of(before)
 
     def go(self, names: Sequence[str]) -> None:
-        """Try each of these alone, then together; an interrupt ends it, and what was found stays."""
+        """Try each of these alone, then together; after an interrupt the results so far are kept."""
         try:
             for index, name in enumerate(names):
                 self._count = f"{index + 1} of {len(names)}: "
@@ -69,7 +69,7 @@ class Search:
         self.recommended = self._choose()
 
     def attempt(self, names: tuple[str, ...]) -> Tried:
-        """Run the work with these techniques; what cannot be run is listed with its reason."""
+        """Run the work with these techniques; list those that fail, with the reason."""
         left_s = self.deadline - time.monotonic()
         if left_s <= 0:
             raise TimeUp("the time limit was reached")
@@ -103,15 +103,15 @@ class Search:
 
     @property
     def best(self) -> Run | None:
-        """The run of what is recommended, where it could be kept."""
+        """The run of the recommendation, if it could be kept."""
         return self._runs.get(self.recommended.names) if self.recommended is not None else None
 
     def _combine(self) -> None:
-        """Add the best one by one; once more from what saves most, where that was excluded."""
+        """Add the best one by one; start again from the one that saves most if it was excluded."""
         alone = [one.names[0] for one in ranked(self.tried, self.before_bytes)]
         if not alone:
             return
-        # Those that save nothing alone may, once the peak has moved: what costs nothing first.
+        # Those that save nothing alone may do so once the peak has moved: free ones first.
         rest = [one for one in self.tried if not one.failed and not one.is_wrong and one.names[0] not in alone]
         later = [one.names[0] for one in sorted(rest, key=lambda one: (one.changes, one.costs))][:MAX_LATER]
         best = self._chain([*alone, *later])
@@ -121,7 +121,7 @@ class Search:
             self._chain([*largest.names, *others, *later])
 
     def _chain(self, wanted: Sequence[str]) -> Tried | None:
-        """Add one after the other, and keep what helps."""
+        """Add techniques one by one, keeping those that help."""
         best: Tried | None = None
         own = getattr(self.subject, "techniques", ())
         for name in wanted:
@@ -144,7 +144,7 @@ class Search:
         return best
 
     def _can_help(self, name: str, best: Tried | None) -> bool:
-        """Whether what it attacks holds something of the peak as it is now."""
+        """Whether the categories it acts on hold a part of the current peak."""
         run = self._runs.get(best.names) if best is not None else None
         if run is None or not (shares := shares_of(run)):
             return True
@@ -155,7 +155,7 @@ class Search:
         return self.target_bytes is not None and max(now) <= self.target_bytes
 
     def _choose(self) -> Tried | None:
-        """The cheapest that reaches the target; else what saves most."""
+        """The cheapest that reaches the target; else the one that saves most."""
         if self._reached(None):
             return None
         everything = [*self.tried, *self.combined]
@@ -174,7 +174,7 @@ class Search:
         )  # fmt: skip
 
 
-# --- what is worth trying ---
+# --- candidates ---
 
 
 def candidates(
@@ -182,7 +182,7 @@ def candidates(
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """The techniques to try, and why the others that save memory are left out.
 
-    `shares` has who held the peak, empty where nobody knows. Techniques that are `named` are tried whatever they act on.
+    `shares` has who held the peak, empty if unknown. Techniques that are `named` are tried whatever they act on.
     """
     chosen: dict[str, None] = {}
     left_out: list[tuple[str, str]] = []
@@ -211,11 +211,11 @@ def acts_on_peak(one: Technique, shares: Mapping[str, int]) -> bool:
     return sum(shares.get(name, 0) for name in one.attacks) >= LEAST_HELD * max(total, 1)
 
 
-# --- what a run says ---
+# --- figures of a run ---
 
 
 def shares_of(run: Run) -> dict[str, int]:
-    """Who held the peak of *allocated*, by category; empty where its events are not known."""
+    """Who held the peak of *allocated*, by category; empty if its events are unknown."""
     try:
         return dict(run.breakdown("category"))
     except MemlabError:
@@ -223,7 +223,7 @@ def shares_of(run: Run) -> dict[str, int]:
 
 
 def level(run: Run, of: str) -> ByteRange:
-    """The peak that is looked at, at least and at most; of samples, which nothing bounds, both are the lower one."""
+    """The interval of the peak; for samples, which have no upper bound, both ends are the lower one."""
     if isinstance(run, Prediction):
         return ByteRange(*(run.allocated_bytes if of == "allocated" else run.peak_device_bytes))
     if of == "allocated" and run.devices:
@@ -232,9 +232,9 @@ def level(run: Run, of: str) -> ByteRange:
 
 
 def ratio(before: Run, after: Run) -> float | None:
-    """How many times as long a step takes; None where it was not measured.
+    """The ratio of step times; None if not measured.
 
-    The least of the steps that ran untracked, else of the tracked run: whatever else the machine does only adds to them.
+    The minimum of the untracked steps, else of the tracked run: other load on the machine can only add time.
     """
     if isinstance(before, Prediction) or isinstance(after, Prediction):
         return None
@@ -243,7 +243,7 @@ def ratio(before: Run, after: Run) -> float | None:
 
 
 def agreement(before: Run, after: Run, names: Sequence[str]) -> tuple[str, str, bool]:
-    """Whether results agree, why, and whether they are further off than these techniques say."""
+    """Whether results agree, why, and whether they differ more than these techniques allow."""
     try:
         found = compare(before, after).results
     except MemlabError as error:

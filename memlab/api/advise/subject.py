@@ -1,8 +1,8 @@
-"""What an advice is about, and how a change of it is tried: a workload in its pieces, or a step or a cell from outside.
+"""The subject of an advice and how techniques are applied to it: to the parts of a workload, or to a step or cell from outside.
 
-The user's objects are never touched: a workload is built anew for each try; a step and a cell run in a child process, with
-techniques switched on from outside of them. What they print and show there is dropped: the user has seen it. A forked child
-computes with one thread, because the threads of the parent's pool are not there.
+The user's objects are never touched: a workload is built again for each try; a step and a cell run in a child process, with
+techniques switched on from outside. What they print there is discarded: the user has seen it. A forked child
+computes with one thread, because it does not inherit the threads of the parent's pool.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from memlab.workloads.job import checked
 
 Tell = Callable[[str], None]
 TIMED_STEPS, TIMED_S = 3, 5.0
-"""So many steps are timed, and no further one is begun after so many seconds."""
+"""How many steps are timed, and after how many seconds no further one is started."""
 PARTS = "gives_parts"
-"""The news of a child whose step gave the four parts of a workload."""
+"""The message of a child whose step returned the four parts of a workload."""
 
 
 class TimeUp(MemlabError):
-    """The time that an advice may take is over."""
+    """The time limit was reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSubject:
-    """A workload, on "cpu", "cuda" or a card for which it is predicted: techniques change the pieces of its job.
+    """A workload, on "cpu", "cuda" or predicted for a card: techniques change the parts of its job.
 
-    `techniques` and `habits` are those that it has already.
+    `techniques` and `habits` are already applied.
     """
 
     work: Work
@@ -58,7 +58,7 @@ class WorkloadSubject:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         return " + ".join([str(self.work), *self.techniques, *(f"habit of {one}" for one in self.habits)])
 
     def why_not(self, technique: Technique) -> str:
@@ -86,7 +86,7 @@ class WorkloadSubject:
 
 @dataclass(frozen=True, slots=True)
 class OfStep:
-    """A function without arguments that builds and trains, or a cell's text; nothing is known of its pieces."""
+    """A function without arguments that builds and trains, or a cell's text; its parts are unknown."""
 
     name: str
     on: str | Card
@@ -145,7 +145,7 @@ Subject = WorkloadSubject | OfStep
 
 
 def of_workload_run(run: Run, on: str | Card | None, steps: int) -> WorkloadSubject:
-    """The subject of a run of the Lab, with the techniques and baseline patterns that it had."""
+    """The subject of a Lab run, with its techniques and baseline patterns."""
     facts = run.trace.notes["trial"]
     name, size = facts.get("workload"), facts.get("size") or "laptop"
     if name not in workloads:  # type: ignore[operator]  # the module is a mapping
@@ -164,7 +164,7 @@ def of_workload_run(run: Run, on: str | Card | None, steps: int) -> WorkloadSubj
 
 
 def here() -> str:
-    """Where a workload is measured in this process."""
+    """The device on which a workload is measured in this process."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -190,7 +190,7 @@ def card_of(run: Run) -> Card | None:
 
 @contextlib.contextmanager
 def _switched_on(names: list[str], card: Card | None, conf: str, is_forked: bool) -> Iterator[tuple[Any, Any, Any]]:
-    """Techniques are on; gives what to enter around the work, its run, and what gives the trace."""
+    """Switch techniques on; yield the context for the work, its run, and a function that returns the trace."""
     with contextlib.ExitStack() as stack:
         tracked: Any = track("again", device="cpu", show=False)
         run: Run | None = tracked.run
@@ -212,7 +212,7 @@ def _switched_on(names: list[str], card: Card | None, conf: str, is_forked: bool
 
 
 def _work(step: Callable[[], object], around: Callable[[], Any], names: list[str], channel: Channel) -> bytes:
-    """Take the step once tracked, and where it is measured a few times more on their own."""
+    """Run the step once tracked and, if it is measured, a few more times untracked."""
     with around() as (tracked, run, finish):
         with tracked:
             value = step()
@@ -223,7 +223,7 @@ def _work(step: Callable[[], object], around: Callable[[], Any], names: list[str
         if gives_parts:
             channel.send({PARTS: True})
         elif run is not None:
-            with contextlib.suppress(MemlabError):  # a value that cannot be noted is no reason to fail
+            with contextlib.suppress(MemlabError):  # a result that cannot be recorded is no reason to fail
                 run.result(value)
             del value
             while len(step_s) < TIMED_STEPS and sum(step_s) < TIMED_S:
@@ -237,6 +237,6 @@ def _work(step: Callable[[], object], around: Callable[[], Any], names: list[str
 
 @contextlib.contextmanager
 def _of_cell(around: Callable[[], Any]) -> Iterator[Callable[[], bytes]]:
-    """Around a cell, which the shell runs once; its error passes through."""
+    """The context around a cell, which the shell runs once; errors propagate."""
     with around() as (tracked, _, finish), tracked:
         yield finish
