@@ -1,13 +1,13 @@
-"""Fake CUDA: code written for "cuda" runs on tensors without data, and every byte it asks for is logged.
+"""Fake CUDA: code written for "cuda" runs on tensors without data, and every allocation is logged.
 
     with FakeCuda(gpu) as fake:
         model = Net().to("cuda"); ...
     fake.log, fake.assumptions
 
-Made for a child process: what the code inside turned into fake CUDA tensors stays fake.
+Made for a child process: tensors that became fake stay fake.
 
 Limits: one at a time per process; work of other threads is seen where fake CUDA tensors are involved. Compiled code runs as
-eager code. What depends on values is assumed (see `data_dependent`), and noted in `assumptions`.
+eager code. Whatever depends on values is assumed (see `data_dependent`), and listed in `assumptions`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from memlab.allocator import CachingAllocator
 from memlab.errors import PredictionError
-from memlab.fake_cuda import (  # noqa: F401  # some are here for the rules that they register
+from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules they register
     attention,
     autocast,
     data_dependent,
@@ -43,15 +43,15 @@ INSTALLERS = (
     devices.exchange_devices, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
     recurrent.flatten_weights, autocast.autocast_as_cuda,
 )  # fmt: skip
-"""What is exchanged while fake CUDA is on, in this order: functions of (dispatcher, patches)."""
+"""The patches applied while fake CUDA is active, in order: functions of (dispatcher, patches)."""
 
 
 class FakeCuda:
-    """Within it there is a CUDA device, `gpu`, that holds no data.
+    """A context in which there is a CUDA device, `gpu`, without data.
 
-    `conf` is what PYTORCH_CUDA_ALLOC_CONF would say. Where the GPU is full the code gets the error that it would get, or, with
-    `raises_oom=False`, goes on as if there were room. `log` has allocations and frees in order, `assumptions` what had to be
-    assumed, in order, with how often.
+    `conf` is the value of PYTORCH_CUDA_ALLOC_CONF. If the GPU is full the code gets the error that it would get, or, with
+    `raises_oom=False`, continues as if there were memory. `log` has allocations and frees in order, `assumptions` the
+    assumptions in order, with their counts.
     """
 
     def __init__(self, gpu: Any, conf: str = "", *, raises_oom: bool = True) -> None:
@@ -80,7 +80,7 @@ class FakeCuda:
 
     @property
     def is_on(self) -> bool:
-        """Whether this is the fake CUDA that code meets now."""
+        """Whether this instance is active."""
         return State.active is self
 
     def __exit__(self, *error):

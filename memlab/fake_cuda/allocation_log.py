@@ -1,7 +1,7 @@
-"""The allocation log: what is allocated and freed on the fake GPU, in order, and an allocator that runs along.
+"""The allocation log of the fake GPU: allocations and frees in order, and a simulated allocator alongside.
 
-Storages die by weak references, whose callbacks may come at any bytecode: a callback only appends to a queue (in C), and the
-queue is entered before the next allocation and before anything is read, so that the order stays that of happening.
+Frees are seen by weak references, whose callbacks may run at any bytecode: a callback only appends to a queue (in C), and
+the queue is drained before the next allocation and before any read, so that events keep their order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALLOC, FREE = int(Kind.ALLOC), int(Kind.FREE)
 
 
 class Operator(NamedTuple):
-    """An operator that a library may take memory for: the row it came before, its tensors, who ran it."""
+    """An operator that a library may allocate a workspace for: the row it precedes, its tensors, its thread."""
 
     row: int
     name: str
@@ -37,9 +37,9 @@ class Operator(NamedTuple):
 
 
 class AllocationLog:
-    """Rows of what was requested, and the allocator that answers meanwhile.
+    """The requests, and the allocator that answers them.
 
-    `allocator` has the interface of `memlab.allocator.CachingAllocator`; its OutOfMemory goes up to whoever asked, or,
+    `allocator` has the interface of `memlab.allocator.CachingAllocator`; its OutOfMemory is raised to the caller, or,
     without `raises_oom`, the GPU grows.
     """
 
@@ -67,15 +67,15 @@ class AllocationLog:
         self._birth_numbers: dict[Any, int] = {}
 
     def __len__(self) -> int:
-        return len(self.kind)  # any thread may ask how far it is
+        return len(self.kind)  # any thread may read the progress
 
     def allocated(self, storage: Any, nbytes: int, op: Any, dtype: Any) -> None:
-        """A storage was made."""
+        """Log a new storage."""
         with self._lock:
             if self._dead:
                 self.record_frees()
             if not nbytes:
-                return  # the allocator gives nothing for nothing
+                return  # the allocator returns None for 0 bytes
             key = id(storage)
             block = self._allocate(nbytes, op, dtype, key)
             ref = StorageRef(storage, self._die)
@@ -108,7 +108,7 @@ class AllocationLog:
             append(value)
 
     def record_frees(self) -> None:
-        """Enter the storages that died since."""
+        """Log the frees since the last call."""
         dead = self._dead
         with self._lock:
             while dead:
@@ -129,7 +129,7 @@ class AllocationLog:
         return ref if ref is not None and ref() is storage else None
 
     def resized(self, storage: Any, nbytes: int, op: Any, dtype: Any) -> None:
-        """A storage has another size now: the new bytes come before the old ones go, as in c10."""
+        """Log a resized storage: the new bytes are allocated before the old ones are freed, as in c10."""
         known = self._ref(storage)
         if (known.nbytes if known is not None else 0) == nbytes:
             return
@@ -144,18 +144,18 @@ class AllocationLog:
         return self._ref(storage) is not None
 
     def address_of(self, storage: Any) -> int:
-        """A number like an address for a storage, 0 where it has no memory."""
+        """A number like an address for a storage; 0 if it has no memory."""
         ref = self._refs.get(id(storage))
         return ref.key if ref is not None else 0
 
     def hold(self, nbytes: int, op: Any = "scratch") -> int:
-        """Allocate memory that belongs to no tensor; the block to release (-1 for nothing)."""
+        """Allocate memory that belongs to no tensor; return the block to release (-1 for 0 bytes)."""
         with self._lock:
             self.record_frees()
             return self._allocate(int(nbytes), op, None, 0) if nbytes else -1
 
     def release(self, block: int) -> None:
-        """Give it back."""
+        """Release such memory."""
         with self._lock:
             self.record_frees()
             if block >= 0:
@@ -163,7 +163,7 @@ class AllocationLog:
 
     @property
     def stream_now(self) -> int:
-        """The stream that work is asked on: of the thread, or in backward that on which the forward of the node ran."""
+        """The stream of a request: the thread's, or in backward the one on which the node's forward ran."""
         node = current_autograd_node() if self._switched_at else None
         if node is None:
             return self._stream_now
@@ -187,18 +187,18 @@ class AllocationLog:
             self.allocator.record_stream(self._live[ref.block][0], stream)
 
     def empty_cache(self) -> None:
-        """The user's code gave cached segments back."""
+        """Log `empty_cache`."""
         self.record_frees()
         self.emptied.append(len(self.kind))
         self.allocator.empty_cache()
 
     def note(self, name: str, in_backward: bool, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
-        """An operator of interest is about to run."""
+        """Log an operator that may need a workspace."""
         self.record_frees()
         self.operators.append(Operator(len(self.kind), name, self.stream_now, in_backward, shapes, dtype))
 
     def mark(self) -> int:
-        """The time now; what died so far is dated before it."""
+        """The time now; frees so far are dated before it."""
         self.record_frees()
         return time.time_ns()
 

@@ -1,8 +1,8 @@
-"""scaled_dot_product_attention as on a GPU: the kernel PyTorch would choose, what that keeps and what it takes for a while.
+"""scaled_dot_product_attention as on a GPU: the kernel PyTorch would choose, and its results and workspaces.
 
 The choice follows ATen/native/transformers/cuda/sdp_utils.cpp, checked against 2.12.1 for compute capability 7.5 to 12.0;
 sizes were seen on the C++ allocator (2.12.1) and in ATen/native/transformers/cuda. Limits: nested tensors are not considered;
-cuDNN is taken to be newer than 9.15, as in PyTorch's own builds, and what its kernels take in backward is estimated as a
+cuDNN is assumed to be newer than 9.15, as in PyTorch's own builds, and the workspace of its backward is estimated as a
 gradient of the queries in single precision.
 """
 
@@ -59,7 +59,7 @@ class Call:
 def choose(call: Call) -> int:
     """The first of the enabled backends that can take it.
 
-    cuDNN comes first on Hopper and Blackwell servers (priority_order), last elsewhere; the user may say otherwise.
+    cuDNN comes first on Hopper and Blackwell servers (priority_order), last elsewhere; the user may change that.
     """
     cuda, usual = torch.backends.cuda, [FLASH, EFFICIENT, MATH, CUDNN]
     order = [number for number in sdp_priority_order() if number in range(4)] or usual
@@ -149,7 +149,7 @@ def attention(
 
 
 def as_bias(mask, query):
-    """Minus infinity where a mask says no (convert_boolean_attn_mask)."""
+    """Minus infinity where a mask is False (convert_boolean_attn_mask)."""
     yes = torch.zeros((), dtype=query.dtype, device=query.device)
     no = torch.full((), -math.inf, dtype=query.dtype, device=query.device)
     return torch.where(mask, yes, no)
@@ -158,7 +158,7 @@ def as_bias(mask, query):
 def _math(query: Any, key: Any, value: Any, mask: Any, call: Call, scale: Any) -> Any:
     """One operator after the other, in single precision (_scaled_dot_product_attention_math).
 
-    C++ itself would add the mask out of place, as it does with tensors of Python classes.
+    C++ would add the mask out of place, as it does for tensor subclasses.
     """
     dtype, wide = query.dtype, (query, key, value)
     if dtype in HALVES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
@@ -318,7 +318,7 @@ def encoder_layer(cuda, func, *args, **kwargs):
     def feed_forward(x):
         inner = aten._addmm_activation(bias, x.view(-1, x.shape[-1]), weight.t(), use_gelu=gelu)
         out = torch.addmm(bias_2, inner, weight_2.t()).view(*x.shape[:-1], weight_2.shape[0])
-        del inner  # before what went in, as there
+        del inner  # before the input, as there
         return out
 
     x = norm(source, *first) if norm_first else source

@@ -1,6 +1,6 @@
-"""CUDA autocast for fake CUDA tensors: what it casts, what it caches, and until when.
+"""CUDA autocast for fake CUDA tensors: what it casts, and how long it caches the copies.
 
-The kernels in C++ ask `tensor.is_cuda()`, which is false of a fake CUDA tensor, and would cast nothing. These stand in for
+The C++ kernels check `tensor.is_cuda()`, which is false for a fake CUDA tensor, and would cast nothing. These replace
 them at the dispatch key AutocastCUDA. Lists and order of ATen/autocast_mode.h and aten/src/ATen/autocast_mode.cpp (2.11 to
 2.15; a test compares the lists with the header that comes with PyTorch).
 
@@ -86,7 +86,7 @@ def is_castable(value: Any) -> bool:
 
 
 def casting(dtype: torch.dtype | None) -> Policy:
-    """All arguments in this type (none: the one that autocast was given), the last first, as GCC evaluates them."""
+    """All arguments in this type (None: the dtype of autocast), the last first, as GCC evaluates them."""
 
     def cast(func: Any, args: Any, kwargs: Any, cache: Cache) -> Any:
         to = dtype or torch.get_autocast_dtype("cuda")
@@ -151,15 +151,17 @@ def autocast_as_cuda(cuda: Any, patches: Patches) -> None:
 
     def cast_by(policy: Policy, func: Any) -> Any:
         def kernel(*args, **kwargs):
-            # Tensors without a class of ours (those of shape functions) are left as they are: `is_castable`.
+            # Tensors of other classes (those of shape functions) are not cast: `is_castable`.
             with without_autocast():
                 return policy(func, args, kwargs, cache)
 
         return kernel
 
-    patches.put(torch, clear_autocast_cache=clear_all)  # what `torch.autocast.__exit__` calls as the outermost one ends
+    patches.put(
+        torch, clear_autocast_cache=clear_all
+    )  # called by `torch.autocast.__exit__` when the outermost one ends
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that kernels of PyTorch's are overridden is meant
+        warnings.simplefilter("ignore")  # PyTorch's kernels are overridden on purpose
         for policy, names in POLICIES:
             for func in operators(names):
                 library.impl(func, cast_by(policy, func), "AutocastCUDA", allow_override=True)

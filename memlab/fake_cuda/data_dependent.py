@@ -1,15 +1,15 @@
-"""What values read as that nobody computed, shapes that depend on them, and copies between the host and the GPU.
+"""Reads of values that were never computed, shapes that depend on them, and copies between the host and the GPU.
 
-Values that are known stay known: small tensors copied from the host, and what follows from them alone. An unknown value
-reads as 1 (True): it divides, repeats and masks without doing harm, and a mask then keeps everything, which is the most that
-it can keep. Tests for infinities and nan read as if all were finite. Shapes that depend on values are the largest possible.
-Each is an assumption of the prediction.
+Known values stay known: small tensors copied from the host, and results computed from them alone. An unknown value reads as 1
+(True): it is harmless as a divisor, count or mask, and a mask then selects everything, its maximum. Tests for inf and nan
+read as if all values were finite. Shapes that depend on values are the largest possible. Each is an assumption of the
+prediction.
 
-Loops that end by a value must neither end at once nor go on for ever. LBFGS stops where a gradient is small, a step too short,
-or a direction leads upwards; each would end it at its first iteration, with nothing kept of earlier ones. So within its step
-the loss falls from reading to reading, and what it compares comes out such that it goes on: the largest number of iterations
-is the most memory. `nn.init.trunc_normal_` draws again what fell outside until nothing does; two rounds show all the memory
-that it takes. Any other code that asks the same question over and over reads False after a while.
+Loops controlled by values must neither end at once nor run forever. LBFGS stops if a gradient is small, a step too short, or
+a direction leads upwards; each would end it at its first iteration, without any history. So within its step the loss falls
+with each read, and its comparisons make it continue: the largest number of iterations needs the most memory.
+`nn.init.trunc_normal_` redraws what fell outside until nothing does; two rounds show all the memory it needs. Any other code
+that reads the same condition over and over reads False after a while.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memlab.torch_internals.dispatch import TensorBase
 
 aten = torch.ops.aten
 MOST_NUMBERS, MOST_FLOATS = 65536, 64
-"""Tensors of more elements do not keep their values."""
+"""Larger tensors do not keep their values."""
 MOST_ROUNDS = 10_000
 
 READ = "a value of a CUDA tensor was read: it was taken as 1 (True)"
@@ -44,19 +44,19 @@ ENDLESS = "a loop that waited for a value was ended after {} rounds"
 
 
 def know(tensor, source):
-    """A fake CUDA tensor has the values of this one on the host."""
+    """Record that a fake CUDA tensor has the values of this host tensor."""
     most = MOST_FLOATS if source.dtype.is_floating_point or source.dtype.is_complex else MOST_NUMBERS
     if source.numel() <= most and source.layout == torch.strided:
         tensor.__dict__["known"] = (source.detach().to(tensor.dtype, copy=True), _version(tensor))
 
 
 def _version(tensor: Any) -> int:
-    """How often it was changed; inference tensors do not count."""
+    """Its version counter; inference tensors have none."""
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
 def known(tensor):
-    """The values of a fake CUDA tensor on the host, None where nobody knows."""
+    """The known values of a fake CUDA tensor, on the host; None if unknown."""
     found = tensor.__dict__.get("known")
     return found[0] if found is not None and found[1] == _version(tensor) else None
 
@@ -65,7 +65,7 @@ _NEVER_KNOWN = operators(("empty_like.default", "new_empty.default", "new_empty_
 
 
 def follow(func, args, kwargs, out):
-    """If all that went in is known, what came out is known as well."""
+    """If all inputs are known, compute the result too."""
     if not is_fake(out):
         return
     if out is args[0]:
@@ -85,7 +85,7 @@ def follow(func, args, kwargs, out):
     try:
         args, kwargs = tree_map_only(torch.Tensor, value, (args, kwargs))
         out.__dict__["known"] = (func(*args, **kwargs), _version(out))
-    except Exception:  # an argument that is not known, or an operator that the host lacks: then it is unknown
+    except Exception:  # an unknown argument, or an operator that the host lacks: the result is unknown
         return
 
 
@@ -115,17 +115,17 @@ def equal(cuda, func, tensor, other, *args):
 
 
 class Loop:
-    """The loop that reads values now."""
+    """The known loop that is reading values."""
 
     answer: Any = None
-    """What answers reads within a function of PyTorch's that is known to loop."""
+    """Answers reads within a PyTorch function that is known to loop."""
     place: Any = None
     times = 0
     """The last place of the user's code that read a truth value, and how often in a row."""
 
     @classmethod
     def is_endless(cls) -> bool:
-        """Whether this place of the user's code has asked too often."""
+        """Whether this place in the user's code has read too often."""
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("memlab", "torch"):
             frame = frame.f_back
@@ -136,7 +136,7 @@ class Loop:
 
     @classmethod
     def within(cls, answer, function):
-        """The function, with reads answered so; None is as everywhere."""
+        """Wrap a function so that its reads are answered this way; None means as everywhere else."""
 
         @functools.wraps(function)
         def call(*args, **kwargs):
@@ -181,20 +181,20 @@ def answer_loops(cuda: Any, patches: Patches) -> None:
 
 
 def compared(func, args, out):
-    """What a number was compared with."""
+    """The number that a tensor is compared with."""
     if isinstance(args[1], int | float) and out.dim() == 0:
         out.__dict__["compared"] = (name_of(func), args[1])
 
 
 def judged(func, args, out):
-    """Whether all is finite, as isinf and isnan say it, and comparisons of a tensor with itself or with infinity."""
+    """Tests for finite values: isinf, isnan, and comparisons of a tensor with itself or with infinity."""
     is_test = len(args) == 1 or args[1] is args[0] or (isinstance(args[1], float) and math.isinf(args[1]))
     if is_test:
         out.__dict__["verdict"] = func in _TRUE_OF_FINITE
 
 
 def passed_on(func, args, out):
-    """Operators whose result has the verdict of what went in: any, all, and, or, not."""
+    """Operators whose result inherits the verdict of their input: any, all, and, or, not."""
     verdicts = [one.__dict__["verdict"] for one in args if is_fake(one) and "verdict" in one.__dict__]
     if verdicts and is_fake(out):
         value = all(verdicts) if func in _CONJUNCTIONS else any(verdicts)
@@ -213,12 +213,12 @@ AFTER: dict[Any, Any] = {
     **dict.fromkeys(_TRUE_OF_FINITE | _FALSE_OF_FINITE, judged),
     **dict.fromkeys(_CONJUNCTIONS | _NEGATIONS | _DISJUNCTIONS, passed_on),
 }
-"""What is noted of a result."""
+"""The verdict recorded for a result."""
 
 
 @rule("nonzero.default")
 def nonzero(cuda, func, tensor):
-    """Indices of what is not zero: of everything, unless the values are known."""
+    """Indices of nonzero elements: of all of them, unless the values are known."""
     values = known(tensor)
     count = int(values.count_nonzero()) if values is not None else tensor.numel()
     if values is None:
@@ -263,7 +263,7 @@ def unique(cuda, func, tensor, dim=None, *args):
 
 @rule("repeat_interleave.Tensor")
 def repeat_interleave(cuda, func, repeats, *, output_size=None):
-    """Each as often as is known, or once."""
+    """Repeat each as often as is known, or once."""
     count, values = output_size, known(repeats)
     if count is None and values is None:
         cuda.assume("repeat_interleave: its shape depends on values, every count was taken as 1")
@@ -275,7 +275,7 @@ def repeat_interleave(cuda, func, repeats, *, output_size=None):
 
 @rule("bincount.default")
 def bincount(cuda, func, tensor, weights=None, minlength=0):
-    """As many as is known, or as it must have."""
+    """As many bins as is known, or the minimum."""
     values = known(tensor)
     if values is None:
         cuda.assume("bincount: its length depends on values, minlength was taken")
@@ -333,7 +333,7 @@ _MIXED = operators((
 
 
 def check_devices(func, args):
-    """Refuse host tensors of more than one number among those of the GPU, as CUDA does."""
+    """Refuse host tensors of more than one element among those of the GPU, as CUDA does."""
     if func in _MIXED:
         return
     for one in args:

@@ -1,11 +1,11 @@
-"""Large tensors on the host that carry no data until something reads them, so that a model of 70B parameters costs nothing.
+"""Large host tensors without data until something reads them, so that a model of 70B parameters costs nothing.
 
-They are ordinary CPU tensors whose pages were never touched: what would fill them is noted instead of run. An operator that
-reads one runs the notes first; a copy to the GPU, a view or one more filling does not read. So `Model(config).to("cuda")`
-takes address space and no memory.
+They are ordinary CPU tensors whose pages were never touched: the operators that would fill them are recorded instead of
+run. An operator that reads one runs them first; a copy to the GPU, a view or another fill does not read. So
+`Model(config).to("cuda")` takes address space and no memory.
 
-Limits: random numbers are drawn when a value is first read, so their order is another than without fake CUDA. What other
-threads, other processes or C code read behind PyTorch's back is zeros.
+Limits: random numbers are drawn when a value is first read, so their order differs from that without fake CUDA. Other
+threads, other processes and C code that bypasses PyTorch read zeros.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memlab.torch_internals.cuda_names import without_dispatch
 from memlab.torch_internals.dispatch import TensorBase
 
 SMALLEST = 1 << 18
-"""Tensors of fewer bytes than this are filled as always."""
+"""Smaller tensors are filled at once."""
 DEFERRED = "large tensors made on the host hold no data until a value is read"
 _MOST_FILLS = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -30,27 +30,27 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 Fill = Callable[[Any], None]
 _pending: weakref.WeakKeyDictionary[Any, list[Fill]] = weakref.WeakKeyDictionary()
-"""Storage -> what is to be done before it is read, functions of the storage."""
+"""Storage -> pending fills, functions of the storage."""
 
 
 def pending(tensor: Any) -> list[Fill] | None:
-    """What is pending on the storage behind a host tensor, None where it has its data."""
+    """The pending fills of a host tensor's storage; None if it has its data."""
     return _pending.get(TensorBase.untyped_storage(tensor)) if _pending else None
 
 
 def forget() -> None:
-    """Forget what is pending; what was not read stays without data."""
+    """Drop all pending fills; unread tensors stay without data."""
     _pending.clear()
 
 
 def _defer(tensor: Any, *fills: Fill) -> Any:
-    """A tensor whose storage is filled by these, later."""
+    """A tensor whose storage is filled later."""
     _pending[TensorBase.untyped_storage(tensor)] = [*fills]
     return tensor
 
 
 def _fill(func: Any, tensor: Any, args: Any = (), kwargs: Any = None) -> Fill:
-    """A call on this view of a storage, for later."""
+    """A deferred call on this view of a storage."""
     dtype, offset, shape, stride = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
 
     def fill(storage):
@@ -62,7 +62,7 @@ def _fill(func: Any, tensor: Any, args: Any = (), kwargs: Any = None) -> Fill:
 
 
 def read(values):
-    """Give the tensors among these their data, if they have none yet."""
+    """Fill the tensors among these that are pending."""
     for one in values:
         if isinstance(one, list | tuple):
             read(one)
@@ -75,7 +75,7 @@ def read(values):
 
 
 def filled(tensor, value):
-    """Fill a new host tensor, when somebody reads it if it is large."""
+    """Fill a new host tensor; if it is large, when it is read."""
     if bytes_of(tensor) < SMALLEST:
         with without_dispatch():
             return torch.ops.aten.fill_.Scalar(tensor, value)
@@ -83,7 +83,7 @@ def filled(tensor, value):
 
 
 def deferred(draw):
-    """A function that fills a tensor and looks at what it drew: of a host tensor without data, when that is read."""
+    """Wrap a function that fills a tensor and inspects the values: deferred if the host tensor has no data yet."""
 
     def drawing(tensor, *args, **kwargs):
         known = pending(tensor) if type(tensor) in _PLAIN else None
@@ -98,7 +98,7 @@ def deferred(draw):
 def on_host(func, args, kwargs, cuda):
     """One operator on host tensors."""
     if kwargs.get("pin_memory"):
-        kwargs = {**kwargs, "pin_memory": False}  # page-locked memory is no memory of the GPU
+        kwargs = {**kwargs, "pin_memory": False}  # pinned memory is not GPU memory
     if func in _FACTORIES:
         return _created(func, args, kwargs, cuda)
     if not _pending or func in _VIEWS:
@@ -117,7 +117,7 @@ def on_host(func, args, kwargs, cuda):
 
 
 def _created(func, args, kwargs, cuda):
-    """A new tensor: `empty`, and a filling that waits."""
+    """A new tensor: `empty` with a pending fill."""
     filling, values = _FACTORIES[func]
     if filling is None:
         out = func(*args, **kwargs)
@@ -139,7 +139,7 @@ def _created(func, args, kwargs, cuda):
 
 
 def _copied(func, source, *args, **kwargs):
-    """A copy or conversion of a deferred tensor is deferred; it gets its data from the other's."""
+    """A copy or conversion of a deferred tensor is deferred; it is filled from the source's data."""
     with without_dispatch():
         looks = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
         looks = func(looks, *args, **{name: value for name, value in kwargs.items() if name != "device"})
@@ -173,7 +173,7 @@ _FILLS = operators((
     "log_normal_.default",
 ))  # fmt: skip
 _WHOLE = operators(("zero_.default", "fill_.Scalar", "normal_.default", "uniform_.default"))
-"""Those after which nothing of what came before is left."""
+"""Operators that overwrite the whole tensor."""
 _COPIES = operators(("_to_copy.default", "clone.default"))
 _VIEWS = operators((
     "detach.default", "alias.default", "view.default", "t.default", "transpose.int", "permute.default", "slice.Tensor",

@@ -1,7 +1,7 @@
-"""What Python sees of the device: `torch.cuda`, `torch.accelerator`, memory, generators, all answered from the GPU's data.
+"""The device as Python sees it: `torch.cuda`, `torch.accelerator`, memory, generators, answered from the GPU's data.
 
-Work on its streams finishes at once, and memory knows which stream asked for it. Choices that C++ makes by asking for the
-device or for subclasses of Tensor would take fake CUDA tensors for what they are not: they are made here as for CUDA.
+Work on its streams finishes at once, and memory belongs to the stream that requested it. Where C++ decides by device or
+by tensor class it would treat fake CUDA tensors wrongly: those decisions are made here as for CUDA.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _data_ptr = torch.UntypedStorage.data_ptr
 
 
 def exchange_devices(cuda: Any, patches: Patches) -> None:
-    """Exchange everything that asks for the device."""
+    """Patch everything that queries the device."""
     with warnings.catch_warnings():
-        # PyTorch loads this when it is first needed, and scripts then: not while names are exchanged.
+        # PyTorch imports and scripts this on first use: that must not happen while names are patched.
         warnings.simplefilter("ignore", DeprecationWarning)
         importlib.import_module("torch._decomp.decompositions_for_jvp")
     _exchange_tensors(patches)
@@ -68,7 +68,7 @@ def _exchange_tensors(patches: Patches) -> None:
         patches.put(torch.Tensor, **{name: _reading(getattr(torch.Tensor, name))})
     patches.put(fake_tensor.FakeTensorMode, avoid_device_init=property(lambda mode: True))
     patches.put(fake_tensor, init_gpu_context=nothing)
-    # Before it raises the error of an operator it writes a traceback to the log, which keeps the arguments alive.
+    # Before raising an operator's error it logs a traceback, which keeps the arguments alive.
     patches.put(logging.getLogger(LOGGER), disabled=True)
     # Modules move by `.data =`: host tensors and those of the GPU are compatible, as on CUDA; see `tensors.set_data`.
     patches.put(torch, _has_compatible_shallow_copy_type=constant(True), Generator=Generator)
@@ -81,14 +81,14 @@ def _exchange_tensors(patches: Patches) -> None:
 
 
 def _make_subclass(cls: Any, data: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
-    """The tensors that shape functions work with must not be on CUDA for C++ either (see `tensors`)."""
+    """The tensors of shape functions must not be on CUDA for C++ either (see `tensors`)."""
     if isinstance(cls, type) and issubclass(cls, fake_tensor.FakeTensor):
         kwargs["dispatch_device"] = False
     return cuda_names.make_subclass(cls, data, requires_grad, **kwargs)
 
 
 def _reading(function):
-    """A way to the values of host tensors that no dispatch sees: those without data get it first."""
+    """Access to the values of host tensors without dispatch: pending ones are filled first."""
 
     def method(self, *args, **kwargs):
         deferred_init.read((self.detach() if type(self) is torch.nn.Parameter else self,))
@@ -98,7 +98,7 @@ def _reading(function):
 
 
 def _address_of(storage: Any) -> int:
-    """Storages on the GPU are told apart by their address, as code does that looks for shared weights."""
+    """Storages on the GPU are identified by address, as code does that looks for shared weights."""
     if storage.device.type == "meta" and State.active is not None:
         return int(State.active.log.address_of(storage))
     return int(_data_ptr(storage))
@@ -128,14 +128,14 @@ def _materializing(materialize):
 
 
 class _GeneratorKind(type(_Generator)):  # type: ignore[misc]
-    """`isinstance(g, torch.Generator)` goes on to mean all generators."""
+    """`isinstance(g, torch.Generator)` is still true for all generators."""
 
     def __instancecheck__(cls, thing: Any) -> bool:
         return isinstance(thing, _Generator)
 
 
 class Generator(_Generator, metaclass=_GeneratorKind):
-    """A generator that says it is on the GPU where it should be; it is a host one."""
+    """A host generator that claims to be on the GPU."""
 
     def __new__(cls, device="cpu"):
         """A host generator whatever the device."""
@@ -168,7 +168,7 @@ class StreamContext:
     def __init__(self, stream: Any) -> None:
         self.stream = stream
 
-    def __enter__(self) -> Any:  # it gives nothing, as PyTorch's
+    def __enter__(self) -> Any:  # it returns None, like PyTorch's
         self._before = Current.get()
         Current.set(self.stream)
 
@@ -177,7 +177,7 @@ class StreamContext:
 
 
 class Stream(StreamContext):
-    """Stands for `torch.cuda.Stream`, which is a context manager in its generic form `torch.Stream`, too."""
+    """Replaces `torch.cuda.Stream`, which is a context manager in its generic form `torch.Stream`, too."""
 
     stream: Any = property(lambda self: self)
     synchronize = wait_event = wait_stream = staticmethod(nothing)
@@ -209,11 +209,11 @@ class Stream(StreamContext):
 
 
 class Event:
-    """Stands for `torch.cuda.Event`; it has happened, and between two of them no time passes."""
+    """Replaces `torch.cuda.Event`; it is always complete, and no time passes between two events."""
 
     record = wait = synchronize = staticmethod(nothing)
     query = staticmethod(constant(True))
-    elapsed_time = staticmethod(constant(1.0))  # not zero, for rates that are computed from it
+    elapsed_time = staticmethod(constant(1.0))  # not zero, as code divides by it
     device, cuda_event = CUDA0, 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -221,7 +221,7 @@ class Event:
 
 
 class Current:
-    """Which stream each thread works on."""
+    """The current stream of each thread."""
 
     default = Stream(stream_id=0)
     of_thread = threading.local()
@@ -233,7 +233,7 @@ class Current:
 
     @classmethod
     def set(cls, stream):
-        """Work on this stream from here on."""
+        """Make this stream the current one."""
         if stream is not None:
             cls.of_thread.stream = stream
             if State.active is not None:
@@ -251,7 +251,7 @@ class DeviceContext:
 
 
 def _memory(cuda: Any) -> dict[str, Any]:
-    """The functions of `torch.cuda.memory`, answered by the allocator that runs along."""
+    """The functions of `torch.cuda.memory`, answered by the simulated allocator."""
     log = cuda.log
 
     def asked(figure):
@@ -347,7 +347,7 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
 
 
 def _preferring(prefer):
-    """A switch between libraries that this build may lack: it keeps what was said."""
+    """A switch between libraries that this build may lack: it stores its value."""
     said: list[Any] = []
 
     def preferred(backend=None):
@@ -366,7 +366,7 @@ def _exchange_training(cuda: Any, patches: Patches) -> None:
         torch.amp.GradScaler, _maybe_opt_step=lambda scaler, optimizer, state, *args, **kw: optimizer.step(*args, **kw)
     )
     patches.put(torch.optim.Optimizer, _accelerator_graph_capture_health_check=nothing)
-    # torch/optim/__init__.py takes the module's name away, the module stays.
+    # torch/optim/__init__.py deletes the module's name, the module stays.
     supported = sys.modules["torch.optim.optimizer"]._foreach_supported_types
     for kind in (FakeCudaTensor, tensors.FakeCudaParameter):
         supported.append(kind)
@@ -375,7 +375,7 @@ def _exchange_training(cuda: Any, patches: Patches) -> None:
     clipping = sys.modules["torch.nn.utils.clip_grad"]
     has_foreach = clipping._has_foreach_support
     patches.put(clipping, _has_foreach_support=lambda found, device: _are_fake(found) or has_foreach(found, device))
-    # Optimizers make new numbers where their groups are, which C++ takes for the meta device (ASGD, a learning rate in a
+    # Optimizers make new scalars on the device of their groups, which C++ takes for the meta device (ASGD, a learning rate in a
     # tensor; torch/utils/_foreach_utils.py, _group_tensors_by_device_and_dtype).
     for name in ("torch.optim.optimizer", "torch.optim.swa_utils", "torch.nn.utils.clip_grad"):
         module = sys.modules[name]
@@ -390,7 +390,7 @@ def _exchange_training(cuda: Any, patches: Patches) -> None:
         return obj
 
     def on_one_gpu(parallel, *inputs, **kwargs):
-        """`nn.DataParallel` where there is one GPU: it moves the inputs (torch/nn/parallel/data_parallel.py)."""
+        """`nn.DataParallel` with one GPU: it moves the inputs (torch/nn/parallel/data_parallel.py)."""
         inputs, kwargs = cuda_names.tree_map_only(torch.Tensor, lambda one: one.to(CUDA0), (inputs, kwargs))
         return parallel.module(*inputs, **kwargs)
 
@@ -416,11 +416,11 @@ def _grouping(group):
 
 
 def put_composite_rules(cuda: Any, patches: Patches) -> None:
-    """The rules of composite operators stand in for their decomposition, of fake CUDA tensors alone."""
+    """For fake CUDA tensors, the rules of composite operators replace their decomposition."""
     library = torch.library.Library("aten", "IMPL")
     patches.callback(library._destroy)
     for func in map(operator, CUDA_KERNELS):
-        # Let autograd take an operator whole, as where CUDA has a kernel for it (Dispatcher: computeDispatchTableEntry).
+        # Let autograd differentiate an operator as a whole, as if CUDA had a kernel for it (Dispatcher: computeDispatchTableEntry).
         if func is not None and not cuda_names.has_kernel(func.name(), "CUDA"):
             library.impl(func, func.decompose, "CUDA")
 
@@ -428,13 +428,13 @@ def put_composite_rules(cuda: Any, patches: Patches) -> None:
         @tensors.without_frames
         def run(*args, **kwargs):
             if not _has_fake(args) and not _has_fake(kwargs.values()):
-                return func.decompose(*args, **kwargs)  # of the tensors that shape functions work with
+                return func.decompose(*args, **kwargs)  # for the tensors of shape functions
             return function(cuda, func, *args, **kwargs)
 
         return run
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel of PyTorch's is overridden is meant
+        warnings.simplefilter("ignore")  # PyTorch's kernel is overridden on purpose
         for func, function in cuda.composite_rules.items():
             library.impl(func, kernel(func, function), "AutogradCUDA", allow_override=True)
 
@@ -444,7 +444,7 @@ def _has_fake(values: Any) -> bool:
 
 
 def _refused(what: str, instead: str, name: str = "") -> Any:
-    """A function that cannot be predicted, and what to do; with a name a class, which annotations and `isinstance` may name."""
+    """A function that cannot be predicted, and an alternative; with a name it is a class, for annotations and `isinstance`."""
 
     def refuse(*args, **kwargs):
         raise PredictionError(f"{what} cannot be predicted: {instead}")

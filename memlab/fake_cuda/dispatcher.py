@@ -1,4 +1,4 @@
-"""How operators run: on host tensors for real, on fake CUDA tensors by their rule or else their shape function, and logged."""
+"""Run operators: on host tensors for real, on fake CUDA tensors by rule or shape function, with a log of allocations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_INTEREST = operators((
     "_addmm_activation.default", "addbmm.default", "_scaled_mm.default", "_int_mm.default", "_cudnn_rnn.default",
     "_cudnn_rnn_backward.default", "linalg_vector_norm.default",
 ))  # fmt: skip
-"""Operators for which a library may take memory: they are noted for the workspaces, as convolutions are by their rules."""
+"""Operators for which a library may allocate a workspace: they are logged, as convolutions are by their rules."""
 
 _REFUSED = {
     "sparse tensors cannot be predicted: use dense ones (sparse=False in an embedding)": (
@@ -43,7 +43,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Facts:
-    """What is known of an operator: asked once."""
+    """Cached facts about an operator."""
 
     def __init__(self, func: Any, rule: Any) -> None:
         schema, name = func._schema, name_of(func)
@@ -61,7 +61,7 @@ class Facts:
 
 
 class OpDispatcher:
-    """What every operator on fake CUDA tensors comes to; rules are given it as `cuda`."""
+    """Runs every operator on fake CUDA tensors; rules receive it as `cuda`."""
 
     def __init__(self, gpu: Any, log: AllocationLog, assumptions: Counter[str]) -> None:
         self.gpu, self.log, self.assumptions = gpu, log, assumptions
@@ -71,7 +71,7 @@ class OpDispatcher:
         self._facts: dict[Any, Facts] = {}
 
     def op(self, func, *args, **kwargs):
-        """An operator by its shape function; what it made is logged in the order of its results."""
+        """Run an operator by its shape function; new results are logged in their order."""
         facts = self.facts(func)
         if facts.of_interest:
             self.note(func, args)
@@ -95,7 +95,7 @@ class OpDispatcher:
 
     @contextlib.contextmanager
     def held(self, *sizes: int, op: Any = "scratch") -> Iterator[None]:
-        """Memory of no tensor within a block, given back the last first."""
+        """Allocate memory without a tensor for the duration of a `with` block, released in reverse order."""
         blocks: list[int] = []
         try:
             for size in sizes:
@@ -106,48 +106,48 @@ class OpDispatcher:
                 self.release(block)
 
     def scratch(self, *sizes: int, op: Any = "scratch") -> None:
-        """Memory of no tensor that a kernel takes and gives back, several at once in this order."""
+        """Allocate and release scratch memory of a kernel, several pieces at once in this order."""
         if sizes:
             with self.held(*sizes, op=op):
                 pass
 
     def contiguous(self, *tensors: Any, form: torch.memory_format = torch.contiguous_format) -> Any:
-        """What `contiguous()` takes for those that are not, within a block."""
+        """Allocate what `contiguous()` needs for non-contiguous tensors, during a `with` block."""
         odd = [bytes_of(one) for one in tensors if not one.is_contiguous(memory_format=form)]
         return self.held(*odd, op="aten.contiguous")
 
     def note(self, func, args):
-        """An operator for which a library may take memory is about to run."""
+        """Log an operator for which a library may allocate a workspace."""
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-        # In backward, on CUDA, it runs on another thread, with handles of its own.
+        # In backward, on CUDA, it runs on another thread with its own handles.
         in_backward = dispatch.current_autograd_node() is not None
         self.log.note(str(func), in_backward, tuple(tuple(one.shape) for one in tensors), dtype)
 
     def assume(self, text: str) -> None:
-        """Note what had to be assumed."""
+        """Record an assumption."""
         self.assumptions[text] += 1
 
     @property
     def seen(self) -> list[Any]:
-        """The operators that came so far."""
+        """The operators logged so far."""
         return list(self._facts)
 
     def facts(self, func: Any) -> Facts:
-        """What is known of an operator."""
+        """The facts about an operator."""
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts[func] = Facts(func, self._rules.get(func))
         return facts
 
     def dispatch(self, func, types, args, kwargs):
-        """Run one operator, with the errors that code written for CUDA knows."""
+        """Run one operator, with the errors that code written for CUDA expects."""
         try:
             kwargs = _on_gpu(kwargs) if kwargs else {}
             facts = self._facts.get(func) or self.facts(func)
             if facts.refusal:
                 raise PredictionError(f"{facts.refusal} ({func}).")
-            if facts.is_composite:  # in inference mode nothing decomposes operators before they come here
+            if facts.is_composite:  # in inference mode operators are not decomposed before they arrive here
                 dispatch.push_mode(self.mode)
                 try:
                     if facts.rule is None:
@@ -182,7 +182,7 @@ class OpDispatcher:
                 out = func._op(*args, **kwargs)
         except NotImplementedError:
             if facts.is_alias and facts.is_in_place:
-                return args[0]  # no meta kernel: it changes values alone
+                return args[0]  # no meta kernel: it changes only values
             answer = self.shapes.answer(func, args, kwargs)
             return made(answer, args, kwargs, lambda tensor, fresh: self._born(tensor, fresh, func))
         out = self._wrapped(out, func, facts)
@@ -207,7 +207,7 @@ class OpDispatcher:
 
 
 def _on_gpu(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """C++ asks for new tensors on meta, the device it believes in: that is the GPU."""
+    """C++ requests new tensors on meta, the device it sees: that means the GPU."""
     device = kwargs.get("device")
     if device is None or device.type not in ("meta", "cuda") or device == CUDA0:
         return kwargs
@@ -215,11 +215,11 @@ def _on_gpu(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class FakeCudaMode(cuda_names.TorchDispatchMode):
-    """Sees every operator of its thread that no other mode kept for itself."""
+    """Sees every operator of its thread that no other mode handled."""
 
     supports_higher_order_operators = True
     calls_for_meta = 0
-    """How many calls of the user's code are running that name the meta device."""
+    """The number of active user calls that name the meta device."""
 
     def __init__(self, dispatcher: OpDispatcher) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class FakeCudaMode(cuda_names.TorchDispatchMode):
 
     @without_frames
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Send an operator to where it belongs."""
+        """Route an operator."""
         kind = self._kinds.get(types) or self._kind(types)
         if kind == "fake":
             return self.dispatcher.dispatch(func, types, args, kwargs)
@@ -249,7 +249,7 @@ class FakeCudaMode(cuda_names.TorchDispatchMode):
         return deferred_init.on_host(func, args, kwargs, self.dispatcher)
 
     def _kind(self, types: Any) -> str:
-        """Of tensor classes: those of other libraries unwrap themselves first."""
+        """Route by tensor class: those of other libraries unwrap themselves first."""
         others = [one for one in types if one not in _PLAIN and not issubclass(one, FakeCudaTensor)]
         if any(one.__torch_dispatch__ is not dispatch.plain_torch_dispatch for one in others):
             kind = "foreign"
@@ -261,7 +261,7 @@ class FakeCudaMode(cuda_names.TorchDispatchMode):
     def _is_for_gpu(self, device: Any, args: Any) -> bool:
         """Whether a tensor on "cuda" or "meta" is one of the GPU.
 
-        C++ makes tensors "where this one is", and takes fake CUDA tensors for meta ones; user code may mean it.
+        C++ makes tensors "on the device of this one", and takes fake CUDA tensors for meta ones; user code may really mean meta.
         """
         if device.type != "meta":
             return bool(device.type == "cuda")
@@ -271,9 +271,9 @@ class FakeCudaMode(cuda_names.TorchDispatchMode):
 
 
 def watch_devices(cuda: OpDispatcher, patches: Patches) -> None:
-    """Factories of PyTorch's note when they are asked for the meta device by name, and so do `with torch.device(...)`.
+    """Make PyTorch's factories and `with torch.device(...)` note when the meta device is named.
 
-    They name their device with an index: C++ would ask the driver for it (ATen/native/TensorConversions.cpp).
+    They give their device an index: C++ would ask the driver for it (ATen/native/TensorConversions.cpp).
     """
 
     def called(device, function, /, *args, **kwargs):
@@ -301,7 +301,7 @@ def watch_devices(cuda: OpDispatcher, patches: Patches) -> None:
 
     @functools.wraps(as_tensor)
     def keeping(data, dtype=None, device=None):
-        """A tensor that is there already (torch/csrc/utils/tensor_new.cpp)."""
+        """An existing tensor (torch/csrc/utils/tensor_new.cpp)."""
         if is_fake(data) and (device is None or with_index(device).type == "cuda"):
             return data if dtype is None else data.to(dtype)
         return as_tensor(data, dtype=dtype, device=device)
@@ -317,7 +317,7 @@ def watch_devices(cuda: OpDispatcher, patches: Patches) -> None:
 
 
 def follow_threads(mode: FakeCudaMode, patches: Patches) -> None:
-    """Modes belong to threads: those that begin meanwhile get it too (`_bootstrap_inner` of Python 3.11 to 3.13)."""
+    """Modes are per thread: new threads get it too (`_bootstrap_inner` of Python 3.11 to 3.13)."""
     run_thread: Callable[[Any], None] = vars(threading.Thread)["_bootstrap_inner"]
 
     def bootstrap(thread):

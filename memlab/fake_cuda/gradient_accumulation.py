@@ -1,10 +1,10 @@
-"""What autograd's engine and its formulas do in place on CUDA tensors, and out of place on tensors of Python classes.
+"""What autograd's engine and its formulas do in place on CUDA tensors, but out of place on tensor subclasses.
 
-C++ asks `isTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) and then spares such tensors from operators in place. Fake
-CUDA tensors must be treated as what they stand for, or every residual connection would show one gradient too many. The test
-is the engine's own (torch/csrc/autograd/input_buffer.cpp, accumulate): dense, and referenced by nobody else.
+C++ checks `isTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) and then avoids in-place operators. Fake CUDA tensors must
+be treated like CUDA tensors, or every residual connection would show one gradient too many. The condition is the engine's
+own (torch/csrc/autograd/input_buffer.cpp, accumulate): dense, and referenced by nobody else.
 
-Limits: with create_graph=True both sides work out of place. Where a formula is not known here, it is taken out of place.
+Limits: with create_graph=True both sides work out of place. Unknown formulas are assumed to work out of place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_FRESH = ("IndexPut", "Scatter", "IndexCopy", "IndexFill", "MaskedScatter", "
 
 
 def _runs_in_engine() -> bool:
-    """Whether C++ of the engine or of its formulas asks, and not Python that a node runs (custom functions, hooks)."""
+    """Whether the caller is C++ (the engine or a formula), and not Python run by a node (custom functions, hooks)."""
     if torch.is_grad_enabled():
         return False
     frame: Any = sys._getframe(1)
@@ -40,14 +40,14 @@ def _runs_in_engine() -> bool:
 
 
 def _is_last_reference(tensor: Any) -> bool:
-    """Whether nothing but the caller's arguments holds the storage of a tensor, and it is dense."""
+    """Whether a tensor is dense and only the caller's arguments hold its storage."""
     if tensor_use_count(tensor) > TENSOR_HELD or storage_use_count(tensor) > STORAGE_HELD:
         return False
     return is_dense(tensor)
 
 
 def is_filled_in_place(tensor: Any) -> bool:
-    """Whether a formula would go on in place: it runs, on zeros of its own."""
+    """Whether a formula would continue in place: it is running, on its own zeros."""
     node = current_node()
     if node is None or node.name().startswith(NOT_FRESH) or storage_use_count(tensor) > STORAGE_HELD:
         return False
@@ -56,7 +56,7 @@ def is_filled_in_place(tensor: Any) -> bool:
 
 @rule("add.Tensor")
 def add(cuda, func, first, second, **kwargs):
-    """The engine adds into the gradient that came first."""
+    """The engine adds into the first gradient."""
     node = current_node()
     if (
         node is not None and not kwargs and isinstance(second, torch.Tensor)
@@ -75,7 +75,7 @@ def into_zeros(cuda, func, tensor, *args, **kwargs):
 
 @rule("sub.Tensor", "mul.Tensor")
 def in_formulas(cuda, func, first, second, **kwargs):
-    """The formula of binary_cross_entropy_with_logits goes on in place with a result of its own (FunctionsManual.cpp)."""
+    """The formula of binary_cross_entropy_with_logits continues in place on its own result (FunctionsManual.cpp)."""
     node = current_node()
     is_formula = node is not None and node.name() == "BinaryCrossEntropyWithLogitsBackward0"
     if is_formula and _is_last_reference(first) and _runs_in_engine():

@@ -1,4 +1,4 @@
-"""Rules: what a CUDA kernel allocates where PyTorch's shape functions show something else, one function for each operator.
+"""Rules: the allocations of CUDA kernels that differ from PyTorch's shape functions, one function per operator.
 
     @rule("native_dropout.default")
     def native_dropout(cuda, func, tensor, p, train): ...
@@ -6,14 +6,14 @@
     @scratch("multinomial.default")
     def multinomial(cuda, out, weights, samples, replacement=False, **rest): ...
 
-A rule stands in for its ATen operator on fake CUDA tensors and gets its arguments. `cuda` is the OpDispatcher: `cuda.op(func,
+A rule replaces its ATen operator on fake CUDA tensors and gets its arguments. `cuda` is the OpDispatcher: `cuda.op(func,
 *args, **kwargs)` runs the operator by its shape function and logs the results in their order, `cuda.empty(shape, dtype)`
-allocates a tensor, `cuda.held(...)` and `cuda.scratch(...)` allocate memory of no tensor, `cuda.assume(text)` notes an
+allocates a tensor, `cuda.held(...)` and `cuda.scratch(...)` allocate memory without a tensor, `cuda.assume(text)` records an
 assumption. Ordinary torch functions on fake tensors have their own rules and are logged too. `@scratch` is for the common
-case: the operator, then memory that is taken and given back; the function returns its sizes in order.
+case: the operator, then scratch memory; the function returns its sizes in order.
 
 An operator that PyTorch decomposes (`dropout.default`) may have a rule too: it runs above autograd, in forward and when a
-checkpoint is recomputed, and is made of differentiable calls; `func.decompose(*args, **kwargs)` is PyTorch's own way.
+checkpoint is recomputed, and is made of differentiable calls; `func.decompose(*args, **kwargs)` is PyTorch's decomposition.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def scratch(*names: str) -> Callable[[Rule], Rule]:
-    """Register what kernels take in addition to their results: a function of (cuda, out, *args, **kwargs) -> sizes."""
+    """Register the scratch memory of kernels: a function of (cuda, out, *args, **kwargs) -> sizes."""
 
     def register(sizes: Rule) -> Rule:
         @rule(*names)
@@ -63,7 +63,7 @@ def scratch(*names: str) -> Callable[[Rule], Rule]:
 
 
 def operator(name: str) -> Any:
-    """The ATen operator of a name "name.overload", None where this PyTorch lacks it."""
+    """The ATen operator "name.overload"; None if this PyTorch lacks it."""
     packet, _, overload = name.partition(".")
     try:
         return getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -95,7 +95,7 @@ def is_composite(func: Any) -> bool:
 
 
 def bytes_of(tensor: Any) -> int:
-    """What a dense copy takes."""
+    """The bytes of a dense copy."""
     return int(tensor.numel() * tensor.element_size())
 
 

@@ -1,4 +1,4 @@
-"""Kernels that need little to say: dropout, softmax, losses, norms and smaller ones.
+"""Rules of simple kernels: dropout, softmax, losses, norms and others.
 
 Sizes and order were read off the C++ allocator's own history (2.12.1, compute capability 7.5 to 12.0).
 """
@@ -63,7 +63,7 @@ def power_of_number(cuda, out, base, exponent):
 
 @scratch("_softmax.default", "_log_softmax.default", "_log_softmax_backward_data.default")
 def dense_copy(cuda, out, tensor, *args):
-    """Of logits that lie otherwise, as those of `cross_entropy(x.transpose(1, 2), y)`, or of a gradient (SoftMax.cu)."""
+    """Copy of non-contiguous logits, as in `cross_entropy(x.transpose(1, 2), y)`, or of a gradient (SoftMax.cu)."""
     return [] if tensor.is_contiguous() else [bytes_of(tensor)]
 
 
@@ -83,7 +83,7 @@ def softmax(cuda, func, tensor, dim, dtype=None):
 
 @scratch("_safe_softmax.default")
 def safe_softmax(cuda, out, tensor, dim, *args, **kwargs):
-    """Rows that are masked as a whole are looked for (ATen/native/SoftMax.cpp, _safe_softmax)."""
+    """Fully masked rows are detected (ATen/native/SoftMax.cpp, _safe_softmax)."""
     return out.numel(), out.numel() // max(out.shape[dim], 1), out.element_size()
 
 
@@ -166,13 +166,13 @@ def rms_norm(cuda, func, tensor, normalized, *args):
 
 @rule("native_layer_norm.default")
 def layer_norm(cuda, func, tensor, *args):
-    """A dense copy of the input if it is not dense (ATen/native/cuda/layer_norm_kernel.cu, expect_contiguous)."""
+    """A dense copy of a non-dense input (ATen/native/cuda/layer_norm_kernel.cu, expect_contiguous)."""
     with cuda.contiguous(tensor):
         return cuda.op(func, _as_dense(cuda, tensor), *args)
 
 
 def _as_dense(cuda, tensor):
-    """What a shape function should be asked with where the kernel works on a dense copy: it takes no memory."""
+    """The argument for a shape function if the kernel works on a dense copy; it allocates nothing."""
     if tensor.is_contiguous():
         return tensor
     flat = cuda.op(aten.as_strided.default, tensor, (tensor.numel(),), (1,))
@@ -184,7 +184,7 @@ MANY_ROWS, ROWS_PER_SUM = 64 * 1024, 32
 
 @rule("native_layer_norm_backward.default", "_fused_rms_norm_backward.default")
 def layer_norm_backward(cuda, func, grad, tensor, normalized, *args):
-    """Partial sums where there are very many rows (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
+    """Partial sums for very many rows (layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
     with cuda.contiguous(tensor):
         out = cuda.op(func, grad, _as_dense(cuda, tensor), normalized, *args)
         columns = math.prod(normalized)

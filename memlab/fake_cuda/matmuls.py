@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: operands that are copied, how results lie, what makes which gradient.
+"""Matrix products and convolutions: copied operands, layouts of results, order of gradients.
 
 Limits: the workspaces of cuBLAS and cuDNN themselves are in `memlab.prediction.workspaces`, cuDNN's as an interval.
 """
@@ -27,7 +27,7 @@ def linear(cuda, func, tensor, weight, bias=None):
 
 
 def is_readable(matrix: Any) -> bool:
-    """Whether cuBLAS can be told where the rows or columns of the last two dimensions lie."""
+    """Whether cuBLAS can address the last two dimensions by a leading dimension."""
     (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
     if (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows)):
         return True
@@ -36,7 +36,7 @@ def is_readable(matrix: Any) -> bool:
 
 @rule("mm.default", "bmm.default", "addmm.default", "baddbmm.default", "_addmm_activation.default")
 def multiply(cuda, func, *args, **kwargs):
-    """The product, then copies of operands that cuBLAS cannot read as they lie: expanded gradients, mostly.
+    """The product, then copies of operands whose layout cuBLAS cannot read: mostly expanded gradients.
 
     (ATen/native/cuda/Blas.cpp, prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas.)
     """
@@ -60,7 +60,7 @@ def grouped(cuda, func, left, right, groups=None, bias=None, out_dtype=None):
 
 
 def layout(tensor: Any, weight: Any) -> torch.memory_format:
-    """The one cuDNN works in (ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format)."""
+    """The memory format that cuDNN works in (ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format)."""
     last = CHANNELS_LAST.get(tensor.dim())
     if last is None or torch.float64 in (tensor.dtype, weight.dtype):
         return CONTIGUOUS
@@ -68,7 +68,7 @@ def layout(tensor: Any, weight: Any) -> torch.memory_format:
 
 
 def is_depthwise(tensor: Any, weight: Any, transposed: bool, groups: int) -> bool:
-    """Whether PyTorch's own depthwise kernels are taken (ATen/native/Convolution.cpp, ConvParams::is_depthwise)."""
+    """Whether PyTorch's own depthwise kernels are used (ATen/native/Convolution.cpp, ConvParams::is_depthwise)."""
     if transposed or groups == 1 or groups != tensor.shape[1] or weight.shape[0] % groups or tensor.dim() != 4:
         return False
     return layout(tensor, weight) is CONTIGUOUS
@@ -81,7 +81,7 @@ def _allocated(cuda: Any, fresh: Any, form: torch.memory_format, func: Any) -> A
 
 @rule("convolution.default")
 def convolution(cuda, func, tensor, weight, *args):
-    """The result lies as cuDNN works; what does not is copied (ATen/native/cudnn/ConvShared.cpp)."""
+    """The result has cuDNN's layout; operands with another layout are copied (ATen/native/cudnn/ConvShared.cpp)."""
     if not torch.backends.cudnn.enabled and not is_depthwise(tensor, weight, args[4], args[6]):
         return _unfolded(cuda, func, tensor, weight, *args)
     cuda.note(func, (tensor, weight, *args))
@@ -127,7 +127,7 @@ def unfolding(tensor, weight, outer, stride, padding, dilation, transposed):
 
 
 def _per_group(cuda: Any, groups: int, *tensors: Any) -> Any:
-    """Copies of the part of one group, or of what is not dense."""
+    """Copies of one group's part, or of non-dense tensors."""
     if groups == 1:
         return cuda.contiguous(*tensors)
     return cuda.held(*(bytes_of(one) // groups for one in tensors), op="aten.contiguous")
@@ -154,7 +154,7 @@ def _unfolded(cuda, func, tensor, weight, *args):
 
 
 def _unfolded_backward(cuda, func, grad, tensor, weight, *args):
-    """Transposed convolutions unfold for each gradient anew, dilated ones once, with a sum of the bias for each sample."""
+    """Transposed convolutions unfold again for each gradient, dilated ones once, with a bias sum per sample."""
     _, stride, padding, dilation, transposed, _, groups, mask = args
     cuda.note(aten.mm.default, (tensor, weight))
     columns, by_sample, is_pointwise = unfolding(tensor, weight, grad.shape[2:], stride, padding, dilation, transposed)

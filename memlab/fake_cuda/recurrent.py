@@ -1,10 +1,11 @@
-"""LSTM, GRU and RNN: whole layers as cuDNN runs them, cells and layers without cuDNN by PyTorch's fused kernels.
+"""LSTM, GRU and RNN: whole layers by cuDNN, cells and layers without cuDNN by PyTorch's fused kernels.
 
 cuDNN has one buffer of weights, a workspace during a call, and a reserve kept for backward. PyTorch's side of it
-(ATen/native/cudnn/RNN.cpp, 2.12) is exact: what is allocated when. The sizes of workspace and reserve are cuDNN's own business
+(ATen/native/cudnn/RNN.cpp, 2.12) is exact: what is allocated when. The sizes of workspace and reserve are internal to cuDNN
 and estimated: the gates of all steps, and two more values per unit kept for backward. Without cuDNN the layers are those of
 ATen/native/RNN.cpp, and exact.
-Limits: dropout's random states are not counted; under autocast each weight is cast alone; packed sequences take the longest.
+Limits: dropout's random states are not counted; under autocast each weight is cast separately; packed sequences
+are assumed to have the longest length.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class RecurrentCall:
     trains: bool
     directions: int
     batch_sizes: list[int] | None
-    """Of a packed sequence."""
+    """For a packed sequence."""
 
     @property
     def space_bytes(self) -> int:
@@ -89,7 +90,7 @@ class Cudnn(torch.autograd.Function):
         of_weights: list[Any] = [None] * len(weights)
         if any(one.requires_grad for one in weights):
             with cuda.contiguous(tensor):
-                # cuDNN has biases also where the module has none.
+                # cuDNN has biases even if the module has none.
                 missing = 2 * GATES[call.cell] * call.hidden * call.layers * call.directions
                 numbers = sum(one.numel() for one in weights) + (0 if call.has_biases else missing)
                 buffer = _new((numbers,), tensor.dtype)
@@ -120,7 +121,7 @@ def flatten(
 
 
 def flatten_weights(cuda: Any, patches: Patches) -> None:
-    """Modules lay their weights into one buffer as they move (torch/nn/modules/rnn.py, flatten_parameters, 2.11 to 2.15)."""
+    """Modules flatten their weights into one buffer when moved (torch/nn/modules/rnn.py, flatten_parameters, 2.11 to 2.15)."""
     acceptable = torch.backends.cudnn.is_acceptable
 
     def is_acceptable(one: Any) -> bool:
@@ -188,7 +189,7 @@ def _native(call: RecurrentCall, data: Any, states: Any, all_weights: Any) -> An
     per_layer = len(all_weights) // len(starts)
 
     def taking(data):
-        """The input of a step; of a packed sequence it is cut out when it is needed."""
+        """The input of a step; for a packed sequence it is sliced when needed."""
         if sizes is None:
             return data.unbind(0).__getitem__
         return lambda step: data.narrow(0, sum(sizes[:step]), sizes[step])
@@ -246,14 +247,14 @@ def packed(cuda, func, tensor, sizes, states, weights, *args):
 
 @rule("_pack_padded_sequence.default")
 def pack(cuda, func, tensor, lengths, first):
-    """Steps of one batch size after each other are copied together, then all are (ATen/native/PackedSequence.cpp)."""
+    """Consecutive steps of one batch size are copied together, then all of them (ATen/native/PackedSequence.cpp)."""
     if first:
         tensor = cuda.op(aten.transpose.int, tensor, 0, 1)
     sizes = lengths.tolist()
     batches = [sum(one > step for one in sizes) for step in range(max(sizes))]
     per_row = tensor[0, 0].numel() * tensor.element_size()
     copied = [batches.count(batch) * batch * per_row for batch in dict.fromkeys(batches)]
-    is_whole = tensor.is_contiguous() and len(sizes) == batches[0]  # the first steps lie densely already
+    is_whole = tensor.is_contiguous() and len(sizes) == batches[0]  # the first steps are contiguous already
     blocks = [cuda.hold(nbytes, func) for nbytes in copied[is_whole:]]
     out = cuda.empty((sum(batches), *tensor.shape[2:]), tensor.dtype, op=func)
     for block in blocks:

@@ -1,8 +1,8 @@
-"""What CUDA reductions take in addition to their results: the buffer and the semaphores by which thread blocks meet.
+"""Scratch memory of CUDA reductions: the buffer and the semaphores for reducing across thread blocks.
 
-The launch is worked out as `setReduceConfig` does (ATen/native/cuda/Reduce.cuh), from the shape, the strides, the number of
+The launch configuration is computed as in `setReduceConfig` (ATen/native/cuda/Reduce.cuh), from shape, strides, the number of
 multiprocessors and how many threads each holds. Limits: reductions of more than 2**31 elements are split by CUDA and may
-take an accumulation buffer in addition; inputs are taken to be aligned.
+need another accumulation buffer; inputs are assumed to be aligned.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _by_stride(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def launch_dims(sizes: Any, strides: Any, dims: Any) -> tuple[Dims, Dims]:
     """What is reduced and what is kept, as TensorIterator sees it: (size, element stride), fastest first, neighbours merged.
 
-    `dims` are those to reduce; none given: all.
+    `dims` are those to reduce; by default all.
     """
     every = range(len(sizes))
     chosen = {d % max(len(sizes), 1) for d in dims} if dims is not None and len(dims) else set(every)
@@ -71,7 +71,7 @@ def power_below(number: int, most: int = MAX_THREADS) -> int:
 
 
 def scratch_bytes(reduced: Dims, kept: Dims, element_bytes: int, gpu: Any, vector: int = VECTOR) -> tuple[int, ...]:
-    """(bytes of the buffer, bytes of the semaphores) of one reduction; nothing where blocks need not meet."""
+    """(bytes of the buffer, bytes of the semaphores) of one reduction; none if blocks need not synchronise."""
     inputs, outputs = (math.prod(size for size, _ in part) for part in (reduced, kept))
     on_fastest = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])
     dim0, dim1 = (inputs, outputs) if on_fastest else (outputs, inputs)
@@ -107,14 +107,14 @@ def scratch_bytes(reduced: Dims, kept: Dims, element_bytes: int, gpu: Any, vecto
 
 
 def reducing(cuda: Any, tensor: Any, dims: Any, element_bytes: int, vector: int = VECTOR) -> tuple[int, ...]:
-    """The sizes that reducing a tensor over these dimensions takes in addition to its result."""
+    """The scratch sizes of reducing a tensor over these dimensions."""
     if tensor.numel() < MAX_VALUES * 2:  # there are never two blocks
         return ()
     return scratch_bytes(*launch_dims(tensor.shape, tensor.stride(), dims), element_bytes, cuda.gpu, vector)
 
 
 def reduce(cuda: Any, tensor: Any, dims: Any, element_bytes: int) -> None:
-    """Take and give back those."""
+    """Allocate and release them."""
     cuda.scratch(*reducing(cuda, tensor, dims, element_bytes))
 
 
@@ -146,7 +146,7 @@ def norms(cuda, out, tensor, order=2, *args, **kwargs):
 
 
 def _reduces(element_bytes: Callable[[torch.dtype], int], *names: str, vector: int = VECTOR) -> None:
-    """Register reductions that hand values of so many bytes from block to block."""
+    """Register reductions that pass values of this size between blocks."""
 
     @scratch(*names)
     def sizes(cuda, out, tensor, *args, **kwargs):

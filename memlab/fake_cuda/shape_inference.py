@@ -1,8 +1,8 @@
-"""What comes out of an operator: sizes, strides and types, by PyTorch's own shape functions, remembered per call.
+"""The results of operators: sizes, strides and dtypes, by PyTorch's own shape functions, cached per call signature.
 
-An operator that makes new tensors is asked once for each combination of what goes in: `FakeTensorMode` says what comes out.
-After that the results are made from memory, which is several times faster than that mode's own cache. Views and operators in
-place run their meta kernels on the fake CUDA tensors themselves, since those share their storage.
+An operator that makes new tensors runs under `FakeTensorMode` once per combination of inputs. After that the results come
+from a cache, which is several times faster than that mode's own. Views and in-place operators run their meta kernels on the
+fake CUDA tensors themselves, since those share their storage.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _HASHABLE = (torch.dtype, torch.device, torch.layout, torch.memory_format, type(
 
 
 class Uncacheable(Exception):
-    """An argument that a call cannot be remembered by."""
+    """An argument that cannot be part of a cache key."""
 
 
 class Fresh(NamedTuple):
-    """A result to be made anew; `is_host` for those that land on the host."""
+    """A new result; `is_host` for those on the host."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -42,11 +42,11 @@ class Same(NamedTuple):
 
 
 ALIAS = object()
-"""The answer for an operator whose result shares the storage of an argument, though its schema does not say so."""
+"""The result of an operator that shares the storage of an argument, although its schema does not say so."""
 
 
 class _Mode(FakeTensorMode):
-    """C++ asks for new tensors on meta, the device it believes in, and gets them on the GPU."""
+    """C++ requests new tensors on meta, the device it sees, and gets them on the GPU."""
 
     def dispatch(self, func, types, args=(), kwargs=None):
         device = kwargs.get("device") if kwargs else None
@@ -56,7 +56,7 @@ class _Mode(FakeTensorMode):
 
 
 class Shapes:
-    """Answers for operators that make new tensors."""
+    """Cached results of operators that make new tensors."""
 
     def __init__(self) -> None:
         self.mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
@@ -76,14 +76,14 @@ class Shapes:
     def _ask(self, func, args, kwargs):
         twins = {key: self._fake(one) for key, one in _fakes(args, kwargs).items()}
         args, kwargs = tree_map_only(FakeCudaTensor, lambda one: twins[id(one)], (args, kwargs))
-        with _disable_current_modes():  # a rule may ask from above, where the user's modes and ours are on
+        with _disable_current_modes():  # a rule may call this from above, where the user's modes and ours are active
             out = self.mode.dispatch(func, (FakeTensor,), args, kwargs)
         places = {id(twin): place for place, twin in enumerate(twins.values())}
         storages = {TensorBase.untyped_storage(twin)._cdata for twin in twins.values()}
         return _described(out, places, storages)
 
     def _fake(self, tensor):
-        """A tensor of the same geometry; on a storage of its own, as fake tensors make theirs warn when asked for an address."""
+        """A tensor of the same geometry; on its own storage, as fake tensors make theirs warn when their address is read."""
         with meta_kernels():
             elem = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
             if tensor.dtype.is_complex and tensor.is_conj():
@@ -131,7 +131,7 @@ def made(answer, args, kwargs, born):
 
 
 def _key(value):
-    """What tells one call from another: geometry of tensors, values and types of the rest."""
+    """The cache key of a call: geometry of tensors, values and types of other arguments."""
     kind = type(value)
     if issubclass(kind, torch.Tensor):
         if value.dtype.is_complex and (value.is_conj() or value.is_neg()):

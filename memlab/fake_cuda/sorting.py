@@ -1,7 +1,7 @@
-"""What CUDA takes to sort, scan, draw, and to add into rows named by an index; most of it is asked for by the library CUB.
+"""Scratch memory of sorting, scans, sampling and indexed accumulation on CUDA; most of it is requested by the CUB library.
 
-Sizes of CUB are those of PyTorch 2.12.1 (CUDA 13.0) as seen on the C++ allocator: it lays its parts at multiples of 256 bytes
-and asks for 255 more. Limits: sorts of 16-bit keys take a table per multiprocessor that is only estimated here.
+Sizes of CUB are those of PyTorch 2.12.1 (CUDA 13.0) as seen on the C++ allocator: it aligns its parts to 256 bytes
+and requests 255 more. Limits: sorts of 16-bit keys take a table per multiprocessor that is only estimated here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from memlab.fake_cuda.tensors import is_fake
 aten = torch.ops.aten
 DIGITS, ALIGNED, SLACK = 256, 256, 255
 SINGLE_TILE = 2048
-"""Up to so many elements one thread block sorts alone, and asks for one byte."""
+"""Up to this many elements a single thread block sorts, and requests one byte."""
 SMALL_SORT = 4096
-"""Up to so many elements along the dimension a sort needs no radix sort (ATen/native/cuda/Sort.h, should_use_small_sort)."""
+"""Up to this many elements along the dimension no radix sort is used (ATen/native/cuda/Sort.h, should_use_small_sort)."""
 FEW_INDICES, ROWS_PER_SUM = 3072, 10
 
 
@@ -142,7 +142,7 @@ def _add_sorted(cuda: Any, func: Any, tensor: Any, indices: list[Any]) -> None:
 
 @rule("index.Tensor")
 def index(cuda, func, tensor, indices):
-    """Indices that lie differently are copied (ATen/native/TensorAdvancedIndexing.cpp, AdvancedIndex)."""
+    """Indices of different strides are copied (ATen/native/TensorAdvancedIndexing.cpp, AdvancedIndex)."""
     places = [one for one in indices if one is not None and one.dtype != torch.bool]
     shape = torch.broadcast_shapes(*(one.shape for one in places))
     copied = [math.prod(shape) * one.element_size() for one in places if one.shape != shape]
@@ -152,7 +152,7 @@ def index(cuda, func, tensor, indices):
 
 @scratch("sort.default", "sort.stable", "argsort.stable")
 def sort(cuda, out, tensor, dim=-1, *args, **kwargs):
-    """A short dimension takes its places, a long one a radix sort (ATen/native/cuda/Sort.cpp, sort_cuda_kernel)."""
+    """A short dimension needs its indices, a long one a radix sort (ATen/native/cuda/Sort.cpp, sort_cuda_kernel)."""
     along, count, width = tensor.shape[dim] if tensor.dim() else 1, tensor.numel(), tensor.element_size()
     if along <= 1:
         return []
@@ -166,7 +166,7 @@ def sort(cuda, out, tensor, dim=-1, *args, **kwargs):
 
 @rule("cumsum.default", "cumprod.default")
 def cumulate(cuda, func, tensor, dim, *, dtype=None):
-    """A single row is scanned by CUB (ATen/native/cuda/ScanKernels.cpp)."""
+    """A single row uses CUB's scan (ATen/native/cuda/ScanKernels.cpp)."""
     kwargs = {} if dtype is None else {"dtype": dtype}
     converted = tensor.numel() * dtype.itemsize if dtype not in (None, tensor.dtype) else 0
     with cuda.held(converted, op=func):

@@ -1,7 +1,7 @@
-"""Tensors without data: what C++ takes for meta tensors with the dispatch keys of CUDA, and Python for CUDA tensors.
+"""Tensors without data: to C++ meta tensors with the dispatch keys of CUDA, to Python CUDA tensors.
 
-C++ must not see a CUDA device, or it asks for device guards and a context, and backward aborts the process where there are
-none (seen in 2.11 to 2.15); autograd takes a meta device as it takes the CPU's. Copies are those of CUDA: `copy.deepcopy`
+C++ must not see a CUDA device, or it needs device guards and a context, and without them backward aborts the process
+(seen in 2.11 to 2.15); autograd treats a meta device like the CPU. Copies are those of CUDA: `copy.deepcopy`
 clones whole storages, pickling carries no values.
 """
 
@@ -30,7 +30,7 @@ _NO_NUMPY = (
 
 
 class State:
-    """What tensors have to know wherever they are met: the FakeCuda that is on."""
+    """Global state that tensors need: the active FakeCuda."""
 
     active: Any = None
 
@@ -46,7 +46,7 @@ def with_index(device: Any) -> torch.device:
 
 
 def without_frames(function):
-    """A function whose errors leave without the frames that they came through: they hold arguments, which on CUDA nobody holds."""
+    """Strip inner frames from the errors of a function: they hold arguments, which nothing holds on CUDA."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
@@ -57,7 +57,7 @@ def without_frames(function):
             error = problem.with_traceback(None)
         try:
             raise error
-        finally:  # a frame that holds its own error keeps all frames alive until the garbage is collected
+        finally:  # a frame that holds its own error keeps all frames alive until garbage collection
             del args, kwargs, error
 
     return call
@@ -69,10 +69,10 @@ def is_fake(thing: Any) -> bool:
 
 
 def tensor_to(self, *args, **kwargs):
-    """`Tensor.to`, of tensors on the host as well, and where fake CUDA is off by now.
+    """`Tensor.to`, also for host tensors, and after fake CUDA has ended.
 
     C++ would ask the driver for the index of "cuda" (ATen/native/TensorConversions.cpp, ensure_has_index), take the device of
-    a fake CUDA tensor for meta, and copy what is on the GPU already.
+    a fake CUDA tensor for meta, and copy what is already on the GPU.
     """
     given, rest = list(args), dict(kwargs)
     device, dtype, copy = rest.pop("device", None), rest.pop("dtype", None), rest.pop("copy", False)
@@ -146,7 +146,7 @@ def legacy_tensor(dtype: torch.dtype, args: Any) -> Any:
 
 
 class FakeCudaTensor(torch.Tensor):
-    """A CUDA tensor to Python; it has sizes, a storage of no memory, and whatever autograd gives it."""
+    """A CUDA tensor to Python; it has sizes, a storage without memory, and autograd state."""
 
     __torch_function__ = no_torch_function
     to, cuda, __deepcopy__ = tensor_to, tensor_cuda, deepcopy
@@ -156,14 +156,14 @@ class FakeCudaTensor(torch.Tensor):
     @classmethod
     @without_frames
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Operators that no mode saw: those of other threads, and of rules."""
+        """Operators that no mode saw: from other threads, and from rules."""
         if State.active is None:
             raise RuntimeError(f"{func} was called on a fake CUDA tensor after its prediction had ended.")
         return State.active.dispatcher.dispatch(func, types, args, kwargs)
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """cuda:0 to user code; what C++ sees to shape functions written in Python."""
+        """cuda:0 to user code; to shape functions written in Python, the device that C++ sees."""
         return META if meta_kernels.running else CUDA0
 
     is_cuda: Any = property(lambda self: not meta_kernels.running)
@@ -175,7 +175,7 @@ class FakeCudaTensor(torch.Tensor):
 
     @_is_param.setter
     def _is_param(self, value: bool) -> None:
-        """`nn.Parameter(tensor)` marks what it made of a tensor of another class (torch/nn/parameter.py)."""
+        """`nn.Parameter(tensor)` marks tensors of other classes as parameters (torch/nn/parameter.py)."""
         if value:
             self.__class__ = FakeCudaParameter
 
@@ -185,7 +185,7 @@ class FakeCudaTensor(torch.Tensor):
         return f"{kind}tensor(..., device='cuda:0', size={tuple(self.shape)}, dtype={self.dtype}{grad})"
 
     def __format__(self, spec: str) -> str:
-        """A single number as its value, as `torch.Tensor` does with tensors that are not on meta."""
+        """A single element by value, as `torch.Tensor` does for tensors that are not on meta."""
         return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def __setitem__(self, key, value):
@@ -229,7 +229,7 @@ class FakeCudaTensor(torch.Tensor):
         return self.detach().cpu().tolist()
 
     def data_ptr(self) -> int:
-        """A number that tells storages apart, as an address does."""
+        """A number that identifies the storage, like an address."""
         base = State.active.log.address_of(TensorBase.untyped_storage(self)) if State.active is not None else 0
         return int(base + self.storage_offset() * self.element_size()) if base else 0
 
@@ -243,7 +243,7 @@ class FakeCudaTensor(torch.Tensor):
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
 
     def __reduce_ex__(self, protocol):
-        """What pickle writes: geometry and storage, without data."""
+        """The pickled form: geometry and storage, without data."""
         storage = TensorBase.untyped_storage(self)
         saved = _being_saved.get(id(storage))
         if saved is None:
@@ -252,7 +252,7 @@ class FakeCudaTensor(torch.Tensor):
 
 
 class FakeCudaParameter(FakeCudaTensor, torch.nn.Parameter):
-    """What `nn.Parameter` makes of a fake CUDA tensor."""
+    """The result of `nn.Parameter` for a fake CUDA tensor."""
 
     _is_param = True
 
@@ -289,7 +289,7 @@ def _as_parameter(kind: Any, wanted: bool) -> Any:
 
 
 def set_data(tensor, value):
-    """`tensor.data = value`, also between the host and the GPU, which C++ takes for incompatible types."""
+    """`tensor.data = value`, also between the host and the GPU, which C++ considers incompatible types."""
     if is_fake(tensor) == is_fake(value):
         TensorBase.data.__set__(tensor, value)
         return
@@ -300,15 +300,15 @@ def set_data(tensor, value):
     swap(tensor, other)
     if not needs_grad:
         return
-    if other.grad is not None:  # the swap took it along; it follows to the device, and so do hooks
+    if other.grad is not None:  # the swap moved it too; it follows to the device, and so do hooks
         tensor.grad = other.grad.detach().to(tensor.device)
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if hooks := getattr(tensor, name, None):
-            setattr(tensor, name, hooks)  # which tells C++ of them again
+            setattr(tensor, name, hooks)  # which registers them with C++ again
 
 
 class SavedStorage:
-    """A storage in a pickle: pickle writes one object once, so what shared the storage shares it again."""
+    """A storage in a pickle: pickle writes each object once, so sharing is preserved."""
 
     __slots__ = ("__weakref__", "storage")
 
@@ -343,7 +343,7 @@ def rebuilt(
 
 
 def loading(load):
-    """`torch.load` of what was saved from the fake GPU; only our own rebuilding is added to what it may call."""
+    """`torch.load` of tensors saved from the fake GPU; only our rebuild function is added to its allowed globals."""
 
     def loaded(f, map_location=None, *args, **kwargs):
         where = with_index(map_location) if isinstance(map_location, str | torch.device | int) else map_location

@@ -164,7 +164,7 @@ class LabSession:
         verdict = f"{row.verdict[:1].upper()}{row.verdict[1:]}." if row.verdict else ""
         return " ".join(filter(None, [verdict, line, result.remark]))
 
-    found = property(operator.attrgetter("result"))  # what it was called before
+    found = property(operator.attrgetter("result"))  # the earlier name
 
     @property
     def details(self) -> str:

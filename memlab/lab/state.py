@@ -104,7 +104,7 @@ class LabChoices:
         """The workload or user function of this name."""
         return self.own[name] if name in self.own else known_workloads()[name]
 
-    what = workload  # what it was called before
+    what = workload  # the earlier name
 
     def idea(self, name: str) -> str:
         """A description of a workload, in one line."""

@@ -19,7 +19,7 @@ Step = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an exercise is solved, and in `lines` what to look at next."""
+    """Whether an exercise is solved; `lines` says what to look at next."""
 
     passed: bool
     lines: tuple[str, ...]
@@ -37,7 +37,7 @@ class NotWritten(Exception):
 
 
 class Check:
-    """`check(yours).same_as(reference).peak_below("2 GiB")`: both sides are asked of every exercise."""
+    """`check(yours).same_as(reference).peak_below("2 GiB")`: every exercise requires both."""
 
     def __init__(
         self,

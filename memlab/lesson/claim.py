@@ -1,4 +1,4 @@
-"""What a lesson states of its runs: a saving, or for a myth none; and an account of a peak, term by term."""
+"""Claims of a lesson: a saving, or none for a myth; and the account of a peak, term by term."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memlab.views.shown import Shown
 from memlab.views.table import Column, Table
 
 LEAST_SAVING = 0.25
-"""Of the peak: what is taught as a saving has to be unmistakable."""
+"""A share of the peak: what is taught as a saving has to be clearly visible."""
 MOST_OF_A_MYTH = 0.01
 Measured = Run | int
 
@@ -29,7 +29,7 @@ class Claim:
     source: str
     saved_share: float
 
-    text = property(attrgetter("sentence"))  # what it was called before
+    text = property(attrgetter("sentence"))  # the earlier name
 
     def __str__(self) -> str:
         return f"Claim holds ({self.source}): {self.sentence}"
@@ -38,7 +38,7 @@ class Claim:
 
 
 def saves(what: str, before: Measured, after: Measured, at_least: float = LEAST_SAVING, of: str = "allocated") -> Claim:
-    """`what` takes at least this share from the peak, else ClaimRefuted."""
+    """Assert that `what` saves at least this share of the peak, else raise ClaimRefuted."""
     if not 0 < at_least < 1:
         raise MemlabError(f"at_least is a share between 0 and 1, got {at_least!r:.80}.")
     claim = _claim(what, before, after, of)
@@ -50,7 +50,7 @@ def saves(what: str, before: Measured, after: Measured, at_least: float = LEAST_
 def saves_nothing(
     what: str, before: Measured, after: Measured, at_most: float = MOST_OF_A_MYTH, of: str = "allocated"
 ) -> Claim:
-    """`what` does not move the peak by more than this share, else ClaimRefuted."""
+    """Assert that `what` does not change the peak by more than this share, else raise ClaimRefuted."""
     claim = _claim(what, before, after, of)
     if abs(claim.saved_share) > at_most:
         raise ClaimRefuted(f"not so here ({claim.source}): {claim.sentence} At most {at_most:.0%} was claimed.")
@@ -88,7 +88,7 @@ def _peak(run: Measured, of: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AccountTerm:
-    """One owner of bytes: `formula` is text for the reader, `predicted_bytes` its value."""
+    """One term of an account: `formula` is text for the reader, `predicted_bytes` its value."""
 
     name: str
     formula: str
@@ -97,15 +97,15 @@ class AccountTerm:
 
     @property
     def residual_bytes(self) -> int:
-        """What was measured beyond the formula."""
+        """Measured minus formula."""
         return self.measured_bytes - self.predicted_bytes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Account(Shown):
-    """All terms of one figure; `total_bytes` is that figure as it was measured, and what no term explains is a row.
+    """All terms of one figure; `total_bytes` is the measured figure, and the unexplained rest is a row.
 
-    `source` heads the column of the figures: where they were simulated or predicted it says so.
+    `source` is the heading of the measured column: it says so if they were simulated or predicted.
     """
 
     title: str
@@ -113,7 +113,7 @@ class Account(Shown):
     terms: tuple[AccountTerm, ...]
     source: str = "measured"
 
-    found = property(attrgetter("source"))  # what it was called before
+    found = property(attrgetter("source"))  # the earlier name
 
     @property
     def unexplained_bytes(self) -> int:

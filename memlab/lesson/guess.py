@@ -1,4 +1,4 @@
-"""A guess: what the learner says before the run, locked once something was measured."""
+"""A guess: committed before the run, locked once something was measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = float | str
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A number of bytes between two: given as "1.5 GiB", or as an int of bytes."""
+    """A size within a range: given as "1.5 GiB", or as an int of bytes."""
 
     low_bytes: int
     high_bytes: int
@@ -75,7 +75,7 @@ Answer = Size | Share | Choice
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A guess (None: skipped) next to what was measured, or came from another `source`."""
+    """A guess (None: skipped) and the true value, measured or from another `source`."""
 
     question: str
     answer: Answer
@@ -83,11 +83,11 @@ class Outcome:
     measured: Value
     source: str = "measured"
 
-    found = property(attrgetter("source"))  # what it was called before
+    found = property(attrgetter("source"))  # the earlier name
 
     @property
     def ratio(self) -> float:
-        """Guess over measurement: 1 is right; NaN without a guess, or for a wrong word."""
+        """Guess divided by measurement: 1 is right; NaN without a guess, or for a wrong word."""
         if isinstance(self.answer, Choice) and self.guessed is not None:
             return 1.0 if self.guessed == self.measured else math.nan
         return float(self.guessed) / float(self.measured) if self.measured and self.guessed is not None else math.nan
@@ -117,9 +117,9 @@ def _distance(ratio: float) -> str:
 
 
 class Guess:
-    """`commit` a guess before the run, or `skip` it; `compare` shows it next to what was measured.
+    """`commit` a guess before the run, or `skip` it; `compare` shows it next to the measurement.
 
-    `clock` gives something else as soon as there is a new measurement: from then on nothing can be committed.
+    `clock` changes its value with each new measurement: from then on nothing can be committed.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Guess:
         return self
 
     def skip(self) -> Guess:
-        """Go on without a guess; the outcome says so."""
+        """Continue without a guess; the outcome says so."""
         self._refuse_if_locked()
         self.state = "skipped"
         self.on_change(self)
@@ -158,7 +158,7 @@ class Guess:
     def compare(self, measured: object, source: str = "measured", *, found: str = "") -> Outcome:
         """The guess next to what was measured; an open one counts as skipped.
 
-        `source` says where the value comes from, as "predicted"; `found` is what it was called before.
+        `source` says where the value comes from, such as "predicted"; `found` is the earlier name of an argument.
         """
         if self.state == "open":
             self.state = "skipped"
@@ -176,7 +176,7 @@ class Guess:
             raise MemlabError(f"this guess is locked: {why}. Go on and compare.")
 
     def __str__(self) -> str:
-        # No answer here, right below the question: whoever opens the notebook next may still guess.
+        # No answer here, right below the question: the next reader of the notebook may still want to guess.
         if self.state == "skipped":
             return f"{self.question} You skipped the guess; the answer stands further down."
         if self.outcome is not None:

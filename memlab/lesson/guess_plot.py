@@ -1,4 +1,4 @@
-"""The guesses over all lessons: guess over measurement, one row for each lesson."""
+"""The guesses of all lessons: guess divided by measurement, one row per lesson."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from memlab.views.scene import Axis, Mark, Panel, Scene, Shade
 from memlab.views.shown import ShownPicture
 
 EDGE = 16.0
-"""Further off than this many times is drawn at the edge."""
+"""Ratios beyond this factor are drawn at the edge."""
 NEAR = 2.0
 """Within this factor a guess is near."""
 ROW, TOP, BOTTOM = 22, 12, 42
 WRONG_AT, SKIPPED_AT = 2.9, 3.8
-"""Where wrong words and skipped questions stand, right of the axis of log4."""
+"""Positions of wrong words and skipped questions, right of the log4 axis."""
 _TICKS = {"1/16": 1 / 16, "1/4": 1 / 4, "1/2": 1 / 2, "right": 1.0, "2x": 2.0, "4x": 4.0, "16x": 16.0}
 _MARKS = {
     "near": ("dot", theme.SERIES["used"]), "off": ("dot", theme.SERIES["allocated"]),
@@ -31,14 +31,14 @@ _MARKS = {
 
 @dataclass(frozen=True, slots=True)
 class GuessPoint:
-    """One guess: `place` is log4 of guess over measurement, or right of the axis."""
+    """One guess: `place` is log4 of guess divided by measurement, or a position right of the axis."""
 
     row: int
     place: float
     kind: str
     words: str
 
-    says = property(attrgetter("words"))  # what it was called before
+    says = property(attrgetter("words"))  # the earlier name
 
 
 class GuessPlot(ShownPicture):
@@ -50,12 +50,12 @@ class GuessPlot(ShownPicture):
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Guess over measurement of all that were committed and are no words."""
+        """Guess divided by measurement, for all committed guesses that are not words."""
         return tuple(one.ratio for one in self.guesses if one.ratio is not None)
 
     @property
     def points(self) -> tuple[GuessPoint, ...]:
-        """Where each guess is drawn; several of a lesson that have no ratio stand side by side."""
+        """The position of each guess; those of a lesson without a ratio are drawn side by side."""
         points = []
         for one in self.guesses:
             row = self.lessons.index(one.lesson)
@@ -74,7 +74,7 @@ class GuessPlot(ShownPicture):
 
     @property
     def sentence(self) -> str:
-        """How many were answered, and how near."""
+        """How many were answered, and how close."""
         if not self.guesses:
             return "No guesses yet: a guess is stored as soon as it was compared with a measurement."
         asked, ratios, kinds = len(self.guesses), sorted(self.ratios), [one.kind for one in self.points]
@@ -85,7 +85,7 @@ class GuessPlot(ShownPicture):
         near = f"{kinds.count('near')} were within a factor of {NEAR:g}"
         low, high = sum(ratio < 1 for ratio in ratios), sum(ratio > 1 for ratio in ratios)
         counts = f"{near}, {low} too low, {high} too high, {kinds.count('wrong')} the wrong word."
-        middle = ratios[(len(ratios) - 1) // 2 : len(ratios) // 2 + 1]  # one or two: ratios average geometrically
+        middle = ratios[(len(ratios) - 1) // 2 : len(ratios) // 2 + 1]  # ratios have a geometric mean
         median = f" The median is {statistics.geometric_mean(middle):.2f} times the truth." if middle else ""
         return f"{answered} {counts}{median}"
 
@@ -104,7 +104,7 @@ class GuessPlot(ShownPicture):
         return "\n".join(lines)
 
     def bundle(self) -> dict[str, Any]:
-        """MIME type -> the picture; words where there is nothing to draw."""
+        """MIME type -> the figure; text if there is nothing to draw."""
         return super().bundle() if self.guesses else {"text/plain": self.text}
 
     def to_pandas(self) -> Any:

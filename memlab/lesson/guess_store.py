@@ -1,7 +1,7 @@
-"""The learner's guesses over all lessons, in one small JSON file in the folder of the notebooks.
+"""The learner's guesses of all lessons, in one small JSON file in the folder of the notebooks.
 
-It is written whole or not at all, and only where a guess was compared. A skipped question never replaces an
-answer: running all cells again forgets nothing.
+It is written atomically, and only when a guess is compared. A skipped question never replaces an answer:
+running all cells again loses nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BYTES, MAX_TEXT = 1 << 20, 300
 
 @dataclass(frozen=True, slots=True)
 class StoredGuess:
-    """A question; `ratio` is None where it was skipped, or the word was wrong."""
+    """A question; `ratio` is None if it was skipped, or the word was wrong."""
 
     lesson: str
     question: str
@@ -37,7 +37,7 @@ def path() -> Path:
 
 
 def load() -> tuple[StoredGuess, ...]:
-    """The guesses so far, the first first; none where there is no file."""
+    """The guesses so far, oldest first; none without a file."""
     file = path()
     try:
         if file.stat().st_size > MAX_BYTES:
@@ -53,7 +53,7 @@ def load() -> tuple[StoredGuess, ...]:
 
 
 def _guess(row: Any) -> StoredGuess | None:
-    """A row of the file; whatever else may stand there is left out."""
+    """Read a row of the file; malformed ones are skipped."""
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("lesson", "question")):
         return None
     lesson, question, ratio = row["lesson"][:MAX_TEXT], row["question"][:MAX_TEXT], row.get("ratio")
@@ -65,7 +65,7 @@ def _guess(row: Any) -> StoredGuess | None:
 
 
 def save(guess: StoredGuess) -> None:
-    """Add or replace a guess. A folder that cannot be written to is no reason to fail."""
+    """Add or replace a guess. A read-only folder is no reason to fail."""
     try:
         known = {(one.lesson, one.question): one for one in load()}
     except MemlabError:

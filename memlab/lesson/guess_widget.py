@@ -26,7 +26,7 @@ def show_guess(guess: Guess) -> None:
 
 
 class GuessWidget:
-    """The controls of one guess, which go when it is settled, and its state."""
+    """The controls of one guess, removed once it is committed or skipped, and its state."""
 
     def __init__(self, guess: Guess) -> None:
         self._guess = guess
@@ -58,7 +58,7 @@ class GuessWidget:
 
 
 def _inputs(guess: Guess) -> tuple[Any, Any]:
-    """The widget that has the value, and the row that it stands in."""
+    """The input widget, and the row that contains it."""
     answer, style = guess.answer, {"description_width": "initial"}
     if isinstance(answer, Choice):
         radio = ipywidgets.RadioButtons(options=list(answer.options), description=guess.question, style=style)

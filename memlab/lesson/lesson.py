@@ -1,4 +1,4 @@
-"""A lesson: what its cells ask, claim and check, and what is left to say at its end."""
+"""A lesson: the guesses, claims, checks and summary of its cells."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from memlab.units import format_bytes, number_of, parse_bytes
 from memlab.views.shown import Shown, print_text
 
 HEADLINES = "application/vnd.memlab.headlines+json"
-"""The MIME type of a lesson's figures, by which two executions are compared."""
+"""The MIME type of a lesson's figures, used to compare two executions."""
 SMALL_WORKSPACE = ":4096:2:16:8"
-"""8.125 MiB for each handle: PyTorch's default except on Hopper and later, where 32 MiB are more than some exercises take."""
+"""8.125 MiB per handle: PyTorch's default except on Hopper and later, where 32 MiB exceed some exercises."""
 
 
 class Lesson:
-    """What a notebook of the course works with: `lesson = Lesson("08 checkpointing", needs="600 MiB")`.
+    """The API of a course notebook: `lesson = Lesson("08 checkpointing", needs="600 MiB")`.
 
-    `device` is where its cells put things: "cuda" where there is one, else "cpu". cuBLAS is told to take the workspace it
-    takes on most GPUs, unless CUBLAS_WORKSPACE_CONFIG is set already. Raises MemlabError where the host has less free memory
-    than the lesson needs.
+    `device` is where its cells run: "cuda" if available, else "cpu". cuBLAS is configured to the workspace that it has on
+    most GPUs, unless CUBLAS_WORKSPACE_CONFIG is set already. Raises MemlabError if the host has less free memory than the
+    lesson needs.
     """
 
     def __init__(self, name: str, needs: str | int = "200 MiB", card: str = "RTX 4060") -> None:
@@ -79,25 +79,25 @@ class Lesson:
             guess_store.save(StoredGuess(self.name, guess.question, usable, state))
 
     def guesses_so_far(self) -> GuessPlot:
-        """The learner's guesses over all lessons: guess over measurement, lesson by lesson."""
+        """The learner's guesses of all lessons: guess divided by measurement, lesson by lesson."""
         return GuessPlot(guess_store.load())
 
     def sweep(self, name: str, runs: Mapping[Any, Measured]) -> Sweep:
         """The peaks over the values of one setting: `lesson.sweep("batch", {8: run, 16: other})`."""
         return Sweep(name, runs)
 
-    knob = sweep  # what it was called before
+    knob = sweep  # the earlier name
 
     def saves(
         self, what: str, before: Measured, after: Measured, at_least: float = LEAST_SAVING, of: str = "allocated"
     ) -> Claim:
-        """Assert that `what` takes at least this share from the peak of `of`."""
+        """Assert that `what` saves at least this share of the peak of `of`."""
         return self._claimed(what, claim.saves(what, before, after, at_least, of))
 
     def saves_nothing(
         self, what: str, before: Measured, after: Measured, at_most: float = MOST_OF_A_MYTH, of: str = "allocated"
     ) -> Claim:
-        """Assert that `what` does not move the peak of `of`."""
+        """Assert that `what` does not change the peak of `of`."""
         return self._claimed(what, claim.saves_nothing(what, before, after, at_most, of))
 
     def _claimed(self, what: str, claimed: Claim) -> Claim:
@@ -113,19 +113,19 @@ class Lesson:
         return self.claims[-1]
 
     def headline(self, name: str, figure: int | float | str) -> Any:
-        """Note a figure that every execution on a machine of this kind gives again."""
+        """Record a figure that every execution on this kind of machine reproduces."""
         self.headlines[name] = figure
         return figure
 
     def not_measurable(self, what: str, why: str) -> None:
-        """Say that this device cannot show `what`; a zero would read like a measurement."""
+        """State that this device cannot show `what`; a zero would look like a measurement."""
         print_text(f"{what}: {self.headline(what, f'not measurable here: {why}')}.")
 
     def predict(self, step: Callable[[], object], name: str | None = None, card: str | None = None) -> Any:
         """Predict for a GPU what this machine cannot show."""
         return predictions.predict(step, card or self.card, name=name)
 
-    on_card = predict  # what it was called before
+    on_card = predict  # the earlier name
 
     def account(
         self,
@@ -138,7 +138,7 @@ class Lesson:
     ) -> Account:
         """Every large term of a peak: name, formula, predicted bytes, measured bytes.
 
-        `source` says what they are otherwise; `found` is what it was called before.
+        `source` is where the figures come from if not measured; `found` is the earlier name of an argument.
         """
         self.headlines[title] = total_bytes
         return claim.account(title, total_bytes, terms, found or source)
@@ -148,7 +148,7 @@ class Lesson:
         return Check(yours, self.device, self.verdicts.append)
 
     def end(self) -> LessonEnd:
-        """What was claimed and guessed; the last cell of a lesson."""
+        """Summarize claims and guesses; the last cell of a lesson."""
         return LessonEnd(self)
 
 

@@ -1,6 +1,6 @@
 """A sweep: the peak over the values of a setting, what held it, and a slider that selects one value.
 
-The picture is static and stays when the kernel is gone; the slider above it says which bar is strong.
+The figure is static and stays without a kernel; the slider above it highlights one bar.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OTHER = "other"
 class Sweep(ShownPicture):
     """Peaks of runs (or numbers of bytes) over the values of a setting; in a notebook with a slider.
 
-    `sweep.select(value)` points at one; `sweep.peaks` has the bytes.
+    `sweep.select(value)` highlights one; `sweep.peaks` has the bytes.
     """
 
     def __init__(self, name: str, runs: Mapping[Any, Measured]) -> None:
@@ -51,31 +51,31 @@ class Sweep(ShownPicture):
             shares = {} if isinstance(run, int) else run.breakdown()
             held = {name: count for name, count in shares.items() if name in theme.CATEGORIES and count > 0}
             rest = peak - sum(held.values())
-            if rest > 0 or isinstance(run, int):  # what no category explains
+            if rest > 0 or isinstance(run, int):  # the rest that no category explains
                 held[_OTHER] = held.get(_OTHER, 0) + rest
             self._held[value] = held
 
     def select(self, value: Any) -> Sweep:
-        """Select one value; a picture that is shown follows."""
+        """Select one value; a displayed figure is updated."""
         if value not in self.peaks:
             raise MemlabError(f"{self.name} has the values {', '.join(map(_short, self.peaks))}; got {value!r:.80}.")
         self.selected = value
         if self._display is not None:
-            # Plotly's extension of JupyterLab never draws over a figure: the words in between take it away.
+            # JupyterLab's plotly extension never redraws a figure: showing text in between removes it.
             self._display.update({"text/plain": self.text}, raw=True)
             self._display.update(self.bundle(), raw=True)
         return self
 
-    turn, at = select, property(attrgetter("selected"))  # what they were called before
+    turn, at = select, property(attrgetter("selected"))  # the earlier names
 
     @property
     def names(self) -> list[str]:
-        """What the bars are made of, from the lowest up."""
+        """The categories of the bars, bottom first."""
         return [name for name in theme.CATEGORIES if any(name in held for held in self._held.values())]
 
     @property
     def sentence(self) -> str:
-        """The peak of the value that is selected, or the first peak compared with the last."""
+        """The peak of the selected value, or the first peak compared with the last."""
         first, *_, last = self.peaks
         if self.selected is None:
             ends = " to ".join(f"{_short(value)}: {format_bytes(self.peaks[value])}" for value in (first, last))
@@ -89,7 +89,7 @@ class Sweep(ShownPicture):
 
     @property
     def text(self) -> str:
-        """The sentence, and a bar for each value."""
+        """The sentence, and one bar per value."""
         columns = (Column(""), Column(self.name), Column("peak", "bytes"))
         marks = (">" if value == self.selected else " " for value in self.peaks)
         rows = tuple(zip(marks, map(_short, self.peaks), self.peaks.values(), strict=True))
@@ -103,14 +103,14 @@ class Sweep(ShownPicture):
         return pandas.DataFrame(rows).set_index(self.name)
 
     def _ipython_display_(self) -> None:
-        """The slider, where there is a kernel for it, and the static picture."""
+        """The slider, if there is a kernel, and the static figure."""
         if torch_internals.is_kernel(running_shell()):
             content = self.slider()._repr_mimebundle_() or {}
-            display({**content, "text/plain": ""}, raw=True)  # a saved notebook has the picture instead
+            display({**content, "text/plain": ""}, raw=True)  # a saved notebook has the figure instead
         self._display = display(self.bundle(), raw=True, display_id=True)
 
     def slider(self) -> Any:
-        """The widget alone: moved, also by the keyboard's arrows, it selects a value."""
+        """The slider alone, which also works with the arrow keys."""
         options = [(_short(value), value) for value in self.peaks]
         slider = ipywidgets.SelectionSlider(
             options=options, value=options[0][1] if self.selected is None else self.selected, description=self.name,
@@ -120,7 +120,7 @@ class Sweep(ShownPicture):
         return slider
 
     def scene(self) -> Scene:
-        """One bar for each value; all but the one that is selected are faded."""
+        """One bar per value; all but the selected one are faded."""
         layers = {name: [held.get(name, 0) for held in self._held.values()] for name in self.names}
         opacity = tuple(1.0 if self.selected in (None, value) else _FADED for value in self.peaks)
         labels = (

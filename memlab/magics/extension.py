@@ -1,8 +1,8 @@
-"""What `%load_ext memlab` puts into a shell, and takes out again.
+"""The IPython extension: what `%load_ext memlab` installs and `%unload_ext memlab` removes.
 
 A tracked cell is not wrapped: its first line becomes a call that starts a run, and the end of the cell ends it. So the
-last value, `;`, `await`, nested magics, errors and interrupts are what they are without the magic. Where a front end does
-not use IPython's input transformers, an ordinary cell magic of the same name serves.
+last value, `;`, `await`, nested magics, errors and interrupts are the same as without the magic. For front ends that do not
+use IPython's input transformers there is an ordinary cell magic of the same name.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from memlab.magics.line_magics import LineMagics, close_labs
 from memlab.magics.track import TrackMagics, asked_of, options_of, parse
 
 MAGICS: tuple[type[Magics], ...] = (TrackMagics, LineMagics)
-"""Every class of magics that the extension installs."""
+"""The magics classes that the extension installs."""
 
 
 class CellTracker(threading.local):
     """Starts a run when a tracked cell begins, and ends it when exactly that cell has ended.
 
-    Cells run inside of cells (%%capture, run_cell), so there is a stack of them; and one in each thread (subshells).
+    Cells can be nested (%%capture, run_cell), so there is a stack; and one per thread (subshells).
     """
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self._cells: list[tuple[Any, list[Track]]] = []  # what IPython tells of each, and its tracks
+        self._cells: list[tuple[Any, list[Track]]] = []  # IPython's info of each, and its tracks
 
     def before_cell(self, info: Any) -> None:
-        """pre_run_cell: remember which execution this is."""
+        """pre_run_cell: push this execution."""
         self._cells.append((info, []))
 
     def arm(self, line: str) -> None:
@@ -64,19 +64,19 @@ class CellTracker(threading.local):
         tracks.append(track)
 
     def predict(self, line: str, body: str) -> None:
-        """The call that stands for a cell that is to be predicted."""
-        from memlab.magics.predict import predict_cell  # late: without it nothing of prediction is loaded
+        """The call that replaces a cell to be predicted."""
+        from memlab.magics.predict import predict_cell  # imported late: prediction is not loaded without it
 
         asked = asked_of(line)
         predict_cell(self.shell, asked, options_of(asked), line, body)
 
     def after_cell(self, result: Any) -> list[Run]:
-        """post_run_cell: end the runs of the cell, and those inside of it; give them back."""
+        """post_run_cell: end the runs of the cell, and those of cells inside it; return them."""
         depth = depth_of([info for info, _ in self._cells], result)
         ended, self._cells[depth:] = self._cells[depth:], []
         tracks = [track for _, inside in reversed(ended) for track in reversed(inside)]
         for track in tracks:
-            if track in ended[0][1]:  # the value is that of this cell, not of one inside of it
+            if track in ended[0][1]:  # the value is that of this cell, not of a nested one
                 track.run.offer(getattr(result, "result", None))
             self._end(track, result)
         return [track.run for track in tracks]
@@ -89,12 +89,12 @@ class CellTracker(threading.local):
         except (Exception, KeyboardInterrupt) as raised:
             problem = raised
         finally:
-            track.run.offer(None)  # a run never refers to what is the user's
+            track.run.offer(None)  # a run must not reference the user's objects
         if problem is None or (error is not None and isinstance(problem, BudgetExceeded)):
-            return  # a cell that raised has its own error to tell
+            return  # a cell that raised keeps its own error
         self.shell.showtraceback((type(problem), problem, None), exception_only=True)
         if result is not None and error is None:
-            result.error_in_exec = problem  # the front end is told, and whoever runs all cells stops here
+            result.error_in_exec = problem  # the front end sees an error, and "run all cells" stops here
 
 
 class Extension:
@@ -121,11 +121,11 @@ class Extension:
         self.tracker.before_cell(info)
 
     def after_cell(self, result: Any) -> None:
-        """post_run_cell: end the runs, explain an out-of-memory, then close the books."""
+        """post_run_cell: end the runs, explain an out-of-memory error, then update the ledger."""
         runs = self.tracker.after_cell(result)
         error = error_of(result)
         if error is not None and (runs or the_ledger.is_on):
-            explained = note_oom(error, runs[-1] if runs else None)  # of runs within runs the last has seen all
+            explained = note_oom(error, runs[-1] if runs else None)  # of nested runs the last one covers everything
             if explained is not None:
                 with contextlib.suppress(Exception):  # a front end that shows nothing must not fail the cell
                     display(explained)
@@ -146,7 +146,7 @@ class Extension:
             shell.register_magics(magics(shell))
 
     def remove(self) -> None:
-        """Take everything out; a run that is still open ends."""
+        """Remove everything; an open run ends."""
         shell = self.shell
         close_labs()
         self.tracker.after_cell(None)

@@ -1,4 +1,4 @@
-"""The line magics that ask and show, from `%memwho` to `%memlab`."""
+"""The line magics, from `%memwho` to `%memlab`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _usage_errors(magic: str) -> Iterator[None]:
 
 @magics_class
 class LineMagics(Magics):
-    """What needs prediction or widgets is loaded when it is asked for."""
+    """Line magics; prediction and widgets are imported on use."""
 
     @line_magic
     @no_var_expand
@@ -49,13 +49,13 @@ class LineMagics(Magics):
                 raise UsageError("%memwho: -d needs a device, for example -d cuda:0.")
         shell: Any = self.shell
         found, problem = _who(expression, device, shell.user_ns, local_ns)
-        if found is None:  # here, where no variable holds the value: the traceback keeps this frame
+        if found is None:  # here, not in a variable: a traceback would keep this frame and the value
             raise UsageError(f"%memwho: {problem}")
         return found
 
     @line_magic
     def memledger(self, line: str) -> Any:
-        """Show what each cell took and did not free: `%memledger`; `%memledger on`, `off` or `clear`."""
+        """Show what each cell allocated and did not free: `%memledger`; `%memledger on`, `off` or `clear`."""
         word = line.strip()
         if not word:
             return ledger()
@@ -117,11 +117,11 @@ class LineMagics(Magics):
 def _who(
     expression: str, device: str | None, names: dict[str, Any], local: dict[str, Any] | None
 ) -> tuple[Who | None, str]:
-    """The answer, or what is wrong in one line."""
+    """Show a result, or the error in one line."""
     try:
         if not expression:
             return who(device=device), ""
-        # In a function the names are those of its frame; at the top the notebook's own, no copy.
+        # In a function use the names of its frame; at top level the notebook's own dict, not a copy.
         value = eval(expression, {**names, **local} if local is not None and local is not names else names)
         if value is None:
             return None, f"{expression[:80]} is None."
@@ -150,7 +150,7 @@ def _run_and_cards(text: str) -> tuple[Run | None, list[str] | None]:
 
 
 def _two_runs(line: str) -> tuple[str, str]:
-    """Two words, or names where the line is cut in one place."""
+    """Split a line into two words, or at the one place where both parts are names."""
     from memlab.api.compare import is_run
 
     try:
@@ -174,7 +174,7 @@ def _two_runs(line: str) -> tuple[str, str]:
 
 
 def close_labs() -> None:
-    """Close every Lab that is shown; nothing is loaded for it."""
+    """Close every displayed Lab, without importing anything for it."""
     view = sys.modules.get("memlab.lab.view")
     if view is not None:
         view.close_all()

@@ -1,4 +1,4 @@
-"""`%%memtrack --predict CARD`: a cell predicted for a GPU that need not be there."""
+"""`%%memtrack --predict CARD`: predict a cell for a GPU, without one."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from memlab.units import format_bytes
 
 
 class CellError(Exception):
-    """A cell that failed in the child process; its classes are named after the errors there."""
+    """A cell that failed in the child process; subclasses are named after the errors there."""
 
 
 def predict_cell(
     shell: Any, asked: argparse.Namespace, wanted: Options, line: str, body: str, local: dict[str, Any] | None = None
 ) -> None:
-    """Dry-run the body of a cell for a card, and show the report; the cell's own error goes out, as from any cell.
+    """Dry-run the body of a cell for a card, and show the report; the cell's own error propagates.
 
-    `local` has the names of the function in which the magic stands.
+    `local` has the names of the function that contains the magic.
     """
     try:
         card, conf = find(asked.predict), configured(None)
@@ -63,17 +63,15 @@ def predict_cell(
 
 @contextlib.contextmanager
 def _with_names(shell: Any, names: dict[str, Any], around: Around) -> Iterator[Any]:
-    """In the child: the names of a function, as if they were the notebook's."""
+    """In the child: use a function's names as if they were the notebook's."""
     shell.user_ns.update(names)
     with around() as finish:
         yield finish
 
 
 def _raise(outcome: ChildOutcome, found: Prediction | None, wanted: Options) -> None:
-    """What the cell ends with, if it does not end well."""
-    if (
-        outcome.error is not None
-    ):  # it has the name, the text and the traceback of that in the child; nothing is rebuilt
+    """The error of the cell, if there is one."""
+    if outcome.error is not None:  # it has the name, text and traceback of the child's error; nothing is unpickled
         kind = type(outcome.error.name, (CellError,), {"__module__": "builtins"})
         raise _shown_as(outcome.error.traceback, kind(outcome.error.text))
     problem: MemlabError | None = None
@@ -89,10 +87,10 @@ def _raise(outcome: ChildOutcome, found: Prediction | None, wanted: Options) -> 
         try:
             raise _shown_as(lines, problem)
         finally:
-            del problem  # else the error holds this frame, and with it what is the user's
+            del problem  # otherwise the error holds this frame, and with it the user's objects
 
 
 def _shown_as(lines: Sequence[str], error: Exception) -> Exception:
-    """The error, of which the shell shows these lines, and none of our frames."""
+    """The error, shown by the shell with these lines and none of our frames."""
     error._render_traceback_ = lambda: list(lines)  # type: ignore[attr-defined]
     return error

@@ -24,7 +24,7 @@ from memlab.errors import MemlabError
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that refuses in one line and never exits the kernel."""
+    """An argparse parser with one-line errors that never exits the kernel."""
 
     def error(self, message: str) -> NoReturn:
         options = " ".join(self.format_usage().split()).removeprefix("usage: %memtrack ")
@@ -32,7 +32,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    width = functools.partial(argparse.HelpFormatter, width=110)  # else that of a terminal, which a notebook is not
+    width = functools.partial(
+        argparse.HelpFormatter, width=110
+    )  # otherwise argparse asks the terminal, which a notebook is not
     parser = _Parser(prog="%memtrack", add_help=False, allow_abbrev=False, formatter_class=width)
     add = parser.add_argument
     add("--name", metavar="N", help="the name of the run in memlab.runs")
@@ -52,7 +54,7 @@ def _parser() -> _Parser:
 
 
 def asked_of(line: str) -> argparse.Namespace:
-    """The words of a magic's line; anything wrong is a UsageError, before anything runs."""
+    """Parse the words of a magic's line; UsageError before anything runs."""
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -73,7 +75,7 @@ def asked_of(line: str) -> argparse.Namespace:
 
 
 def parse(line: str) -> Options:
-    """The options of a track; anything wrong is a UsageError, before anything runs."""
+    """The options of a track; UsageError before anything runs."""
     asked = asked_of(line)
     if asked.predict is not None:
         raise UsageError("%memtrack: --predict has to stand in the cell's first line, as %%memtrack --predict CARD.")
@@ -120,7 +122,7 @@ class TrackMagics(Magics):
         tree = shell.compile.ast_parse(source, filename=place)
         track.code = ast.Module([*tree.body], [])
         last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        # In a function the names are those of its frame; at the top the notebook's own, no copy.
+        # In a function use the names of its frame; at top level the notebook's own dict, not a copy.
         is_inside = local_ns is not None and local_ns is not shell.user_ns
         names = {**shell.user_ns, **local_ns} if is_inside and local_ns else shell.user_ns
         track.run.cell_text = "" if is_inside else code
@@ -132,7 +134,7 @@ class TrackMagics(Magics):
             return value
 
 
-# What `%%memtrack?` shows says the options too; -OO takes docstrings away.
+# `%%memtrack?` shows the options too; -OO removes docstrings.
 _options = _parser().format_help().partition("options:")[2].rstrip()
 TrackMagics.memtrack.__doc__ = f"{TrackMagics.memtrack.__doc__ or ''}\n\nOptions:{_options}"
 

@@ -1,4 +1,4 @@
-"""The Trace, the one noun between measuring and showing: its columns, its file."""
+"""The Trace, the interface between measuring and showing: its columns, its file."""
 
 from memlab.trace.columns import (
     Blocks,

@@ -1,7 +1,6 @@
-"""The ranges of addresses that the allocator holds, as its segments come and go.
+"""The address ranges that the allocator holds, as segments are allocated and released.
 
-Segments of cudaMalloc stay apart even where they touch; ranges that are mapped (expandable segments) grow together and are
-cut apart again.
+Segments of cudaMalloc stay separate even if adjacent; mapped ranges (expandable segments) are merged and split.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class AddressRanges:
         self._ranges: list[Range] = []
 
     def add(self, address: int, size: int, stream: int, mapped: bool) -> None:
-        """A segment comes, or a range is mapped. What was held of it already (which cannot be) is taken over."""
+        """Add a segment or a mapped range. Parts already held (which should not happen) are replaced."""
         start, end = address, address + size
         if start >= end:
             return
@@ -37,7 +36,7 @@ class AddressRanges:
         self._ranges[first:last] = [(start, end, stream, mapped)]
 
     def remove(self, address: int, size: int) -> list[tuple[int, int]]:
-        """A segment goes, or a range is unmapped; what of it was not held."""
+        """Remove a segment or an unmapped range; return the parts that were not held."""
         limit = address + size
         missing = self.missing(address, limit)
         first, last = self._overlap(address, limit)
@@ -65,7 +64,7 @@ class AddressRanges:
         return iter(self._ranges)
 
     def _overlap(self, address: int, limit: int) -> tuple[int, int]:
-        """The positions of the ranges that have a byte in common with this one; where none has, of its place."""
+        """The positions of the ranges that overlap this one; if there are none, its insertion point."""
         first = bisect_left(self._ranges, (address,))
         if first and address < self._ranges[first - 1][1]:
             first -= 1

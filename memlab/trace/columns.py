@@ -1,4 +1,4 @@
-"""The columns a trace is made of: tables of numpy arrays of equal length, frozen once made."""
+"""The columns of a trace: immutable tables of numpy arrays of equal length."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ I8: TypeAlias = Array
 _DTYPES = {"U1": "u1", "I2": "<i2", "I4": "<i4", "I8": "<i8"}
 
 WORKSPACE_OF = "workspace of "
-"""How the names of blocks begin that a library took for itself: they belong to no layer."""
+"""The prefix of block names for library workspaces, which belong to no layer."""
 
 
 class Kind(enum.IntEnum):
     """What happened in one row of the events."""
 
     PREEXISTING = 0
-    """A block that was alive when the trace begins (or, on the CPU, one met for the first time that is older)."""
+    """A block that was alive when the trace begins (or, on the CPU, an older one seen for the first time)."""
     ALLOC = 1
     FREE = 2
-    """The block can be used again. After a FREE_PENDING it carries no allocated bytes: those left then."""
+    """The block can be reused. After a FREE_PENDING it has no allocated bytes: those were subtracted then."""
     FREE_PENDING = 3
     """The owner freed it, so it is no longer *allocated*; another stream may still use it."""
     SEGMENT_ALLOC = 4
@@ -50,7 +50,7 @@ class Phase(enum.IntEnum):
 
 
 class Category(enum.IntEnum):
-    """What a block is for, as real objects tell; OTHER where none does."""
+    """What a block is for, derived from objects; OTHER if unknown."""
 
     OTHER = 0
     PARAMETER = 1
@@ -63,7 +63,7 @@ class Category(enum.IntEnum):
 
 
 class MarkKind(enum.IntEnum):
-    """What a mark between events says; `name` of a mark is a phase, a module path or a line ("cell:12")."""
+    """Kinds of marks between events; the `name` of a mark is a phase, a module path or a line ("cell:12")."""
 
     PHASE_BEGIN = 0
     PHASE_END = 1
@@ -72,14 +72,14 @@ class MarkKind(enum.IntEnum):
     LINE = 4
     """A line of watched code begins; it lasts until the next one."""
     BACKWARD_OF = 5
-    """From here on backward works for the forward of this module."""
+    """Backward now works on the forward of this module."""
     MODULE_BEGIN_NO_GRAD = 6
-    """A module's forward begins while autograd records nothing."""
+    """A module's forward begins without autograd recording."""
     BACKWARD_CALL = 7
     """The user's line that is about to call backward."""
 
 
-MODULE_BEGINS = (int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_BEGIN_NO_GRAD))  # marks are compared by the million
+MODULE_BEGINS = (int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_BEGIN_NO_GRAD))  # millions of marks are compared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,11 +133,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Events(Columns):
-    """One row per event, in the order of happening.
+    """One row per event, in order.
 
     `time_ns` since the start; `block` is the id of one allocation, never reused, -1 in segment and OOM rows; sizes are
-    positive, the kind says whether they come or go (see `deltas`); in segment rows `allocated_bytes` is the size of the
-    segment or of the mapped range, in OOM rows `requested_bytes` is what was asked and `allocated_bytes` what the driver
+    positive, the kind says whether they are allocated or freed (see `deltas`); in segment rows `allocated_bytes` is the size of the
+    segment or of the mapped range, in OOM rows `requested_bytes` is the request and `allocated_bytes` what the driver
     had free. `device` is -1 for the CPU, else the accelerator's index; `stream` and `address` as the allocator gives them.
     """
 
@@ -153,7 +153,7 @@ class Events(Columns):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks(Columns):
-    """One row per block (row number = block id): what is true of an allocation as a whole.
+    """One row per block (row number = block id): facts about an allocation as a whole.
 
     `category` and `phase` are codes of the enums; the others are indices into `trace.texts[column]`, -1 where unknown.
     `name` is that of the object the block is for: "model.fc.weight", "grad of model.fc.weight".
@@ -172,7 +172,7 @@ class Blocks(Columns):
 
     @classmethod
     def unknown(cls, count: int, **known: Array) -> Blocks:
-        """A table of `count` blocks of which only the given columns are known."""
+        """A table of `count` blocks with only the given columns known."""
         nothing = {name: np.full(count, -1 if name in cls.TEXTS else 0, dtype) for name, dtype in cls.DTYPES.items()}
         return cls(**(nothing | known))
 

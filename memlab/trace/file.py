@@ -1,9 +1,9 @@
-"""Traces on disk: a header and checked chunks of plain columns and JSON. Nothing in a file is ever executed.
+"""Traces on disk: a header and checksummed chunks of plain columns and JSON. Nothing in a file is ever executed.
 
 Layout, all little-endian: MAGIC, u32 format version, then chunks of [4-byte tag, u64 length, u32 crc32, payload]. The
 payload of COLS is u32 length of a JSON description, the description, and the columns' bytes one after another; HEAD and
-TEXT are JSON; DONE is empty and comes last. A file without DONE was cut off (a killed kernel, a full disk): what is whole
-is read, and the trace says so. `save` writes beside the target and renames, so a file under its own name is whole.
+TEXT are JSON; DONE is empty and comes last. A file without DONE was cut off (a killed kernel, a full disk): complete chunks
+are read, and the trace says so. `save` writes a temporary file and renames it, so a file under its own name is complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from memlab.trace.trace import TEXT_COLUMNS, Bounded, Device, Gap, MadeBy, Trace
 MAGIC = b"memlab\r\n\x1a\0"
 VERSION = 2
 PARTIAL = ".partial"
-"""What is appended to the name of a file that is still being written during a run."""
+"""The suffix of a file that is being written during a run."""
 
 _CHUNK = struct.Struct("<4sQI")
 _TABLES: dict[str, type[Columns]] = {
@@ -46,7 +46,7 @@ _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, Ove
 
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[BinaryIO]:
-    """An open file beside `target` that becomes it when the block ends well, and nothing when it does not; OSError goes out."""
+    """A temporary file next to `target`, renamed to it if the block succeeds, else removed; OSError propagates."""
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name[:100] + ".", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -55,7 +55,7 @@ def atomic_file(target: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         mask = os.umask(0o022)
         os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)  # mkstemp makes private files; what is saved is an ordinary one
+        Path(name).chmod(0o666 & ~mask)  # mkstemp makes private files; use ordinary permissions
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def atomic_file(target: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def saving(target: Path) -> Iterator[BinaryIO]:
-    """The same for files of users: TraceError where it cannot be written."""
+    """The same for users' files: TraceError if it cannot be written."""
     try:
         with atomic_file(target) as file:
             yield file
@@ -73,7 +73,7 @@ def saving(target: Path) -> Iterator[BinaryIO]:
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
-    """Write `trace` to `path`, whole or not at all; an existing file is replaced only by a whole one."""
+    """Write `trace` to `path` atomically; an existing file is replaced only by a complete one."""
     target = savable(path)
     with saving(target) as file:
         TraceWriter(file).write_trace(trace)
@@ -88,12 +88,12 @@ def dumps(trace: Trace) -> bytes:
 
 
 def loads(content: bytes, name: str = "bytes") -> Trace:
-    """Read what `dumps` gave; TraceError where it is damaged."""
+    """Read the output of `dumps`; TraceError if it is damaged."""
     return _TraceReader(io.BytesIO(content), name, len(content)).trace()
 
 
 def savable(path: str | os.PathLike[str]) -> Path:
-    """Where a file of this name would lie, links followed; TraceError where none can or should be written."""
+    """The path of a file to write, links resolved; TraceError if none can or should be written."""
     try:
         target = Path(path).expanduser().resolve()
         is_folder, is_there = target.is_dir(), target.exists()
@@ -116,7 +116,7 @@ class TraceWriter:
         file.write(MAGIC + struct.pack("<I", VERSION))
 
     def write_trace(self, trace: Trace) -> None:
-        """Write everything of a finished trace, and the mark that the file is whole."""
+        """Write a finished trace, and the mark that the file is complete."""
         self.head(trace.made_by, trace.first_row, trace.notes)
         self.texts(trace.texts)
         for name in _TABLES:
@@ -124,12 +124,12 @@ class TraceWriter:
         self.done()
 
     def head(self, made_by: MadeBy, first_row: int = 0, notes: Mapping[str, Any] | None = None) -> None:
-        """Write who made the trace; a later head replaces an earlier one."""
+        """Write the header; a later one replaces an earlier one."""
         facts = {"made_by": dataclasses.asdict(made_by), "first_row": first_row, "notes": dict(notes or {})}
         self._chunk(b"HEAD", [json.dumps(facts).encode()])
 
     def texts(self, texts: Mapping[str, tuple[str, ...]]) -> None:
-        """Write the strings that were not written before."""
+        """Write the strings not yet written."""
         new = {column: list(strings[self._texts_written[column] :]) for column, strings in texts.items()}
         self._texts_written.update({column: len(strings) for column, strings in texts.items()})
         self._chunk(b"TEXT", [json.dumps(new).encode("utf-8", "surrogatepass")])
@@ -141,7 +141,7 @@ class TraceWriter:
         self._chunk(b"COLS", [struct.pack("<I", len(description)), description, *arrays])
 
     def done(self) -> None:
-        """Say that the file is whole."""
+        """Mark the file as complete."""
         self._chunk(b"DONE", [])
 
     def _chunk(self, tag: bytes, parts: list[bytes | memoryview]) -> None:
@@ -154,7 +154,7 @@ class TraceWriter:
 
 
 class PartialFile:
-    """The file of a run that is still going on: a killed kernel leaves it behind, a finished one removes it."""
+    """The file of an active run: it survives a killed kernel and is removed at the end of the run."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(f"{os.fspath(path)}{PARTIAL}")
@@ -165,7 +165,7 @@ class PartialFile:
         self.writer = TraceWriter(self._file)
 
     def flush(self) -> None:
-        """Hand what was written to the operating system, which keeps it when this process dies."""
+        """Flush to the operating system, so that the data survives this process."""
         self._file.flush()
 
     def __enter__(self) -> Self:
@@ -175,13 +175,13 @@ class PartialFile:
         self.close()
 
     def close(self) -> None:
-        """Remove the file: the whole run is saved under its own name by now, or nobody wants it."""
+        """Remove the file: the run is saved under its own name, or not wanted."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace; what is cut off at the end is named in its gaps, what is damaged or foreign raises TraceError."""
+    """Read a trace; a missing end is named in its gaps, a damaged or foreign file raises TraceError."""
     try:
         source = Path(path)
         is_file, is_folder, exists = source.is_file(), source.is_dir(), source.exists()
@@ -213,7 +213,7 @@ class _TraceReader:
         self.parts: dict[str, list[Columns]] = {table: [] for table in _TABLES}
 
     def trace(self) -> Trace:
-        """The trace in the file; TraceError where it is damaged or foreign."""
+        """The trace in the file; TraceError if it is damaged or foreign."""
         try:
             return self._read()
         except _DAMAGED as error:
@@ -320,7 +320,7 @@ _SIMPLE: dict[str, Any] = {"int": int, "str": str, "float": (int, float)}
 
 
 def _typed(kind: type, facts: dict[str, Any]) -> Any:
-    """Make a value from what a file says, if its numbers are numbers and its texts texts."""
+    """Build a dataclass from a file's values, checking their types."""
     for field in dataclasses.fields(kind):
         expected = _SIMPLE.get(str(field.type))
         value = facts.get(field.name, field.default)
@@ -330,9 +330,9 @@ def _typed(kind: type, facts: dict[str, Any]) -> Any:
 
 
 def _with_unknown_end(made_by: MadeBy, tables: dict[str, Any], texts: dict[str, list[str]]) -> MadeBy:
-    """What a file that was cut off can say: nothing of it is exact, since what is missing may have been higher.
+    """The trace of a file that was cut off: nothing is exact, since the missing part may have been higher.
 
-    There are blocks for every id that the events mention, without the texts that were cut off.
+    There is a block for every id in the events, without the texts that were cut off.
     """
     blocks, ids = tables["blocks"], tables["events"].block
     missing = max(int(ids.max(initial=-1)) + 1 - len(blocks), 0)

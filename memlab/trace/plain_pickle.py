@@ -1,10 +1,10 @@
-"""A pickle machine that can only build plain data: it knows no classes, calls nothing, refers to nothing outside the file.
+"""An unpickler that only builds plain data: it knows no classes, calls nothing, and refers to nothing outside the file.
 
 Its opcodes are those that PyTorch's own writers of memory snapshots use (Python's `pickle.dump` behind
 torch.cuda.memory._dump_snapshot, and the JIT pickler behind the C++ dump). None of them makes more than a few dozen bytes
-of memory for each byte read; `pickle.Unpickler` makes room for a length before it looks whether the file has it.
+of memory for each byte read; `pickle.Unpickler` allocates a stated length before checking that the file has it.
 
-Limits: what comes out may still share and nest its parts without end, so whoever walks it has to count.
+Limits: the result may still share and nest its parts without bound, so any code that walks it has to count.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 DAMAGED = (IndexError, struct.error, UnicodeDecodeError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
-"""What a file that is cut off or damaged may raise here, besides Refused."""
+"""Errors that a truncated or damaged file may raise here, besides Refused."""
 
 
 def load(data: bytes) -> Any:
-    """The plain data that a pickle describes; Refused where it asks for anything else."""
+    """Load the plain data of a pickle; Refused if it contains anything else."""
     return _Machine(data).run()
 
 
 class Refused(Exception):
-    """Why a file is refused, in a few words."""
+    """A file is refused; the message says why in a few words."""
 
 
 class _Machine:
@@ -43,7 +43,7 @@ class _Machine:
         while True:
             code = data[at]
             at += 1
-            # Nine of ten opcodes of a snapshot are these six; a call for each would take three times as long.
+            # Nine of ten opcodes in a snapshot are these six; function calls would take three times as long.
             if code == _BINGET:
                 stack.append(memo[data[at]])
                 at += 1
@@ -73,7 +73,7 @@ class _Machine:
                 at = self.at
 
     def take(self, count: int) -> bytes:
-        """The next bytes; a length that the file does not have is refused before anything is made of it."""
+        """The next bytes; a length beyond the file is refused before anything is allocated."""
         end = self.at + count
         if count < 0 or end > len(self.data):
             raise Refused(f"it is cut off at byte {len(self.data)}.")
@@ -93,7 +93,7 @@ class _Machine:
         self.memo[index] = self.stack[-1]
 
     def since_mark(self) -> list[Any]:
-        """What was put on the stack after the last mark."""
+        """Pop everything above the last mark."""
         mark = self.marks.pop()
         if mark > len(self.stack):
             raise Refused("its marks do not match.")
@@ -102,7 +102,7 @@ class _Machine:
         return items
 
     def last(self, count: int) -> tuple[Any, ...]:
-        """The last so many on the stack."""
+        """Pop this many items."""
         if len(self.stack) < count:
             raise Refused("it takes more than there is.")
         items = tuple(self.stack[-count:])
@@ -116,9 +116,9 @@ class _Machine:
         self.stack[-1].extend(items)
 
     def update(self, items: Sequence[Any]) -> None:
-        """Add keys and values to the table on top of the stack.
+        """Add keys and values to the dict on top of the stack.
 
-        Only texts are keys: the hash of a tuple of tuples of ... would overflow the C stack.
+        Only strings are keys: hashing deeply nested tuples would overflow the C stack.
         """
         keys = items[::2]
         if not all(type(key) is str for key in keys):
@@ -156,7 +156,7 @@ _ACTIONS: dict[int, Callable[[_Machine], object]] = {
     ord("u"): lambda machine: machine.update(machine.since_mark()),  # SETITEMS
     ord("d"): _Machine.table,
 }
-_VALUES: dict[int, Callable[[_Machine], object]] = {  # what is put on the stack
+_VALUES: dict[int, Callable[[_Machine], object]] = {  # pushed values
     0x8A: lambda machine: int.from_bytes(machine.take(machine.number(_U1)), "little", signed=True),  # LONG1
     ord("M"): lambda machine: machine.number(_U2),  # BININT2
     ord("G"): lambda machine: machine.number(_FLOAT),  # BINFLOAT

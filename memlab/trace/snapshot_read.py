@@ -1,12 +1,12 @@
-"""Reads a PyTorch memory snapshot (a pickle) without executing anything: plain containers, texts and numbers only.
+"""Read a PyTorch memory snapshot (a pickle) without executing anything: plain containers, strings and numbers only.
 
-What `plain_pickle` builds may share and nest its parts without end, so it is walked by its known shape and counted.
+What `plain_pickle` builds may share and nest its parts without bound, so it is walked by its known structure and counted.
 
-A snapshot that was recorded with `stacks="all"`, PyTorch's default, has C++ frames around the Python ones: those are left
-out wherever there are Python frames.
+A snapshot that was recorded with `stacks="all"`, PyTorch's default, has C++ frames around the Python ones: those are
+skipped wherever there are Python frames.
 
-Limits: files above `MAX_BYTES` and more than `MAX_ITEMS` entries are refused, and what is made of a file is bounded by its
-size; host memory (`host_traces`, since 2.15) and annotations are not looked at.
+Limits: files above `MAX_BYTES` and more than `MAX_ITEMS` entries are refused, and memory use is bounded by the size of
+the file; host memory (`host_traces`, since 2.15) and annotations are ignored.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from memlab.errors import TraceError
 from memlab.trace.plain_pickle import DAMAGED, Refused, load
 
 MAX_BYTES = 1 << 30
-"""A file above this is refused: a history of a million entries takes about 150 MB."""
+"""Larger files are refused: a history of a million entries takes about 150 MB."""
 MAX_ITEMS = 10_000_000
 """More entries and blocks than this are refused."""
 MAX_FRAMES = 256
-"""Of a deeper stack only the innermost frames are kept."""
+"""The maximum depth of a stack; the innermost frames are kept."""
 MAX_CHARACTERS = 1 << 28
-"""Different stacks of more text than this are refused."""
+"""The limit of text in distinct stacks."""
 
-# A pickle can name one list or text any number of times, so that a file of a megabyte may stand for terabytes: what is made
-# of it is counted against its bytes. The least that an entry or block takes, and what reading one byte may cost in frames.
+# A pickle can reference one list or string any number of times, so that a megabyte may expand to terabytes: the output is
+# limited by its size. The minimum bytes of an entry or block, and the frames that one byte may produce.
 _BYTES_OF_ITEM = 8
 _FRAMES_PER_BYTE = 8
 
@@ -44,9 +44,9 @@ _LIMITS = dict.fromkeys(_SIZES, 1 << 46)  # 64 TiB: sums of sizes stay within th
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a file holds, checked: `segments` and `traces` (one list of entries per device) as PyTorch names them.
+    """The checked content of a file: `segments` and `traces` (one list of entries per device) as PyTorch names them.
 
-    `extra` is what memlab adds to files it writes itself, {} in all others.
+    `extra` is what memlab adds to its own files, {} in all others.
     """
 
     segments: list[dict[str, Any]]
@@ -58,7 +58,7 @@ class Snapshot:
 def looks_like_snapshot(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins like a pickle of protocol 2 to 5."""
     try:
-        if not Path(path).is_file():  # opening a named pipe would wait for whoever writes to it
+        if not Path(path).is_file():  # opening a named pipe would block until something writes to it
             return False
         with Path(path).open("rb") as file:
             start = file.read(2)
@@ -68,7 +68,7 @@ def looks_like_snapshot(path: str | os.PathLike[str]) -> bool:
 
 
 def read(path: str | os.PathLike[str]) -> Snapshot:
-    """Read a snapshot; what is no snapshot, damaged or hostile raises TraceError with one line."""
+    """Read a snapshot; anything else, damaged or hostile, raises TraceError with one line."""
     try:
         source = Path(path)
         facts, shown = source.stat(), f"{str(path)!r:.200}"
@@ -84,9 +84,9 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def parse(data: bytes, name: str = "snapshot") -> Snapshot:
-    """The same from bytes, which errors call `name`."""
+    """Read a snapshot from bytes; `name` is for errors."""
     collects = gc.isenabled()
-    gc.disable()  # millions of small tables, none of them garbage: the collector would look at them ten times over
+    gc.disable()  # millions of small dicts, none of them garbage: the collector would traverse them ten times
     try:
         return _checked(load(data), len(data))
     except (Refused, *DAMAGED) as error:
@@ -97,11 +97,11 @@ def parse(data: bytes, name: str = "snapshot") -> Snapshot:
             gc.enable()
 
 
-# --- the shape of a snapshot -----------------------------------------------------------------------------------------------
+# --- the structure of a snapshot -----------------------------------------------------------------------------------------------
 
 
 class _Walk:
-    """Walks what a file holds by its known shape, and gives up beyond so many items."""
+    """Walks the content of a file by its known structure, and stops beyond a number of items."""
 
     def __init__(self, size: int) -> None:
         self.items_left = self.limit = min(max(size // _BYTES_OF_ITEM, 64), MAX_ITEMS)
@@ -111,7 +111,7 @@ class _Walk:
         self.stacks: dict[int | tuple[int, ...], list[Mapping[str, Any]]] = {}
 
     def count(self, items: int = 0, frames: int = 0, characters: int = 0) -> None:
-        """So many more, of whatever entries."""
+        """Count this many more entries."""
         self.items_left -= items
         self.frames_left -= frames
         self.characters_left -= characters
@@ -154,7 +154,7 @@ class _Walk:
 
 
 def python_frames(frames: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The frames without those of C++, where there are others: "<stdin>", "<ipython-input-1>" and "train.py" are Python's."""
+    """The frames without those of C++, if there are others: "<stdin>", "<ipython-input-1>" and "train.py" are Python's."""
     python = [frame for frame in frames if frame["filename"].endswith(".py") or frame["filename"].startswith("<")]
     return python or frames
 
@@ -171,7 +171,7 @@ def _checked(found: Any, size: int) -> Snapshot:
     device = max((segment["device"] for segment in segments), default=-1)
     if device >= len(entries):
         raise Refused(f"it has a segment of device {device} and entries of {len(entries)} devices. Record it again.")
-    # The settings that change sizes; what they do not say is PyTorch's default.
+    # The settings that change sizes; missing ones have PyTorch's default.
     settings, extra = found.get("allocator_settings", {}), found.get("memlab", {})
     if type(settings) is not dict:
         raise Refused("its allocator_settings are no table.")
@@ -207,7 +207,7 @@ def _entry(walk: _Walk, entry: dict[str, Any]) -> dict[str, Any]:
     action = _words(entry, "action")
     if not action:
         raise Refused("one of its entries has no action. Record it again.")
-    checked: dict[str, Any] = {  # written out: there may be millions
+    checked: dict[str, Any] = {  # inlined: there may be millions
         "action": action,
         "size": _number(entry, "size", 0),
         "stream": _number(entry, "stream", 0),
@@ -219,7 +219,7 @@ def _entry(walk: _Walk, entry: dict[str, Any]) -> dict[str, Any]:
         checked[name] = _words(entry, name)
     if "allocated_size" in entry:
         checked["allocated_size"] = _number(entry, "allocated_size")
-    if "categories" in entry:  # rows and the categories that the block has from them on, as memlab writes them
+    if "categories" in entry:  # (row, category from that row on), as memlab writes them
         changes = entry["categories"]
         if type(changes) is not list or not all(type(change) is list and len(change) == 2 for change in changes):
             raise Refused("the categories of a block are no list of pairs.")

@@ -1,12 +1,12 @@
-"""Writes a Trace as a PyTorch memory snapshot, the pickle that the viewer at pytorch.org/memory_viz opens.
+"""Write a Trace as a PyTorch memory snapshot, the pickle that the viewer at pytorch.org/memory_viz opens.
 
-What the viewer's own unpickler needs: protocol 4 at most (Python 3.14 would write 5), only plain containers, texts and
-numbers, addresses below 2**53. What was there when the trace begins is written as allocations at its start, so that it
-is coloured and named like everything else; keys that PyTorch does not know (`allocated_size`, `module`, `name`, ...) carry
-what `snapshot_read` needs to give the same trace back.
+The viewer's own unpickler needs: protocol 4 at most (Python 3.14 would write 5), only plain containers, texts and
+numbers, addresses below 2**53. What existed when the trace begins is written as allocations at its start, so that it
+is coloured and named like everything else; extra keys (`allocated_size`, `module`, `name`, ...) hold what `snapshot_read`
+needs to restore the same trace.
 
-Limits: segments that were there at the start are known to a trace by their total only: those are made as large as the
-blocks in them, and what is left of the total is one cached segment. Marks and samples have no place in a snapshot.
+Limits: of segments that existed at the start a trace has only the total: they are written as large as the blocks in them,
+and the rest of the total is one cached segment. Marks and samples have no place in a snapshot.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ CATEGORIES = {category: category.name.lower() for category in Category} | {
     Category.OTHER: "unknown",
     Category.OPTIMIZER: "optimizer_state",
 }
-"""The names of torch.profiler's categories where it has the same ones (torch/cuda/_memory_viz.py)."""
+"""The names of torch.profiler's categories where they match (torch/cuda/_memory_viz.py)."""
 
 _CACHED_AT = 1 << 44
-"""Where the segment is put of which nobody knows the address: above all that drivers give out, below 2**53."""
+"""The address of segments whose address is unknown: above all that drivers use, below 2**53."""
 _MADE_UP_AT = 1 << 45
-"""Where blocks are put that have no addresses."""
+"""The address of blocks without one."""
 _SMALL_SEGMENT = 2 << 20
 _NO_FRAMES: list[dict[str, Any]] = []
 _SEGMENT_ACTIONS = {kind: kind.name.lower() for kind in Kind if kind.name.startswith("SEGMENT")}
@@ -46,7 +46,7 @@ _COMES = (Kind.PREEXISTING, Kind.ALLOC)
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
-    """Write `trace` to `path` as a snapshot, whole or not at all."""
+    """Write `trace` to `path` as a snapshot, atomically."""
     target, content = savable(path), pickle.dumps(snapshot(trace), protocol=_PROTOCOL)
     with saving(target) as file:
         file.write(content)
@@ -54,7 +54,7 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
 
 
 def snapshot(trace: Trace) -> dict[str, Any]:
-    """The snapshot as plain values: segments as they are at the end, the entries of every device."""
+    """The snapshot as plain values: segments at the end, and the entries of every device."""
     made_by, texts = trace.made_by, _BlockTexts(trace)
     written = {
         device.index: _DeviceEntries(trace, device.index, texts) for device in made_by.devices if device.index >= 0
@@ -73,7 +73,7 @@ def snapshot(trace: Trace) -> dict[str, Any]:
             "roundup_power2_divisions": {str(1 << power): 0 for power in range(16)},
         },
         "external_annotations": [],
-        "memlab": {  # what PyTorch has no place for
+        "memlab": {  # fields that PyTorch does not have
             "version": 1,
             "engine": made_by.engine,
             "versions": {str(key): str(value) for key, value in made_by.versions.items()},
@@ -94,7 +94,7 @@ def _is_mapped(events: Events) -> bool:
 
 
 class _BlockTexts:
-    """What is known of blocks, as the keys of an entry; equal ones are the same object, so the pickle holds them once."""
+    """Facts about blocks as keys of an entry; equal ones are the same object, so the pickle has them once."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -107,7 +107,7 @@ class _BlockTexts:
             self.changes.setdefault(block, []).append((row, category))
 
     def of(self, block: int) -> dict[str, Any]:
-        """The keys that say what a block is for."""
+        """The keys for the purpose of a block."""
         columns = self.columns
         category = Category(self.changes[block][-1][1] if block in self.changes else columns["category"][block])
         known = {"category": CATEGORIES[category], "frames": self.frames(block)}
@@ -117,11 +117,11 @@ class _BlockTexts:
             if words := self.trace.text(column, columns[column][block]):
                 known[column] = words
         parts = [str(known[column]) for column in ("name", "module", "op", "shape", "dtype") if column in known]
-        known["user_metadata"] = ", ".join(dict.fromkeys(parts))  # newer viewers show it beside the frames
+        known["user_metadata"] = ", ".join(dict.fromkeys(parts))  # newer viewers show it next to the frames
         return known
 
     def frames(self, block: int) -> list[dict[str, Any]]:
-        """The stack of the block, else the one line that is known."""
+        """The stack of the block, else its line."""
         key = stack, line = self.columns["stack"][block], self.columns["line"][block]
         if key not in self.stacks:
             lines = self.trace.text("stack", stack).split("\n") if stack >= 0 else [self.trace.text("line", line)]
@@ -130,7 +130,7 @@ class _BlockTexts:
 
 
 def _frame(line: str) -> dict[str, Any]:
-    """A frame from "file:12 function" or "file:12"; file names may have spaces and colons."""
+    """Parse "file:12 function" or "file:12"; file names may have spaces and colons."""
     where, _, name = line.rpartition(" ") if not line.rpartition(":")[2].isdigit() else (line, "", "")
     filename, _, number = where.rpartition(":")
     if not number.isdigit():
@@ -139,7 +139,7 @@ def _frame(line: str) -> dict[str, Any]:
 
 
 class _DeviceEntries:
-    """The entries of one device, and the state they lead to."""
+    """The entries of one device, and the resulting state."""
 
     def __init__(self, trace: Trace, index: int, texts: _BlockTexts) -> None:
         of_device = np.flatnonzero(trace.events.device == index)
@@ -164,7 +164,7 @@ class _DeviceEntries:
         self._date_changes()
 
     def _make_up_addresses(self) -> None:
-        """Give blocks addresses where nobody knows them (the trace of a dry run that was not simulated)."""
+        """Assign addresses to blocks without one (the trace of a dry run that was not simulated)."""
         address, size, blocks = (self.columns[name] for name in ("address", "allocated_bytes", "block"))
         of_blocks = [row for row, block in enumerate(blocks) if block >= 0]
         if any(address[row] for row in of_blocks):
@@ -177,7 +177,7 @@ class _DeviceEntries:
             address[row] = made_up[blocks[row]]
 
     def _open(self, first: int) -> None:
-        """What was there at the start."""
+        """Write what existed at the start."""
         kinds, sizes, addresses = (self.columns[name] for name in ("kind", "allocated_bytes", "address"))
         opening = AddressRanges.needed(kinds, addresses, sizes, self.columns["stream"])
         for start, end, stream in opening:
@@ -190,7 +190,7 @@ class _DeviceEntries:
                 self._row(row)
 
     def _cached(self, change: int, time_us: int) -> None:
-        """The part of *reserved* of which only the size is known grows or shrinks."""
+        """Grow or shrink the part of *reserved* of which only the size is known."""
         if change > 0:
             self._segment(self.comes, self.cached_end, change, 0, time_us)
             self.cached_end += change
@@ -226,7 +226,7 @@ class _DeviceEntries:
             pending = kind == Kind.PREEXISTING and not size and asked > 0
             self.live[block] = (place["addr"], size or asked, asked, pending)
             self._add("alloc", size=asked, **place, allocated_size=size, **self.texts.of(block))
-            if block in self.texts.changes:  # what it was first, and from which row on what: filled in at the end
+            if block in self.texts.changes:  # the first category, and later ones by row: filled in at the end
                 self.entries[-1]["categories"] = block
             return
         address, size, asked, pending = self.live.pop(block, (place["addr"], size, asked, False))
@@ -252,7 +252,7 @@ class _DeviceEntries:
                 entry["categories"] = [first, *later]
 
     def _later(self, row: int) -> int:
-        """The row of the file for a row of the trace, which may be another device's: the first of ours from there on."""
+        """The row of the file for a row of the trace; if that is another device's, the next one of ours."""
         at = bisect_left(self.row_in_trace, row)
         return self.row_of.get(self.row_in_trace[at], 0) if at < len(self.row_in_trace) else self.rows
 

@@ -1,8 +1,8 @@
-"""What the marks of a trace mean: which phase and which module was on at any time.
+"""Interpret the marks of a trace: the phase and the module at any time.
 
 Inside backward everything is backward (recomputed forwards of checkpoints too); else the innermost mark decides, so a
-`grad` inside a forward is backward and the closure of an optimizer has its own forward and backward. What runs between
-the end of a forward and the backward that follows it is the loss, and counts as forward.
+`grad` inside a forward is backward and the closure of an optimizer has its own forward and backward. Between the end
+of a forward and the backward that follows is the loss, which counts as forward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from memlab.trace.columns import MODULE_BEGINS, Array, MarkKind, Phase
 
 BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE = "backward", "optimizer", "optimizer with closure"
-"""Names of phase marks. A step without a closure calls no forward: one that is met there means the step had raised."""
+"""Names of phase marks. A step without a closure calls no forward: a forward inside it means that the step had raised."""
 
 _BEGIN, _END, _MODULE_BEGIN, _MODULE_END, _, _BACKWARD_OF, _, _ = map(int, MarkKind)
 _PHASE_OF_NAME = {BACKWARD: Phase.BACKWARD, OPTIMIZER: Phase.OPTIMIZER, OPTIMIZER_WITH_CLOSURE: Phase.OPTIMIZER}
@@ -23,7 +23,7 @@ _PHASE_OF_NAME = {BACKWARD: Phase.BACKWARD, OPTIMIZER: Phase.OPTIMIZER, OPTIMIZE
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A value that changes at times: from `time_ns[i]` on it is `value[i]`; before the first it is `before`."""
+    """A value that changes over time: from `time_ns[i]` on it is `value[i]`; before the first it is `before`."""
 
     time_ns: Array
     value: Array
@@ -38,7 +38,7 @@ class Steps:
 
 
 class MarkStack:
-    """Follows marks in order and knows the phase and the innermost module (its name, or None) after each."""
+    """Follows marks in order; has the phase and the innermost module (its name, or None) after each."""
 
     __slots__ = ("_backward_of", "_open")
 
@@ -53,7 +53,7 @@ class MarkStack:
 
     @property
     def module(self) -> object | None:
-        """The innermost module now; in backward the one whose forward it works for, where that was marked."""
+        """The innermost module now; in backward the one whose forward it works on, if that was marked."""
         for is_module, name, phase in reversed(self._open):
             if is_module:
                 return name
@@ -62,11 +62,11 @@ class MarkStack:
         return None
 
     def step(self, kind: int, name: object) -> None:
-        """Take the next mark; `name` of a phase mark is its text, of a module mark anything that identifies it."""
+        """Process the next mark; `name` of a phase mark is its text, of a module mark anything that identifies it."""
         if kind == _BEGIN or kind in MODULE_BEGINS:
             is_module = kind != _BEGIN
             if is_module or name not in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE):
-                # Else the step of a derived class calls that of its base; here an optimizer without a closure has raised.
+                # Otherwise the step of a derived class calls that of its base; here an optimizer without a closure has raised.
                 while self._open and self._open[-1][:2] == (False, OPTIMIZER):
                     self._open.pop()
             forward = Phase.BACKWARD if self.phase == Phase.BACKWARD else Phase.FORWARD
@@ -95,8 +95,8 @@ def resolve(
     times = np.array(times_ns, np.int64)
     phase = _changes(times, np.array(phases, np.uint8), int(Phase.OTHER))
     value = phase.value.copy()
-    # What lies between a forward and the backward after it is the loss. Straight from a forward back to the optimizer: only a
-    # closure does that, and its loss is forward as well.
+    # Between a forward and the backward after it is the loss. Only a closure goes straight from a forward back to the
+    # optimizer, and its loss is forward as well.
     between = np.isin(value[1:-1], (Phase.OTHER, Phase.OPTIMIZER))
     between &= (value[:-2] == Phase.FORWARD) & (value[2:] == Phase.BACKWARD)
     value[1:-1][between] = Phase.FORWARD
@@ -104,7 +104,7 @@ def resolve(
 
 
 def recording(times_ns: Array, kinds: Iterable[int], names: Iterable[int]) -> Steps:
-    """Whether autograd recorded (1) or not (0) in the outermost module that was running; 1 where none was."""
+    """Whether autograd recorded (1) or not (0) in the running outermost module; 1 outside any."""
     depth: list[int] = []
     values, now = [], 1
     for kind, name in zip(kinds, names, strict=True):

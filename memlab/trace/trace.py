@@ -1,4 +1,4 @@
-"""The Trace: what a probe measured, frozen; the only noun between measuring and showing."""
+"""The Trace: what a probe measured, immutable; the only interface between measuring and showing."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A stretch of one device whose events are not in the trace: lost unread, or dropped to bound host memory.
+    """A range of events of one device that is not in the trace: lost unread, or dropped to bound host memory.
 
-    Of rows that were read and dropped the peaks stay known exactly; of lost ones (-1) only counters and samples tell.
+    The peaks of dropped rows are known exactly; for lost ones (-1) only counters and samples are known.
     """
 
     device: int
@@ -68,14 +68,14 @@ class Bounded:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the peaks of the stretch are known."""
+        """Whether the peaks of the range are known."""
         return self.peak_allocated_bytes >= 0
 
 
 PREDICTING = "fake CUDA"
 """The engine of predictions."""
 _FORMER = {"CPU dispatch tally": "CPU tensor tracker", "pretend CUDA": PREDICTING}
-"""Engines in files that earlier versions saved -> what they are called now."""
+"""Engine names in files of earlier versions -> current names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class MadeBy:
 
     @property
     def current_engine(self) -> str:
-        """The engine as it is called now, also where an earlier version saved the trace."""
+        """The current name of the engine, also for traces saved by earlier versions."""
         for former, now in _FORMER.items():
-            if self.engine.startswith(former):  # a snapshot adds where it comes from
+            if self.engine.startswith(former):  # a snapshot adds its origin
                 return now + self.engine.removeprefix(former)
         return self.engine
 
@@ -116,10 +116,10 @@ TEXT_COLUMNS = (*Blocks.TEXTS, "mark")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """What happened to memory during one stretch of work.
+    """What happened to memory during one cell or block.
 
-    Rows before `first_row` describe what was there at the start (segments, and blocks as PREEXISTING). `texts` holds a table of
-    strings for each column of indices; `notes` is a place for facts of the maker that survive saving (plain JSON).
+    Rows before `first_row` describe what existed at the start (segments, and blocks as PREEXISTING). `texts` holds a table of
+    strings for each column of indices; `notes` are further facts from the probe, saved as plain JSON.
     """
 
     events: Events
@@ -158,24 +158,24 @@ class Trace:
         return tuple(device.index for device in self.made_by.devices)
 
     def text(self, column: str, index: int) -> str:
-        """The string behind an index of a column, "" where it is unknown."""
+        """The string of an index in a column; "" if unknown."""
         return self.texts[column][index] if index >= 0 else ""
 
     def with_blocks(
         self, blocks: Blocks, texts: Mapping[str, tuple[str, ...]] | None = None, changes: Recategorised | None = None
     ) -> Trace:
-        """A new trace of which more is known: its blocks, the tables of texts they refer to, categories that change."""
+        """A new trace with more known about its blocks, the texts they refer to, and changing categories."""
         changes = self.recategorised if changes is None else changes
         return dataclasses.replace(self, blocks=blocks, texts=texts or self.texts, recategorised=changes)
 
     def with_gaps(self, *gaps: Gap) -> Trace:
-        """A new trace that names further things not seen."""
+        """A new trace with further gaps."""
         return dataclasses.replace(self, made_by=dataclasses.replace(self.made_by, gaps=self.made_by.gaps + gaps))
 
     def to_pandas(self) -> Any:
-        """One row per event as a pandas DataFrame, with what is known of its block; texts are categoricals.
+        """One row per event as a pandas DataFrame, with the facts about its block; texts are categoricals.
 
-        Rows before `first_row` (what was there at the start) have `before_start` True.
+        Rows before `first_row` (what existed at the start) have `before_start` True.
         """
         import pandas
 
@@ -183,7 +183,7 @@ class Trace:
         is_block = events.block >= 0
         of_block = np.where(is_block, events.block, 0)
 
-        def named(codes: Array, names: Iterable[str]) -> Any:  # so that ten million rows stay affordable
+        def named(codes: Array, names: Iterable[str]) -> Any:  # to keep ten million rows affordable
             return pandas.Categorical.from_codes(codes, categories=pandas.Index(list(names), dtype=object))
 
         frame = pandas.DataFrame({"time_s": events.time_ns / 1e9})
@@ -202,7 +202,7 @@ class Trace:
         return frame
 
     def nbytes(self) -> int:
-        """How much host memory the columns take, in bytes (texts not counted)."""
+        """The host memory of the columns in bytes (without texts)."""
         tables = (self.events, self.blocks, self.marks, self.samples, self.recategorised)
         return sum(array.nbytes for table in tables for array in table.arrays().values())
 
