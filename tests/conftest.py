@@ -108,6 +108,7 @@ def pytest_collection_finish() -> None:
     shapes = [tuple(one.shape) for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
     if shapes:
         raise pytest.UsageError(f"{len(shapes)} tensors are there before any test: make them in tests. {shapes[:5]}")
+    gc.freeze()  # torch and the tests themselves, which half of all time would go into looking through again and again
 
 
 NEEDS = {"fakegpu": no_fakegpu, "gpu": no_gpu, "browser": no_browser}
