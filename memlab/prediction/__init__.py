@@ -1,1 +1,1 @@
-"""What a CUDA run would take on a card, without one: fake CUDA, the child process it runs in, the cards, the workspaces."""
+"""Predict a CUDA run without a GPU: the dry run, its child process, the GPUs, library workspaces, the forecast."""

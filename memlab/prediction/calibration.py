@@ -1,8 +1,8 @@
-"""What a card of this machine really takes, measured once and kept: `calibrate()` measures, `cards.find` uses it from then on.
+"""Calibration: measure a GPU of this machine once and store the result, which `cards.find` uses from then on.
 
-A fresh process (this module, run as a script) makes a CUDA context, multiplies and convolves in the usual types, and says
-what it had of the device at each stage. The context grows with the kernels that a program uses, so it is an interval: bare, and
-after the common kernels. Where the driver does not tell processes apart (Windows, some containers) it begins at 0.
+A new process (this module, run as a script) makes a CUDA context, multiplies and convolves in the usual dtypes, and reports
+its device memory at each stage. The context grows with the kernels that a program uses, so it is an interval: bare, and
+after the common kernels. Where the driver does not distinguish processes (Windows, some containers) it begins at 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured of one card with one driver and one PyTorch."""
+    """The measurements of one GPU with one driver and one PyTorch."""
 
     card: str
     capability_major: int
@@ -61,16 +61,16 @@ class Calibration:
 
     @property
     def context_bytes(self) -> ByteRange:
-        """What the process takes in addition to the allocator: the bare context, and after the common kernels."""
+        """Memory of the process outside the allocator: the bare context, and after the common kernels."""
         return ByteRange(self.context_low_bytes, self.context_high_bytes)
 
 
 def calibrate(device: int = 0) -> Calibration:
-    """Measure a GPU of this machine in a new process, keep the result for predictions, and return it."""
+    """Measure a GPU of this machine in a new process, store the result for predictions, and return it."""
     if not (torch.backends.cuda.is_built() and torch.cuda.is_available()):
         raise PredictionError("calibrate needs a GPU that PyTorch can use, and this machine has none.")
     command = [sys.executable, "-m", "memlab.prediction.calibration", str(device)]
-    ours = str(Path(__file__).resolve().parents[2])  # this memlab, where the new process looks first
+    ours = str(Path(__file__).resolve().parents[2])  # this memlab, first on the new process's path
     paths = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
     try:
         done = subprocess.run(
@@ -90,7 +90,7 @@ def calibrate(device: int = 0) -> Calibration:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """`python -m memlab calibrate [DEVICE]`: print what was measured, and where it is kept."""
+    """`python -m memlab calibrate [DEVICE]`: print the result, and where it is stored."""
     try:
         print(calibrate(int(arguments[0]) if arguments else 0))
         print(f"kept in {path()}")
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def path() -> Path:
-    """Where calibrations are kept: MEMLAB_CONFIG, else the folder that the system has for settings."""
+    """The file of calibrations: in MEMLAB_CONFIG, else in the system's configuration folder."""
     if own := os.environ.get("MEMLAB_CONFIG"):
         return Path(own) / "calibration.json"
     if sys.platform == "win32":
@@ -120,7 +120,7 @@ def path() -> Path:
 
 
 def kept() -> tuple[Calibration, ...]:
-    """All that was ever measured here; a file that cannot be read gives a warning and is ignored."""
+    """All calibrations of this machine; an unreadable file gives a warning and is ignored."""
     try:
         where = path()
         facts = where.stat()
@@ -139,7 +139,7 @@ def _read_once(where: Path, *state: int) -> tuple[Calibration, ...]:
 
 
 def read(where: Path) -> tuple[Calibration, ...]:
-    """The calibrations in a file, none of which is trusted: PredictionError with one line where one is not as it should be."""
+    """The calibrations in an untrusted file: PredictionError with one line if one is invalid."""
     try:
         if where.stat().st_size > _MAX_FILE:
             raise ValueError(f"it has more than {format_bytes(_MAX_FILE)}")
@@ -155,7 +155,7 @@ def read(where: Path) -> tuple[Calibration, ...]:
 
 
 def keep(measured: Calibration) -> Path:
-    """Add a calibration to the file, which is written whole or not at all; an unreadable one is renamed and kept."""
+    """Add a calibration to the file, atomically; an unreadable file is renamed and kept."""
     where, before = path(), tuple[Calibration, ...]()
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 
 
 def parsed(facts: Any) -> Calibration:
-    """A calibration from plain values of anybody; PredictionError where one is out of range."""
+    """A calibration from untrusted values; PredictionError if one is out of range."""
     if not isinstance(facts, Mapping):
         raise PredictionError("a calibration must be a table of values")
     kinds = {field.name: str(field.type) for field in dataclasses.fields(Calibration)}
@@ -208,7 +208,7 @@ def measure(index: int) -> dict[str, Any]:
         for dtype in _TYPES:
             try:
                 _train_a_little(dtype)
-            except RuntimeError:  # a card without this type
+            except RuntimeError:  # a GPU without this dtype
                 continue
         used = _beside_allocator(nvml, index)
     del held
@@ -230,7 +230,7 @@ def measure(index: int) -> dict[str, Any]:
 
 
 def _beside_allocator(nvml: Nvml, index: int) -> tuple[int, int]:
-    """What this process has in addition to PyTorch's allocator (context, kernels, libraries), at least and at most."""
+    """Memory of this process outside PyTorch's allocator (context, kernels, libraries): lower and upper bound."""
     torch.cuda.synchronize()
     reserved = torch.cuda.memory_reserved(index)
     reading = nvml.read(index)
@@ -238,11 +238,11 @@ def _beside_allocator(nvml: Nvml, index: int) -> tuple[int, int]:
         own = max(reading.own_bytes - reserved, 0)
         return own, own
     free, total = torch.cuda.mem_get_info(index)
-    return 0, max(total - free - reserved, 0)  # with what other processes hold
+    return 0, max(total - free - reserved, 0)  # including other processes
 
 
 def _taken(work: Callable[[], int]) -> int:
-    """How much more than its own tensors a work asked PyTorch's allocator for at once; it returns what those are."""
+    """The peak of a function's scratch memory: allocated minus its own tensors, whose bytes it returns."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     own = work()
@@ -259,7 +259,7 @@ def _convolve(dtype: torch.dtype) -> int:
         image = torch.ones(16, 64, 56, 56, device="cuda", dtype=dtype)
         weight = torch.ones(64, 64, 3, 3, device="cuda", dtype=dtype)
         result = nn.functional.conv2d(image, weight, padding=1)
-    except RuntimeError:  # a card without this type, a cuDNN without a plan for it
+    except RuntimeError:  # a GPU without this dtype, a cuDNN without a plan for it
         return 1 << 62
     return image.nbytes + weight.nbytes + result.nbytes
 
@@ -287,7 +287,7 @@ def _driver() -> str:
             return version.decode() if isinstance(version, bytes) else str(version)
         finally:
             pynvml.nvmlShutdown()
-    except Exception:  # no driver library, an old one, ROCm: the runtime's version says as much
+    except Exception:  # no driver library, an old one, or ROCm: use the runtime's version
         return str(torch.version.cuda or torch.version.hip or "unknown")
 
 

@@ -1,8 +1,8 @@
-"""The cards that a run can be predicted for: `find("RTX 4060")`, `Card(...)` for your own, `cards` for the known ones.
+"""The GPUs that a run can be predicted for: `find("RTX 4060")`, `Card(...)` for your own, `cards` for the known ones.
 
-What a card leaves open is estimated from the GPUs that are known, as a range, and stands among its assumptions. What a
-calibration on this machine measured replaces what is estimated. Limits: figures are those of Linux drivers. On Windows
-PyTorch reports the nominal size, part of which the desktop holds.
+Omitted fields are estimated from known GPUs, as a range, and listed among the assumptions. A calibration on this machine
+replaces estimates. Limits: figures are for Linux drivers. On Windows
+PyTorch reports the nominal size, part of which the desktop uses.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _SHARES_SEEN = {
     ("RTX A", "RTX PRO", "A10G", "A40"): (0.91, 0.99),
     ("",): (0.95, 0.99),
 }
-"""How much PyTorch sees of the memory of a card whose name begins so, from those in the catalogue: with HBM, which has error
-correction in addition (0.984 to 0.992); professional with GDDR, of which it takes its part if it is on (A10 0.916, others up to
-0.987); consumer (RTX 3050 Laptop 0.953, RTX 3090 0.988)."""
+"""The share of its memory that PyTorch sees, by prefix of the name, from the catalogue: HBM, whose error correction has extra
+memory (0.984 to 0.992); professional GPUs with GDDR, where error correction uses part of it (A10 0.916, others up to 0.987);
+consumer GPUs (RTX 3050 Laptop 0.953, RTX 3090 0.988)."""
 _DRIVERS_DIFFER = {1: 0.01, 2: 0.005}
-"""By how much of the nominal size other drivers may differ where there are only one or two figures (of T4s: 1.2 %)."""
+"""The spread between drivers, as a share of the nominal size, if there are only one or two figures (T4: 1.2 %)."""
 _LAST_DIGIT = GiB // 200
 
 _CONTEXT_LOW = (25 * MiB, 2.2 * MiB)
 _CONTEXT_HIGH = (75 * MiB, 4.4 * MiB)
-"""A fixed part and one for each multiprocessor: these lines enclose all of `catalogue.CONTEXTS`, 24 to 170 of them."""
+"""A constant and a part per multiprocessor: these lines enclose all of `catalogue.CONTEXTS`, with 24 to 170 of them."""
 _CONTEXT_UNKNOWN = ByteRange(100 * MiB, 850 * MiB)
 _CONTEXT_ROCM = ByteRange(256 * MiB, 2 * GiB)
 _SMALLEST = 64 * MiB
 _SIMILAR_SIZE = 1.5
-"""GPUs of a capability whose memory differs by no more than this factor have a plausible number of multiprocessors."""
+"""GPUs of the same capability whose memory differs by at most this factor have a plausible number of multiprocessors."""
 _NOT_GIVEN = ByteRange(-1, -1)
 _ESTIMATED = "estimated from similar GPUs"
 _ROCM = "ROCm: the allocator is the same code; workspaces and context are estimates that were never compared with a GPU"
@@ -50,13 +50,13 @@ _NO_KERNELS = "PyTorch's CUDA 13 builds have no kernels below capability 7.5: th
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU as far as memory is concerned; sizes may be given as texts ("8GiB").
+    """The memory-related facts of a GPU; sizes may be given as text ("8GiB").
 
-    `total_bytes` is what it is sold with. `usable_bytes` is what PyTorch sees of it at least (its `total_memory`) and
-    `usable_high_bytes` at most; where neither is given and the size is a whole number of GiB they are estimated, else they are
-    `total_bytes`. `context_bytes` is a range (or one number) for what the process takes in addition to PyTorch's allocator.
-    Without `multiprocessors`, on which the scratch buffers of kernels depend, those of the best-known GPU of its capability
-    and size are taken, and `plausible_multiprocessors` is the range that a prediction covers.
+    `total_bytes` is the nominal size. `usable_bytes` and `usable_high_bytes` bound what PyTorch sees of it (`total_memory`);
+    if neither is given and the size is a whole number of GiB they are estimated, else they are `total_bytes`.
+    `context_bytes` is a range (or one number) for the memory of the process outside PyTorch's allocator. The scratch buffers
+    of kernels depend on `multiprocessors`: without it that of the best-known GPU of its capability and size is used, and
+    `plausible_multiprocessors` is the range that a prediction covers.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Card:
             count = len({name for name, *_ in CONTEXTS})
             general = f"a line around {len(CONTEXTS)} out-of-memory messages of {count} cards"
             source = "; ".join([general, *(address for name, _, address in CONTEXTS if name == self.name)])
-        half = self.usable_bytes // 2  # a small card is a share of a larger one
+        half = self.usable_bytes // 2  # a small card is a partition of a larger one
         self._set(context_bytes=ByteRange(*(min(end, half) for end in likely)), context_source=source)
         self._set(f"the CUDA context takes {self.context_bytes}")
 
@@ -160,7 +160,7 @@ class Card:
         for name, gib, *_ in same:
             smaller, larger = sorted((gib * GiB, self.total_bytes))
             factors[name] = larger / smaller
-        # The nearest in size (what PyTorch sees of a card is a little less), and of those the one with the most sources.
+        # The nearest in size (PyTorch sees a little less than the nominal size), and of those the one with the most sources.
         model = min(same, key=lambda row: (round(factors[row[0]], 1), -len(row[5]), -row[3]))
         counts = [row[3] for row in same if factors[row[0]] <= _SIMILAR_SIZE] or [row[3] for row in same]
         low, high = min(model[3], *counts), max(model[3], *counts)
@@ -173,12 +173,12 @@ class Card:
 
     @property
     def usable_range(self) -> ByteRange:
-        """What PyTorch sees of its memory."""
+        """The memory that PyTorch sees."""
         return ByteRange(self.usable_bytes, self.usable_high_bytes)
 
     @property
     def room_bytes(self) -> ByteRange:
-        """What PyTorch's allocator can reserve on it when no other process is there."""
+        """What PyTorch's allocator can reserve if there is no other process."""
         return self.usable_range - self.context_bytes
 
     def __str__(self) -> str:
@@ -195,7 +195,7 @@ def _size(field: str, value: Any) -> int:
         raise PredictionError(f'{field} must be a size in bytes or a text such as "8GiB", got {value!r:.80}.') from None
 
 
-# --- the catalogue and what was measured here ---
+# --- the catalogue and calibrations -----------
 
 
 @functools.cache
@@ -219,7 +219,7 @@ def _known() -> dict[str, Card]:
 
 
 def applied(card: Card) -> Card:
-    """The card with what was measured on one like it, with this PyTorch or else last, if that was done on this machine."""
+    """The card with this machine's calibration of it, for this PyTorch or else the latest, if there is one."""
     fitting = [one for one in calibration.kept() if one.card == card.name or name_of(one.card) == card.name]
     ours = [one for one in fitting if one.torch == torch.__version__]
     measured = max(ours or fitting, key=lambda one: one.measured_at_s, default=None)
@@ -243,11 +243,11 @@ def applied(card: Card) -> Card:
 
 _NOISE = re.compile(r"nvidia|geforce|tesla|quadro|amd|instinct|graphics|gpu|generation|rtx|gtx|[^a-z0-9]")
 _TWO_SIZES = {"A100": "A100 80GB", "V100": "V100 32GB"}
-"""Names that two sizes share: the smaller one is taken, and an assumption says so."""
+"""Names that two sizes share: the smaller one is used, and an assumption says so."""
 
 
 def _plain_name(name: str) -> str:
-    """A name as it is looked up: lower case, without makers, blanks and signs; "16 GiB", "16G" and "16 GB" are the same."""
+    """Normalize a name: lower case, without vendors, blanks and punctuation; "16 GiB", "16G" and "16 GB" are equal."""
     text = re.sub(r"(\d)\s*g(i?b)?\b", r"\1gb", name.lower().strip())
     return _NOISE.sub("", text)
 
@@ -262,12 +262,12 @@ def _index() -> dict[str, str]:
 
 
 def name_of(reported: str) -> str:
-    """The catalogue's name for a card as its driver reports it, "" where it is not there."""
+    """The catalogue's name for a driver's name; "" if it is not in the catalogue."""
     return _index().get(_plain_name(reported), "")
 
 
 def find(card: str | int | Card) -> Card:
-    """The card of that name, with what a calibration on this machine found; a size ("8GiB") is a card too."""
+    """The card of that name, with this machine's calibration; a size ("8GiB") is a card too."""
     if isinstance(card, Card):
         return card
     if isinstance(card, str) and (name := name_of(card)):
@@ -278,7 +278,7 @@ def find(card: str | int | Card) -> Card:
                 found = dataclasses.replace(found, assumptions=(*found.assumptions, text))
         return found
     if isinstance(card, str):
-        for one in calibration.kept():  # a card that the catalogue does not know
+        for one in calibration.kept():  # a card that is not in the catalogue
             if one.card.lower() == card.strip().lower():
                 capability = (one.capability_major, one.capability_minor)
                 known = Card(one.card, one.total_memory_bytes, capability, multiprocessors=one.multiprocessors)

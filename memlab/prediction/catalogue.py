@@ -1,17 +1,17 @@
-"""The known cards, as data: what each is sold with, what PyTorch sees of it, and the source of each figure.
+"""The known GPUs as data: nominal memory, what PyTorch sees of it, and the source of each figure.
 
-A row of `CARDS`: name, GiB it is sold with, compute capability, multiprocessors, other names, and what PyTorch reported
+A row of `CARDS`: name, nominal GiB, compute capability, multiprocessors, other names, and what PyTorch reported
 as the card's whole memory (`total_memory`, "total capacity" in its out-of-memory messages), each figure with its source. A
-card without a figure gets an interval from its relatives (see `cards.py`) and says that it is an estimate.
-`CONTEXTS` are sizes of a process in addition to PyTorch's allocator: "this process has X in use", less what is allocated and
-reserved, in out-of-memory messages of others; 0.01 GiB is their last digit. Where a thread does not name the card, its
-capacity does (Colab: T4).
+card without a figure gets an interval from similar ones (see `cards.py`), marked as an estimate.
+`CONTEXTS` are sizes of a process outside PyTorch's allocator: "this process has X in use" minus allocated and cached, in
+public out-of-memory messages; their resolution is 0.01 GiB. If a post does not name the GPU, its capacity identifies it
+(Colab: T4).
 """
 
 from __future__ import annotations
 
 Seen = tuple[float | int, str]
-"""GiB (a float) or bytes (an int) of total memory, and where that stands."""
+"""GiB (a float) or bytes (an int) of total memory, and the source."""
 
 _GITHUB = "https://github.com/"
 
@@ -119,7 +119,7 @@ NOT_ON_A_THREAD: dict[str, tuple[tuple[float, ...], str]] = {
     "B200": ((178.35, 178.36), "out-of-memory messages in public run logs"),
     "MI300X": ((191.69, 191.98), "out-of-memory messages (HIP) in public run logs"),
 }
-"""Figures seen in public files of which no address can be given: card -> GiB, and where."""
+"""Figures from public files without an address: card -> GiB, and where."""
 
 CONTEXTS: tuple[tuple[str, float, str], ...] = (
     ("T4", 0.13, _GITHUB + "Zheng-Chong/CatVTON/issues/133"),
@@ -141,5 +141,5 @@ CONTEXTS: tuple[tuple[str, float, str], ...] = (
     ("RTX 5090", 0.60, _GITHUB + "TrajectoryCrafter/TrajectoryCrafter/issues/20"),
     ("RTX 5090", 0.58, _GITHUB + "Wan-Video/Wan2.1/issues/465"),
 )
-"""Card, GiB in addition to the allocator, where: libraries and kernels that the program had loaded by then are in it."""
+"""Card, GiB outside the allocator, source: includes the libraries and kernels loaded by then."""
 # fmt: on

@@ -1,8 +1,8 @@
-"""A dry run: code written for "cuda" runs on a fake GPU, in the process it is called in, and leaves a trace.
+"""A dry run: code written for "cuda" runs on a fake GPU, in the calling process, and yields a trace.
 
-For a child process: what became a fake CUDA tensor stays fake. CUDA tensors that the parent has alive are fake ones there,
-too: a child must not touch the driver, and autograd has no thread for them (backward would wait for ever). A graph that was
-built before is not followed: its tensors are leaves.
+For a child process: tensors that became fake stay fake. The parent's live CUDA tensors become fake there too: a child must
+not touch the driver, and autograd has no thread for them (backward would wait forever). Existing graphs are not followed:
+their tensors are leaves.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ NEWS_EVERY_S = 0.25
 @functools.cache
 def prepare() -> None:
     """Import in the parent what PyTorch imports for the first fake tensor, or each child would do it again: 1.5 s."""
-    with contextlib.suppress(Exception):  # the child says what is wrong
+    with contextlib.suppress(Exception):  # the child reports errors
         FakeTensorMode()
 
 
 @contextlib.contextmanager
 def dry_run(card: Card, conf: str = "", raises_oom: bool = False) -> Iterator[Callable[[], bytes]]:
-    """Within it "cuda" is the fake GPU; the function it gives has the trace, as bytes, once it has ended.
+    """A context in which "cuda" is the fake GPU; it yields a function that returns the trace as bytes once it has ended.
 
-    With `raises_oom` the code meets an out-of-memory as on the card, and may catch it; else it goes on as if there were room.
+    With `raises_oom` the code gets the out-of-memory error of the card, and may catch it; otherwise memory is unlimited.
     """
     selftest.require()
     traces: list[Trace] = []
@@ -84,10 +84,10 @@ def _news(fake: FakeCuda) -> Iterator[None]:
 def dry_runs(
     card: Card, run: Callable[[Card, float | None, bool], ChildOutcome], limit_s: float | None = None
 ) -> tuple[ChildOutcome, list[Trace]]:
-    """Dry-run a program once, and where its card says only between what its multiprocessors lie, for both ends as well.
+    """Dry-run a program once, and again for both ends of the range if the card's multiprocessors are a range.
 
     Scratch buffers of kernels depend on them. `run(card, limit_s, is_first)` dry-runs it in a child; all of it takes at
-    most `limit_s`. Gives the first outcome, whose notes say what could not be had, and the traces.
+    most `limit_s`. Returns the first outcome, whose notes say what is missing, and the traces.
     """
     deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     first = run(card, limit_s, True)
@@ -97,7 +97,7 @@ def dry_runs(
     for count in sorted({*card.plausible_multiprocessors} - {card.multiprocessors}):
         left_s = deadline - time.monotonic()
         result, why = None, "it could not be predicted"
-        if first.error is not None or first.started:  # what it does for real is not done again
+        if first.error is not None or first.started:  # real side effects must not be repeated
             why = "it was not predicted, as the program " + ("started others" if first.started else "failed")
         elif left_s <= 0:
             why = "there was no time to predict it"
@@ -112,11 +112,11 @@ def dry_runs(
 
 
 _REAL: list[Any] = []
-"""What is on the real card: it must live, as freeing it would reach the driver."""
+"""Tensors on the real GPU: kept alive, as freeing them would call the driver."""
 
 
 def adopt(fake: FakeCuda) -> None:
-    """Make every CUDA tensor of the parent that Python knows a fake one, in place: the same objects, sharing what they shared."""
+    """Make every CUDA tensor of the parent that Python knows a fake one, in place: same objects, same sharing."""
     kinds = (torch.Tensor, torch.nn.Parameter)
     known = [one for one in gc.get_objects() if type(one) in kinds and _is_real(one)]
     gradients = [(one, one.grad) for one in known if one.is_leaf and one.grad is not None]

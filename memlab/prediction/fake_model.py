@@ -1,7 +1,7 @@
-"""A model whose tensors are without data, in a child process: nothing is computed on them, and nothing is put back.
+"""A model on tensors without data, in a child process: nothing is computed, and the change is not undone.
 
-They are PyTorch's fake tensors: operators on them compute shapes, not values. Those of tensors that share a storage share
-one as well. Limits: a tensor of a layout that has no storage (oneDNN's own) has no bytes here.
+They are PyTorch's fake tensors: operators compute shapes, not values. Tensors that share a storage get fakes that share
+one. Limits: a tensor of a layout that has no storage (oneDNN's own) has no bytes here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from memlab.torch_internals import dispatch, fakes
 
 _META = torch.device("meta")
 _DEPTH, _ITEMS = 50, 100_000
-"""Containers that are nested more deeply, or longer, are left alone."""
+"""Containers that are nested more deeply, or longer, are not searched."""
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, deque)
 
 
 def is_tensor(thing: Any) -> bool:
-    """Asks the class, as proxies answer `isinstance` with code of their own."""
+    """Checks the class, as proxies answer `isinstance` with their own code."""
     return issubclass(type(thing), Tensor)
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """The plain tensors that a tensor consists of: itself, its indices and values, or what its class wraps."""
+    """The plain tensors of a tensor: itself, its indices and values, or the tensors its class wraps."""
     tensor = fakes.unwrapped(tensor)
     if fakes.wraps_others(tensor):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]  # its class has it
@@ -49,16 +49,16 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def storage_bytes(*tensors: Tensor) -> dict[int, int]:
-    """The bytes of every storage behind tensors, each once; whole storages, also of views.
+    """The bytes of all storages of these tensors, each once; whole storages, also of views.
 
-    A storage is known by its `_cdata` while it is alive.
+    A storage is identified by its `_cdata` while it is alive.
     """
     storages = (part.untyped_storage() for tensor in tensors for part in plain_tensors(tensor))
     return {storage._cdata: storage.nbytes() for storage in storages}
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
-    """The tensors in nested containers and plain objects, each once; nobody's `__iter__` or `__getattr__` is run."""
+    """The tensors in nested containers and plain objects, each once, without running any `__iter__` or `__getattr__`."""
     found: dict[int, Tensor] = {}
     seen: set[int] = set()
     todo = list(reversed(values))
@@ -86,9 +86,9 @@ def _items(value: Any) -> list[Any]:
 
 
 class FakeTensors:
-    """Makes one fake tensor for each real one; `home` is the device of those that have none (meta).
+    """Makes one fake tensor per real one; `home` is the device of those that have none (meta).
 
-    `device_types` are those that the figures are about. Inputs move to the device of the model, where it has one only.
+    `device_types` are those that count. Inputs move to the device of the model, if it has only one.
     """
 
     def __init__(self, of_model: list[Tensor], of_inputs: list[Tensor]) -> None:
@@ -107,7 +107,7 @@ class FakeTensors:
         self.storage_keys: set[int] = set()
 
     def of(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
-        """The fake of a tensor, always the same one; on its device, or on the one that is given."""
+        """The fake of a tensor, always the same one; on its device, or on the given one."""
         if id(tensor) not in self._of:
             if is_lazy(tensor):
                 raise MemlabError(
@@ -118,13 +118,13 @@ class FakeTensors:
         return self._of[id(tensor)][1]
 
     def originals(self, copies: list[Tensor]) -> list[Tensor]:
-        """The real tensors behind these, and themselves for what was given as a shape."""
+        """The real tensors of these fakes; fakes that were given as a shape are returned themselves."""
         real = {id(fake): tensor for tensor, fake in self._of.values()}
         return [real.get(id(fake), fake) for fake in copies]
 
     def new(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
         """A fake of a tensor that does not exist."""
-        with fakes.no_dispatch():  # or a mode that is on would make it a tensor of its own
+        with fakes.no_dispatch():  # or an active mode would make it a tensor of its own class
             empty = torch.empty(shape, dtype=dtype, device=_META)
         return fakes.FakeTensor(self.mode, empty, device)
 
@@ -132,14 +132,14 @@ class FakeTensors:
         is_number = tensor.device.type == "cpu" and type(tensor) is Tensor and not tensor.requires_grad
         if is_number and _is_plain(tensor) and tensor.numel() == 1 and (device or tensor.device).type == "cpu":
             with fakes.no_dispatch():
-                number = tensor.clone()  # flags and counters are asked for in forwards; the copy may be counted up
+                number = tensor.clone()  # forwards read flags and counters; the copy may be modified
             return fakes.known_number(self.mode, number)
         fake = self._plain(tensor, device) if _is_plain(tensor) else self._exotic(tensor)
         if issubclass(type(tensor), nn.Parameter) or getattr(tensor, "_is_param", False):
             fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad and not fake.requires_grad:
             fake.requires_grad_()
-        for name, value in tensor.__dict__.items():  # what users wrote on it, such as a name
+        for name, value in tensor.__dict__.items():  # attributes set by users, such as a name
             fake.__dict__.setdefault(name, value)
         return fake
 
@@ -174,9 +174,9 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 class FakeCopies:
-    """Copies of plain containers, with fakes in place of the tensors in them; everything else stays what it is.
+    """Copies of plain containers, with fakes in place of tensors; everything else is unchanged.
 
-    With a device the fakes are there, wherever the tensors are.
+    With a device the fakes are on it, wherever the tensors are.
     """
 
     def __init__(self, of_tensors: FakeTensors, device: torch.device | None = None) -> None:
@@ -189,7 +189,7 @@ class FakeCopies:
         if is_tensor(value):
             return self.of_tensors.of(value, self._device)
         kind = type(value)
-        if kind is weakref.ref and is_tensor(value()):  # recurrent layers see by it whether weights were exchanged
+        if kind is weakref.ref and is_tensor(value()):  # recurrent layers use it to detect replaced weights
             return weakref.ref(self.of(value()))
         if kind not in _CONTAINERS or depth > _DEPTH or len(value) > _ITEMS:
             return value
@@ -197,7 +197,7 @@ class FakeCopies:
             return self._of[id(value)][1]
         depth += 1
         if kind is tuple:
-            self._of[id(value)] = (value, value)  # one that holds itself through a list stays as it is
+            self._of[id(value)] = (value, value)  # one that contains itself through a list is unchanged
             self._of[id(value)] = (value, tuple(self.of(item, depth) for item in value))
             return self._of[id(value)][1]
         copy: Any = kind()
@@ -219,12 +219,12 @@ class FakeCopies:
 
 PARAMETER, BUFFER, ATTRIBUTE = "parameter", "buffer", "attribute"
 _MAX_PATHS = 1000
-"""How many paths to one module are known by name."""
+"""The maximum number of paths listed per module."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelTensor:
-    """One tensor of a model, by its first path; `nbytes` are those of its storages that no tensor before it has."""
+    """One tensor of a model, by its first path; `nbytes` are those of storages that no earlier tensor has."""
 
     path: str
     layer: str
@@ -235,7 +235,7 @@ class ModelTensor:
 
 
 class ModulePaths:
-    """The modules of a model, each once (`modules`), with every path that each has (`every`)."""
+    """The modules of a model, each once (`modules`), with all paths of each (`every`)."""
 
     def __init__(self, model: nn.Module) -> None:
         self.paths: dict[int, list[str]] = {}
@@ -259,13 +259,13 @@ class ModulePaths:
                 ]
 
     def of(self, module: nn.Module, above: str) -> str:
-        """The path of a module that is called by the module at `above`."""
+        """The path of a module, when called by the module at `above`."""
         paths = self.paths[id(module)]
         below = f"{above}." if above else ""
         return next((path for path in paths if path.startswith(below)), paths[0])
 
     def tensors(self) -> list[ModelTensor]:
-        """Every tensor that the modules hold, parameters first, as they are met from the outermost module."""
+        """Every tensor that the modules hold, parameters first, starting at the outermost module."""
         found: dict[int, tuple[str, str, Tensor, list[str]]] = {}
         for kind, table in ((PARAMETER, "_parameters"), (BUFFER, "_buffers"), (ATTRIBUTE, "")):
             for module in self.modules:
@@ -285,7 +285,7 @@ class ModulePaths:
         return tensors
 
     def exchange(self, copies: FakeCopies) -> None:
-        """Let the modules hold fakes, for good."""
+        """Replace the modules' tensors by fakes, permanently."""
         for module in self.modules:
             for name, value in list(module.__dict__.items()):
                 module.__dict__[name] = copies.of(value)

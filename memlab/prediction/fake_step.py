@@ -1,6 +1,6 @@
-"""A training step on fake tensors, in a child process: the forward, what autograd keeps of it, gradients, the optimizer's state.
+"""A training step on fake tensors, in a child process: forward, saved tensors, gradients, optimizer state.
 
-Limits: every output counts as part of the loss. What a function of the user's own computes in its backward is not seen.
+Limits: every output counts as part of the loss. What the backward of a custom function computes is not seen.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from memlab.prediction.fake_model import (
 from memlab.torch_internals import dispatch, fakes
 
 _aten = torch.ops.aten
-# A number that becomes a tensor keeps its value, by which PyTorch can answer `.item()`: these must see the real one.
+# A number made into a tensor keeps its value, so that `.item()` works: these operators must get the real tensor.
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
 _SPARSE = {_aten.embedding.default: 4, _aten._embedding_bag.default: 5, _aten._embedding_bag_forward_only.default: 5}
-"""Operators that give sparse gradients -> at which position their `sparse` stands."""
-# The fifth result of cuDNN's recurrent layers are their weights in one piece. Those of a model on CUDA are so already, and
-# cuDNN takes them as they are; without addresses it cannot see that.
+"""Operators with sparse gradients -> position of their argument `sparse`."""
+# The fifth result of cuDNN's recurrent layers is a flat copy of the weights. Those of a model on CUDA are flat already, and
+# cuDNN uses them in place; without addresses it cannot see that.
 _WEIGHTS_OF_RNN = 4
 _CPU = torch.device("cpu")
 
 
 class WrongIndices(Exception):
-    """What a real operator would refuse and one on fakes does not: PyTorch's fake embedding takes any type (2.13)."""
+    """A call that a real operator would refuse and one on fakes does not: PyTorch's fake embedding takes any type (2.13)."""
 
 
 class ForwardFailed(Exception):
@@ -71,7 +71,7 @@ class _Made:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Packed:
-    """What autograd's graph holds in place of a saved tensor: alive as long as the graph wants it."""
+    """What the graph holds in place of a saved tensor: alive as long as the graph needs it."""
 
     tensor: Tensor
 
@@ -79,17 +79,17 @@ class _Packed:
 def run_forward(
     paths: ModulePaths, fake: FakeTensors, args: tuple[Any, ...], kwargs: dict[str, Any], has_saved: bool
 ) -> Forward:
-    """Run the forward once; the modules hold fakes from here on."""
+    """Run the forward once; the modules then hold fakes."""
     paths.exchange(FakeCopies(fake))
     watch = Forward(fake, paths, has_saved)
     as_written: Any = contextlib.nullcontext()
     hooks: Any = contextlib.nullcontext()
-    if "torch._dynamo" in sys.modules:  # where nothing was compiled, the compiler is not imported for it
+    if "torch._dynamo" in sys.modules:  # if nothing was compiled, do not import the compiler
         as_written = torch.compiler.set_stance("force_eager")
     if has_saved:
         hooks = saved_tensors_hooks(watch.pack, lambda packed: packed.tensor)
-    logging.getLogger(fakes.LOGGER).disabled = True  # what an error is going to say
-    # cuDNN's recurrent layers ask whether their weights lie next to each other.
+    logging.getLogger(fakes.LOGGER).disabled = True  # for error messages
+    # cuDNN's recurrent layers check whether their weights are contiguous in memory.
     warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
     try:
         with as_written, hooks, fake.mode, watch:
@@ -101,9 +101,9 @@ def run_forward(
 
 
 class Forward(fakes.TorchDispatchMode):
-    """What one forward on fakes comes to; `kept` is by the number of a storage, `has_saved` false where hooks are forbidden.
+    """The result of a forward on fakes; `kept` is by storage number, `has_saved` is False if hooks are forbidden.
 
-    While it runs it notes the storages that operators make, and stands between fakes and real tensors that it brings in.
+    While it runs it records the storages that operators make, and replaces real tensors from outside by fakes.
     """
 
     supports_higher_order_operators = True
@@ -131,7 +131,7 @@ class Forward(fakes.TorchDispatchMode):
         for module in paths.modules:
             tables = module.__dict__
             if "_forward_hooks" not in tables:
-                continue  # nn.Module.__init__ was not called: its own error says so
+                continue  # nn.Module.__init__ was not called: PyTorch raises its own error
             tables["_forward_pre_hooks"]["memlab.size"] = self._begin
             tables["_forward_pre_hooks"].move_to_end("memlab.size", last=False)
             tables["_forward_hooks"]["memlab.size"] = self._end
@@ -144,7 +144,7 @@ class Forward(fakes.TorchDispatchMode):
         return self._stack[-1][1] if self._stack else ""
 
     def where(self, error: BaseException) -> str:
-        """The path of the innermost module that this error came out of."""
+        """The path of the innermost module that this error passed through."""
         return self._failed[1] if self._failed[0] == id(error) else self._path
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
@@ -195,11 +195,11 @@ class Forward(fakes.TorchDispatchMode):
         return out
 
     def _inside(self, thing: Any) -> Any:
-        """A real tensor's fake. Single numbers pass: PyTorch knows those that were written in the code."""
+        """The fake of a real tensor. Scalars stay real: PyTorch knows those written in the code."""
         if not is_tensor(thing) or issubclass(type(thing), fakes.FakeTensor) or not thing.dim():
             return thing
         if type(thing).__torch_dispatch__ is not dispatch.plain_torch_dispatch:
-            return thing  # it wraps others, which come by themselves
+            return thing  # it wraps others, which arrive by themselves
         self.outside.setdefault(id(thing), thing)
         return self._fakes.of(thing)
 
@@ -208,7 +208,7 @@ class Forward(fakes.TorchDispatchMode):
         if func is _aten._cudnn_rnn.default:
             out = out[:_WEIGHTS_OF_RNN]
         leaves = fakes.tree_leaves(out)
-        # The state of its random numbers, which PyTorch's own fakes place on CUDA.
+        # The random state, which PyTorch's own fakes place on CUDA.
         on_cpu = leaves[2:] if func is _aten._scaled_dot_product_efficient_attention.default else []
         for leaf in filter(is_tensor, leaves):
             for part in plain_tensors(leaf):
@@ -232,7 +232,7 @@ class Forward(fakes.TorchDispatchMode):
         return [made for made in known if made is not None and made.storage() is not None]
 
     def pack(self, tensor: Tensor) -> _Packed:
-        """What `saved_tensors_hooks` calls for each tensor that backward will want."""
+        """Called by `saved_tensors_hooks` for each tensor saved for backward."""
         # Detached, as the graph would keep it: an output that knows its node would keep itself alive.
         packed = _Packed(tensor.detach())
         with torch.no_grad():
@@ -241,7 +241,7 @@ class Forward(fakes.TorchDispatchMode):
         return packed
 
     def end(self, outputs: list[Tensor]) -> None:
-        """Note what is alive now, and the bytes of what lies on other devices than the model."""
+        """Record the live storages, and the bytes on other devices than the model."""
         self.outputs = outputs
         known: set[int] = set()
 
@@ -250,7 +250,7 @@ class Forward(fakes.TorchDispatchMode):
             if storage is None or id(made) in known:
                 return
             known.add(id(made))
-            nbytes = storage.nbytes()  # as they are now, after what resized it
+            nbytes = storage.nbytes()  # the current bytes, after any resize
             if made.device.type not in self._fakes.device_types:
                 self.elsewhere_bytes += nbytes
             elif nbytes:
@@ -275,20 +275,20 @@ _RECOMPUTES = "CheckpointFunctionBackward"
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The gradient of one leaf; of a sparse one the rows that this input names."""
+    """The gradient of one leaf; if sparse, the rows that this input selects."""
 
     nbytes: int
     rows: int = 0
 
 
 class Graph:
-    """The graph behind the outputs of a forward: its leaves, with the names of the nodes that send them a gradient."""
+    """The graph of a forward's outputs: its leaves, with the names of the nodes that produce their gradients."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._senders: dict[int, set[str]] = {}
         self.recomputes = False
-        nodes: dict[int, Any] = {}  # held, or another node could get the number of one that has gone
+        nodes: dict[int, Any] = {}  # held, or another node could get the id of a freed one
         todo: list[Any] = [output.grad_fn for output in forward.outputs]
         for output in forward.outputs:
             if output.requires_grad and output.grad_fn is None:
@@ -306,9 +306,11 @@ class Graph:
                 todo.append(following)
 
     def gradient(self, leaf: Tensor, real: Tensor) -> Gradient | None:
-        """The gradient that backward will give to `leaf`, the fake of `real`; None where it gives none."""
+        """The gradient that backward will compute for `leaf`, the fake of `real`; None if there is none."""
         key = leaf.untyped_storage()._cdata if leaf.layout == torch.strided else 0
-        senders = self._senders.get(id(leaf), self._senders.get(id(real)))  # a forward may reach the real one otherwise
+        senders = self._senders.get(
+            id(leaf), self._senders.get(id(real))
+        )  # a forward may access the real one in another way
         if not leaf.requires_grad or (senders is None and not (self.recomputes and key in self._forward.read)):
             return None
         rows = self._forward.sparse_rows.get(key, 0)
@@ -331,7 +333,7 @@ _NAMES = {
 
 @dataclass(slots=True)
 class OptimizerState:
-    """The bytes that an optimizer keeps for each parameter (by identity of its fake, None: for none of them), and where."""
+    """The optimizer state in bytes by parameter (id of its fake, None: of no parameter), and its device."""
 
     name: str
     was_asked: bool
@@ -340,7 +342,7 @@ class OptimizerState:
 
 
 class _AnyNumber(fakes.TorchDispatchMode):
-    """Answers one when an optimizer asks a tensor for a number: sizes do not depend on which one it is."""
+    """Returns 1 when an optimizer reads a tensor's value: sizes do not depend on it."""
 
     was_asked = False
 
@@ -358,9 +360,9 @@ class _AnyNumber(fakes.TorchDispatchMode):
 def run_step(
     choice: Any, parameters: list[Tensor], fake: FakeTensors, grads: Mapping[int, Tensor | None]
 ) -> OptimizerState:
-    """Run one step of the chosen optimizer on the fakes of parameters, some of which may be of other models.
+    """Run one step of the chosen optimizer on fakes of parameters, some of which may belong to other models.
 
-    `grads` has the gradients of the model's parameters, by identity of the fake; None where backward gives none.
+    `grads` has the gradients of the model's parameters by id of the fake; None if there is none.
     """
     make = _maker(choice, parameters, fake)
     name = type(choice).__name__ if isinstance(choice, Optimizer) else choice
@@ -371,14 +373,14 @@ def run_step(
             optimizer = make()
             mine = [p for group in optimizer.param_groups for p in group["params"]]
             for parameter in mine:
-                # One of another model is taken to have a gradient.
+                # Parameters of other models are assumed to have a gradient.
                 missing = torch.empty_like(parameter) if parameter.requires_grad else None
                 parameter.grad = grads.get(id(parameter), missing)
             if any(parameter.grad is not None for parameter in mine):
-                # Not through the wrapper that runs everybody's step hooks.
+                # Bypass the wrapper that runs all step hooks.
                 inspect.unwrap(type(optimizer).step)(optimizer)
             found = OptimizerState(type(optimizer).__name__, ask.was_asked)
-            # The state, then what else the optimizer holds, each storage once; Adam counts its steps on the CPU.
+            # The state, then whatever else the optimizer holds, each storage once; Adam's step counters are on the CPU.
             seen = set(storage_bytes(*(t for p in mine for t in (p, p.grad) if t is not None)))
             holders: list[tuple[int | None, Any]] = [(id(key), value) for key, value in optimizer.state.items()]
             for owner, holder in [*holders, (None, optimizer.__dict__)]:
@@ -422,13 +424,13 @@ def _maker(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Callable
 
 
 def _clone(optimizer: Optimizer, fake: FakeTensors) -> Optimizer:
-    """A twin on fakes, before its first step and without the hooks of the original."""
+    """A copy on fakes, before its first step and without the hooks of the original."""
     twin = object.__new__(type(optimizer))
     copies = FakeCopies(fake)
     for name, value in optimizer.__dict__.items():
         if name.endswith("_hooks"):
             twin.__dict__[name] = OrderedDict()
-        elif name not in ("step", "state"):  # a scheduler puts a step of its own there
+        elif name not in ("step", "state"):  # a scheduler replaces `step`
             twin.__dict__[name] = copies.of(value)
     twin.state = defaultdict(dict)
     return twin

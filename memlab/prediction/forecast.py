@@ -1,7 +1,7 @@
-"""What a program would take on a card: from its requests to peaks as ranges and an answer to "does it fit".
+"""The forecast of a program on a card: from its requests to peaks as ranges, and whether it fits.
 
 The requests (those of a dry run, or measured ones) go through the simulated allocator in the best case and in the worst.
-Where both fit the answer is yes, where neither does no, else "close". Limits: those of `fake_cuda`, `workspaces` and `cards`,
+If both fit the answer is "yes", if neither does "no", else "close". Limits: those of `fake_cuda`, `workspaces` and `cards`,
 which are named as assumptions.
 """
 
@@ -22,20 +22,20 @@ from memlab.units import ByteRange
 
 Fits = Literal["yes", "no", "close"]
 _UNLIMITED_BYTES = 1 << 62
-"""A card on which everything fits: what a program wants there is what it needs."""
+"""A card on which everything fits: its peaks are what a program needs."""
 _RESERVED_ERROR = 0.02
-"""By how much *reserved* was wrong in 95 of 100 programs that `benchmarks/prediction.py` compares; it widens what is close."""
+"""The 95th percentile of the error of *reserved* in `benchmarks/prediction.py`; it widens the range of "close"."""
 _PEAKS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device used": "device_bytes"}
 """Names of the peaks in files, and of the fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A program on a card. `trace` is simulated for the card and ends where its memory runs out.
+    """A program on a card. `trace` is simulated for the card and ends if memory runs out.
 
-    The ranges are the peaks of *allocated*, *reserved* and the device: on this card, or, where the program may not fit,
-    on one that is large enough. A full card gives back its cache, so that there *reserved* may be more.
-    `out_of_memory` is the error it would raise on this card, "" where it fits in every case.
+    The ranges are the peaks of *allocated*, *reserved* and the device: on this card, or, if the program may not fit,
+    on one that is large enough. A full card releases its cache, so *reserved* may be higher on the large one.
+    `out_of_memory` is the error it would raise on this card, "" if it is certain to fit.
     """
 
     card: Card
@@ -50,7 +50,7 @@ class Forecast:
 
     @property
     def margin_bytes(self) -> ByteRange:
-        """What is left on the card at the peak, at least and at most; below zero: what is missing."""
+        """What is left on the card at the peak: lower and upper bound; negative: missing."""
         return self.card.usable_range - self.device_bytes
 
 
@@ -61,10 +61,10 @@ def forecast(
     environment: Mapping[str, str] | None = None,
     others: Iterable[Trace] = (),
 ) -> Forecast:
-    """Predict what the requests of `asked` come to on `card`.
+    """Predict the peaks of the requests in `asked` on `card`.
 
-    `conf` is what PYTORCH_CUDA_ALLOC_CONF would say there. `others` are the requests of the same program where the card has
-    another number of multiprocessors. A trace that was measured on CUDA has its workspaces already.
+    `conf` is the value of PYTORCH_CUDA_ALLOC_CONF there. `others` are the requests of the same program for other numbers of
+    multiprocessors. A trace that was measured on CUDA includes its workspaces.
     """
     added = _added(asked, card, environment)
     best, worst = [], []
@@ -106,9 +106,9 @@ def _added(asked: Trace, card: Card, environment: Mapping[str, str] | None) -> W
 
 
 def _case(asked: Trace, conf: str, room: int, context: int, extra: tuple[Workspace, ...]) -> tuple[int, int, str]:
-    """The peaks of *allocated* and *reserved*, and the error, "" where it fits; else the peaks of a card without end."""
+    """The peaks of *allocated* and *reserved*, and the error, "" if it fits; else the peaks on an unlimited card."""
     there = simulate(asked, room, conf, context, extra)
-    failure = _failure(there)  # a full card gives back its cache before it fails
+    failure = _failure(there)  # a full card releases its cache before it fails
     if failure:
         there = simulate(asked, _UNLIMITED_BYTES, conf, 0, extra)
     facts = there.made_by.device(DEVICE)
@@ -120,7 +120,7 @@ def _failure(simulated: Trace) -> str:
 
 
 def _parts(added: Workspaces) -> Iterable[WorkspacePart]:
-    """What is taken at once, at most: of workspaces of a name those that are kept together, of the others the largest."""
+    """The maximum at one time: the sum of workspaces that are kept, and the largest of the others, by name."""
     yield from added.outside
     for name, source in added.sources.items():
         ends = []
@@ -163,7 +163,7 @@ def _with_notes(predicted: Forecast) -> Trace:
 
 
 def forecast_of(trace: Trace) -> Forecast | None:
-    """The forecast in the notes of a trace, None of a measured one."""
+    """The forecast in the notes of a trace; None for a measured one."""
     facts = trace.notes.get("prediction")
     if not isinstance(facts, dict):
         return None

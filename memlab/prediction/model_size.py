@@ -1,4 +1,4 @@
-"""The sizes of a model, taken in a child process: what it has, what one forward leaves, and what an optimizer adds."""
+"""Compute the sizes of a model in a child process: its tensors, what one forward keeps, and what an optimizer adds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from memlab.units import format_bytes, number_of
 
 
 def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any = None) -> dict[str, Any]:
-    """The fields of `Sizes` for a model and these inputs, as plain values; nothing is computed, the model stays as it is."""
+    """The fields of `Sizes` for a model and these inputs, as plain values; nothing is computed, the model does not change."""
     if not issubclass(type(model), nn.Module):
         raise MemlabError(f"size takes a torch.nn.Module and inputs for it, got {type(model).__name__}.")
     if fake_mode_is_on():
@@ -44,7 +44,7 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
     if not child.forks:
         held = [one.tensor for one in ModulePaths(_written(model)).tensors()]
         if any(tensor.is_cuda for tensor in held + tensors_in(args, kwargs)):
-            raise MemlabError(  # a new process would take their bytes of the real device
+            raise MemlabError(  # a new process would allocate them on the real device
                 "sizes for CUDA need a forked process (Linux). Take the model and its inputs to the CPU, or to meta."
             )
     for has_saved in (True, False):
@@ -69,7 +69,7 @@ def _modes() -> tuple[bool, dict[str, torch.dtype], torch.device, torch.dtype]:
 def _sized(
     model: nn.Module, args: Any, kwargs: Any, optimizer: Any, has_saved: bool, modes: Any, channel: Channel
 ) -> bytes:
-    """In the child: the facts as JSON; none where hooks for saved tensors are forbidden."""
+    """In the child: the facts as JSON; empty if hooks for saved tensors are forbidden."""
     has_grad, autocast, device, floats = modes
     if modes != _modes():  # a spawned process has the defaults
         torch.set_default_device(device)
@@ -81,7 +81,7 @@ def _sized(
         try:
             sizes = _Step(model, args, kwargs, optimizer, has_saved).sizes()
         except ForwardFailed as failed:
-            # What PyTorch says where a function forbids them, as those of torch.func do.
+            # PyTorch's message if a function forbids them, as those of torch.func do.
             if has_saved and "saved tensor hooks" in str(failed.error):
                 return b"{}"
             with_shapes = any(_is_shape(value) for value in (*args, *kwargs.values()))
@@ -101,7 +101,7 @@ def _is_shape(value: Any) -> bool:
 
 
 class _Step:
-    """A training step of a model on fake tensors: all that is known before it is put into figures."""
+    """A training step of a model on fake tensors, before it is turned into figures."""
 
     def __init__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any, has_saved: bool
@@ -163,7 +163,7 @@ class _Step:
         return made
 
     def sizes(self) -> Sizes:
-        """What the step leaves, as figures."""
+        """The figures of the step."""
         forward, state, parameters = self.forward, self.state, self.parameters
         of_inputs = [self.graph.gradient(tensor, tensor) for tensor in self.inputs]
         count = sum(one.tensor.numel() for one in parameters)
@@ -211,7 +211,7 @@ class _Step:
                 calls, shape = self.forward.calls[path], self.forward.shapes.get(path)
                 yield Layer(path, type(module).__name__, calls, shape, **sums[path])
 
-    # --- what a reader has to know in addition to the figures, the gravest first ---
+    # --- remarks on the figures, the most important first ---
 
     def _about_autograd(self) -> Iterator[str]:
         if not torch.is_grad_enabled():
@@ -290,7 +290,7 @@ class _Step:
 
 
 _RNN = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
-# Operator of the CPU -> what CUDA does in another way, as far as it was seen to keep other bytes.
+# CPU operator -> a module whose CUDA kernel is known to keep other bytes.
 _OTHERWISE_ON_CUDA = {
     "scaled_dot_product": "attention",
     "aten.bernoulli_": "dropout (a mask of one byte an element)",
@@ -322,7 +322,7 @@ _FAILURES = {
     "UnsupportedFakeTensorException":
         ("PyTorch knows no sizes for {known}", f"Register a fake kernel for it, or {_MEASURE}"),
 }  # fmt: skip
-"""Errors to which the type of the inputs has nothing to say: what failed, and what to do about it."""
+"""Errors that do not depend on the inputs' dtype: what failed, and what to do about it."""
 
 
 def _refusal(failed: ForwardFailed, model: str, with_shapes: bool) -> str:

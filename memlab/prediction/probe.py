@@ -1,7 +1,7 @@
-"""The probe of fake CUDA: what its log saw, as a Trace of the card.
+"""The probe of fake CUDA: its log as a Trace of the card.
 
-Its events carry what was requested; `memlab.allocator.replay.simulate` makes of it what an allocator hands out, with what
-is no event and in the notes. Limits: those of `fake_cuda`; each that applied is an assumption or a gap of the trace.
+Its events have the requested sizes; `memlab.allocator.replay.simulate` turns them into allocated ones, using what is not an
+event from the notes. Limits: those of `fake_cuda`; each that applied is an assumption or a gap of the trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memlab.trace.columns import Array, Events, Kind
 from memlab.trace.trace import PREDICTING, Device, Gap, MadeBy, Trace
 
 NOTES = "pretend"
-"""The key in the notes of a trace for what is not an event; it stands in saved files."""
+"""The key in the notes of a trace for what is not an event; part of the file format."""
 DEVICE = 0
 
 
@@ -39,7 +39,7 @@ class FakeCudaProbe:
         self._first, self._before = 0, self._lengths()
 
     def start(self) -> None:
-        """Begin: what is alive on the card is preexisting."""
+        """Start: whatever is alive on the card is preexisting."""
         if not self.fake.is_on:
             raise PredictionError("fake CUDA is not on: start the probe inside of `with FakeCuda(card):`.")
         tensor_labels.acquire()
@@ -58,7 +58,7 @@ class FakeCudaProbe:
         tensor_labels.release()
 
     def stop(self) -> Trace:
-        """End, leave everything as it was, and return what happened."""
+        """Stop, restore everything, and return the trace."""
         self.log.record_frees()
         self.end_ns = self.end_ns or time.time_ns()
         try:
@@ -100,7 +100,7 @@ class FakeCudaProbe:
         return len(log.emptied), len(log.out_of_memory), len(log.recorded_streams), len(log.operators)
 
     def _notes(self, shift: int, number: Array) -> dict[str, Any]:
-        """What is not an event, with the rows of the trace that it came before; `number` is a block's number there."""
+        """What is not an event, with the rows of the trace it precedes; `number` is a block's number there."""
         log = self.log
         emptied, full, streams, operators = self._before
         found: dict[str, Any] = {

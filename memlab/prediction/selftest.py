@@ -1,8 +1,8 @@
-"""Whether fake CUDA works with this PyTorch: asked once per process, before the first prediction.
+"""Check that fake CUDA works with this PyTorch, once per process, before the first prediction.
 
-Where a private name of PyTorch is gone, or a small program has other figures than it must, a prediction is refused with the
-reason. What could abort the process (backward with a device that C++ takes for CUDA) runs only after it is certain that C++
-takes it for meta.
+If a private name of PyTorch is missing, or a small program has wrong figures, predictions are refused with the reason.
+What could abort the process (backward with a device that C++ takes for CUDA) runs only after a check that C++ takes it for
+meta.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def require() -> None:
 
 @functools.cache
 def problems() -> tuple[str, ...]:
-    """What does not work, the first thing only; nothing if all is well."""
+    """The first failing check, if any."""
     missing = private_names.missing(private_names.FAKE_CUDA)
     if missing:
         return (f"it lacks {missing[0]}",)
@@ -147,4 +147,4 @@ _CHECKS = {
     "values are not answered": _answers,
     "operators that are decomposed have no rules": _rules,
 }
-"""What is wrong where a check fails -> the check, in an order in which none can do harm."""
+"""Failure -> check, in an order that is safe."""

@@ -1,11 +1,12 @@
-"""What libraries take in addition to the tensors of a program: workspaces in PyTorch's allocator, and the rest of the device.
+"""Memory of libraries in addition to a program's tensors: workspaces in PyTorch's allocator, and the rest of the device.
 
-`workspaces(...)` turns the operators that a dry run noted into allocations to be inserted before the trace is simulated. The
+`workspaces(...)` turns the operators logged by a dry run into allocations to be inserted before the trace is simulated. The
 rules for cuBLAS are those of ATen's CublasHandlePool.cpp and Blas.cpp; `tests/prediction/test_workspaces.py` compares them with
 the CUDA builds of PyTorch 2.11, 2.12, 2.14 and 2.15 on a simulated GPU, where they are exact.
 
-Limits: what cuDNN takes for a convolution follows from plans that only cuDNN knows: nothing in `low`, a bound in `high`. Of
-ROCm's workspaces only PyTorch's source was read. 2.13 had no CUDA build to compare with and is taken as 2.12 and 2.14 are.
+Limits: cuDNN's workspace for a convolution depends on plans that only cuDNN knows: nothing in `low`, a bound in `high`.
+ROCm's workspaces are only known from PyTorch's source. 2.13 had no CUDA build to compare with and is assumed to equal 2.12
+and 2.14.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _ROCM_DEFAULT_LT_KIB = 76 * 1024
 class WorkspaceOperator:
     """An operator that calls a library: `shapes` are those of its tensors in order, `dtype` that of the first.
 
-    `row` is the row of the first event after it was called. In backward, a thread of autograd with handles of its own ran it.
+    `row` is the row of the first event after the call. In backward, autograd's thread with its own handles ran it.
     """
 
     row: int
@@ -54,7 +55,7 @@ class WorkspaceOperator:
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePart:
-    """Memory that no tensor of the program takes: what it is, between how many bytes, and how that is known."""
+    """Memory other than the program's tensors: what it is, its range, and the source."""
 
     name: str
     low_bytes: int
@@ -64,9 +65,9 @@ class WorkspacePart:
 
 @dataclass(frozen=True, slots=True)
 class Workspaces:
-    """What is to be added to a prediction: `low` in the best case, `high` in the worst; `outside` PyTorch's allocator.
+    """What is added to a prediction: `low` in the best case, `high` in the worst; `outside` PyTorch's allocator.
 
-    `sources` says for the name of every workspace what it is and how that is known.
+    `sources` maps the name of every workspace to a description and its source.
     """
 
     low: tuple[Workspace, ...]
@@ -83,7 +84,7 @@ def workspaces(
     torch_version: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> Workspaces:
-    """The workspaces of a dry run: `events` are its rows, `operators` what it noted, in order."""
+    """The workspaces of a dry run: `events` are its rows, `operators` the logged operators, in order."""
     noted = list(operators)
     version = str(torch_version or torch.__version__)
     rules = BlasRules.of(card, version, os.environ if environment is None else environment)
@@ -107,9 +108,9 @@ def workspaces(
 
 @dataclass(frozen=True, slots=True)
 class BlasRules:
-    """How large the workspaces are and how long they live, for a card, a version of PyTorch and an environment.
+    """The sizes and lifetimes of workspaces, for a card, a version of PyTorch and an environment.
 
-    `is_kept`: made once for each thread's handle and stream and never given back (2.14 and before; later only with
+    `is_kept`: made once for each thread's handle and stream and never freed (2.14 and before; later only with
     TORCH_CUBLAS_WORKSPACE_CACHE=1), else made for each call. `is_shared`: cuBLASLt uses cuBLAS's. `lt_takes_both`: in
     2.11 a call of cuBLASLt makes cuBLAS's workspace too.
     """
@@ -141,7 +142,7 @@ class BlasRules:
         number = re.match(r"\s*\+?(\d+)", environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
         lt_kib = int(number[1]) if number else _ROCM_DEFAULT_LT_KIB if rocm else _DEFAULT_LT_KIB
         lt_bytes = lt_kib * KiB
-        if version < (2, 12) and unified is not False:  # 2.11 bounds it by the other, and still makes its own
+        if version < (2, 12) and unified is not False:  # 2.11 limits it by the other, and still makes its own
             lt_bytes = min(lt_bytes, size)
         is_unified = not rocm and (unified is True if version < (2, 12) else unified is not False)
         kept = version < (2, 15) or (cache is not False if rocm else cache is True)
@@ -159,7 +160,7 @@ class BlasRules:
 
 
 def _switch(environment: Mapping[str, str], name: str) -> bool | None:
-    """An environment variable as c10::utils::check_env reads it: "0", "1", and anything else is as if it were not set."""
+    """An environment variable as c10::utils::check_env reads it: "0", "1", and anything else counts as not set."""
     return {"0": False, "1": True}.get(environment.get(name, ""))
 
 
@@ -197,7 +198,7 @@ def _blas(events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRul
 
 
 def _uses_lt(name: str, operator: WorkspaceOperator) -> bool:
-    """isInputCompliesAddmmCudaLt (ATen/native/cuda/Blas.cpp): a bias in one row, both factors wider than one."""
+    """isInputCompliesAddmmCudaLt (ATen/native/cuda/Blas.cpp): a one-dimensional bias, both factors wider than one."""
     if name in _LT_ONLY:
         return True
     if name == "linear" and len(operator.shapes) >= 3:
@@ -213,13 +214,13 @@ def _uses_lt(name: str, operator: WorkspaceOperator) -> bool:
 
 
 def base_name(name: str) -> str:
-    """The name of an operator without namespace, overload and the mark of working in place: "addmm" of "aten.addmm_.default"."""
+    """The name of an operator without namespace, overload and in-place suffix: "addmm" of "aten.addmm_.default"."""
     parts = name.replace("::", ".").split(".")
     return parts[len(parts) > 1].rstrip("_")
 
 
 def _after_outputs(operator: WorkspaceOperator, rows: int, outputs: int = 1) -> int:
-    """The row before which a workspace is made: libraries are called when the result has its memory."""
+    """The row before which a workspace is made: libraries are called after the result is allocated."""
     parts = operator.name.replace("::", ".").split(".")
     in_place = parts[-1] == "out" or (len(parts) > 1 and parts[1].endswith("_"))
     return min(operator.row + (0 if in_place else outputs), rows)
@@ -228,11 +229,11 @@ def _after_outputs(operator: WorkspaceOperator, rows: int, outputs: int = 1) -> 
 # --- cuDNN ---
 
 _CONVOLUTIONS = {"convolution": 1, "_convolution": 1, "cudnn_convolution": 1, "convolution_backward": 2}
-"""Operator -> calls of cuDNN, each of which has one result: the gradients of input and of weight are two."""
+"""Operator -> calls of cuDNN, one per result: the gradients of input and of weight are two."""
 
 
 def _convolutions(events: Events, operators: Sequence[WorkspaceOperator]) -> Iterator[Workspace]:
-    """The most that a convolution takes for a while: its tensors once more, for a change of layout (NCHW to NHWC)."""
+    """The upper bound of a convolution's workspace: its tensors once more, for a change of layout (NCHW to NHWC)."""
     for operator in operators:
         found: Any = getattr(torch, operator.dtype.removeprefix("torch."), None)
         width = found.itemsize if isinstance(found, torch.dtype) else 4

@@ -1,1 +1,1 @@
-"""Who holds a tensor: the objects that are alive, the paths to them, and releasing of them."""
+"""Who holds a tensor: live objects, the paths that reference them, and releasing them."""

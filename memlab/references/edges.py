@@ -1,4 +1,4 @@
-"""The edges of the object graph: what an object references, and how a path writes the step to it.
+"""The edges of the object graph: what an object references, and how a path writes that step.
 
 References come from `gc.get_referents`, which calls the C code of the class: no attribute is looked up and nothing is
 compared, so no code of the user runs. References held in C++ (a graph, a gradient, the base of an array) are added.
@@ -173,7 +173,7 @@ def _instance_edges(holder: Any) -> Edges:
     own, kind = instance_dict(holder), type(holder)
     if own is not None:
         yield own, "", ATTRIBUTES
-        yield from _attributes(own, ATTRIBUTES)  # before 3.13 the dict may have come into being just now
+        yield from _attributes(own, ATTRIBUTES)  # before 3.13 the dict may have been created just now
     for base in mro_of(kind):
         for name, member in list(attributes_of_class(base).items()):
             if type(member) is types.MemberDescriptorType:
@@ -213,7 +213,7 @@ def _cell_edges(holder: Any) -> Edges:
 
 
 def _frame_edges(holder: Any) -> Edges:
-    """The local variables; a cell stands for what is in it."""
+    """The local variables; a cell is replaced by its content."""
     for name, value in frames.locals_of(holder):
         yield value, f" -> {name}", ""
         if type(value) is types.CellType:
@@ -221,7 +221,7 @@ def _frame_edges(holder: Any) -> Edges:
     for thing in gc.get_referents(holder):
         if type(thing) is types.CellType:
             yield thing, " -> closure", ""
-        else:  # up to 3.12 a look at `f_locals` leaves a dict with the frame
+        else:  # up to 3.12 reading `f_locals` leaves a dict in the frame
             yield thing, " -> f_locals" if type(thing) is dict else " -> a value in use", ""
 
 
@@ -276,8 +276,8 @@ def _array_edges(holder: Any) -> Edges:
 class EdgeKind:
     """How the objects of a class are followed (`held`) and written (`named`).
 
-    `entry` is added to the distance of such an object: paths through classes and graphs come last. `is_noted` where the walk
-    records something about it: a tensor, a module, an optimizer.
+    `entry` is added to the distance of such an object: paths through classes and graphs come last. `is_noted` is set if the
+    walk records it: a tensor, a module, an optimizer.
     """
 
     name: str
@@ -438,7 +438,7 @@ _BASES: tuple[tuple[type, EdgeKind], ...] = (
     (type, EdgeKind("class", _class, _class_edges, entry=_DETOUR_CLASS)),
 )
 _BUILT_WITH = ("memlab.workloads.", "memlab.saving_techniques.")
-"""Where the classes of models stand that users create and hold."""
+"""The modules with the classes of models that users create and hold."""
 
 
 def kind_of(kind: type, nodes: Nodes) -> EdgeKind:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from memlab.references.live_storages import Storage
 
 FEW = 3
-"""Up to so many entries of a list are shown one by one."""
+"""Up to this many entries of a list are shown one by one."""
 ANY = "[…]"
 _ENTRY = re.compile(r"\[\d+\]")
 _OUTPUT = re.compile(r"(?:Out|_oh)\[")
@@ -20,18 +20,18 @@ _OUTPUT = re.compile(r"(?:Out|_oh)\[")
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Storages under one path, in which `[…]` stands for the numbers of many entries; the largest first."""
+    """Storages under one path, in which `[…]` replaces the indices; the largest first."""
 
     path: str
     storages: tuple[Storage, ...]
 
     @property
     def nbytes(self) -> int:
-        """Their bytes together."""
+        """The sum of their bytes."""
         return sum(one.nbytes for one in self.storages)
 
     def common(self, name: str) -> object:
-        """The value of a field that all of them have, "various" where it differs."""
+        """The common value of a field, "various" if it differs."""
         first = getattr(self.storages[0], name)
         return first if all(getattr(one, name) == first for one in self.storages) else "various"
 

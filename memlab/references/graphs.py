@@ -13,7 +13,7 @@ from memlab.references.memory import GRADIENT, StorageTable, gradient, is_tensor
 from memlab.torch_internals import graph
 
 MAX_ROW = 10_000
-"""A quarter of what the stack of a main thread can free."""
+"""A quarter of what the main thread's stack can free."""
 _CUT = f"what lies behind {MAX_ROW:,} nodes of a graph (PyTorch could not free that many in a row after a look at them)"
 _HIDDEN = "what the graph keeps of a tensor whose view was changed in place (CopySlices)"
 
@@ -29,14 +29,14 @@ class LookLimit:
         self.is_closed = self.met_graph = False
 
     def next_search(self) -> bool:
-        """Whether the search that begins now may enter graphs."""
+        """Whether a new search may enter graphs."""
         self.is_closed = self.is_closed and self.met_graph
         self.met_graph = False
         return not self.is_closed
 
 
 look_limit = LookLimit()
-"""That of this process."""
+"""The instance of this process."""
 
 
 class Nodes:
@@ -112,7 +112,7 @@ class Nodes:
 
 
 def enter_graphs(table: StorageTable, nodes: Nodes, tensors: Iterable[Any], known: Container[int] = ()) -> None:
-    """Enter the gradients of tensors and what their graphs keep, without the nodes whose ids are `known`."""
+    """Add the gradients of tensors and what their graphs hold, without the nodes whose ids are `known`."""
     seen: dict[int, Any] = {}  # keeps the nodes, else an id could be reused
     for tensor in tensors:
         if (grad := gradient(tensor)) is not None:

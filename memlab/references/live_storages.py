@@ -113,9 +113,9 @@ def live_storages(
     with _listing(tensors_and_storages()) as table, _walk(table) as walk:
         walk.go(() if only is None else only, end, below=roots.FRAMES * _TIER_COST)
         if only is None or not walk.is_named(only):
-            met = walk.holder if walk.is_complete else ()  # what was met may not be visited
+            met = walk.holder if walk.is_complete else ()  # reached objects may not have been visited
             enter_graphs(table, walk.nodes, [one for one in table.tensors() if id(one) not in met], met)
-            # To running functions and the shell, and at last to the modules: as far as something is still without a name.
+            # Extend to running functions and the shell, and then to modules, while anything is unnamed.
             wanted = [found.key for found in _of_device(table, device) if only is None or found.key in only]
             for further in ((), roots.modules()):
                 if walk.is_complete and not walk.is_named(wanted):
@@ -174,7 +174,7 @@ def _listing(things: Iterable[Any]) -> Iterator[StorageTable]:
         with dispatch.DisableTorchFunction():
             for thing in things:
                 table.enter(thing)
-            del things, thing  # they stand in the table
+            del things, thing  # they are in the table
             yield table
     finally:
         table.close()
@@ -212,7 +212,7 @@ def _storage(found: Memory, path: str = "", others: int = 0) -> Storage:
 
 
 MOST = 8
-"""For so many storages without a path holders are searched, at the cost of one pass over all objects."""
+"""For how many unnamed storages holders are searched, each at the cost of one pass over all objects."""
 
 
 def _holders(table: StorageTable, keys: Collection[int], ours: Any) -> dict[int, str]:

@@ -25,7 +25,7 @@ def tensors_and_storages() -> list[Any]:
     """Found as the referrers of these classes: an instance refers to its class.
 
     Not by `gc.get_objects`: that also gives the tuples which other threads are just building (`tuple(generator)`), and
-    where somebody else refers to one of these, its thread gets a SystemError (seen with CPython 3.11). It is slower, too.
+    if anything else refers to one of these, its thread gets a SystemError (seen with CPython 3.11). It is slower, too.
     `isinstance` would ask `__class__`, which proxies answer with code of their own.
     """
     # By their ids: to look a class up itself would run the `__hash__` of its metaclass.
@@ -34,7 +34,7 @@ def tensors_and_storages() -> list[Any]:
 
 
 def _classes_from(root: type) -> Iterator[type]:
-    """A class and all that are derived from it."""
+    """A class and all its subclasses."""
     yield root
     derived: list[type] = type.__subclasses__(root)
     for kind in derived:
@@ -42,7 +42,7 @@ def _classes_from(root: type) -> Iterator[type]:
 
 
 def grad_of(tensor: Any) -> Any:
-    """The gradient of a leaf, None where there is none; calls nothing that a subclass overrides."""
+    """The gradient of a leaf, None if there is none; calls nothing that a subclass overrides."""
     if tensor is None:
         return None
     with dispatch.DisableTorchFunction():

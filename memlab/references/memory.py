@@ -85,7 +85,7 @@ def parts_if_any(tensor: Any) -> Iterator[tuple[str, Any]]:
 class Memory:
     """One storage; its shape and dtype are those of the tensor that covers most of it.
 
-    `is_saved` where a graph keeps it, `is_plain` where something else does.
+    `is_saved` if a graph holds it, `is_plain` if something else does.
     """
 
     key: int
@@ -118,7 +118,7 @@ class StorageTable:
         self._keys: dict[int, tuple[int, ...]] = {}
 
     def enter(self, tensor: Any, category: int = OTHER) -> tuple[int, ...]:
-        """Enter a tensor or storage; the keys of the storages behind it, none where it has no memory."""
+        """Add a tensor or storage; return the keys of its storages, none if it has no memory."""
         keys = self._keys.get(id(tensor))
         if keys is None:
             self.kept[id(tensor)] = tensor  # or its id would be used again
@@ -130,11 +130,11 @@ class StorageTable:
         return keys
 
     def tensors(self) -> list[Any]:
-        """What has been entered so far."""
+        """The storages so far."""
         return list(filter(is_tensor, list(self.kept.values())))
 
     def close(self) -> None:
-        """Drop the tensors; what is known of their memory stays."""
+        """Drop the tensors; the facts about their memory stay."""
         self.kept.clear()
         self._keys.clear()
         self._classes.clear()
@@ -155,7 +155,7 @@ class StorageTable:
                 if found.shown_bytes < found.nbytes:
                     self._show(found, tensor, is_plain)
             return (key,)
-        except (NotImplementedError, RuntimeError):  # it has no one storage of its own
+        except (NotImplementedError, RuntimeError):  # it has no single storage of its own
             keys = tuple(key for _, part in parts(tensor) for key in self.enter(part))
             if not keys:
                 self.not_seen(f"a tensor without a storage ({describe(tensor)})")
@@ -171,7 +171,7 @@ class StorageTable:
         return found
 
     def _new(self, key: int, storage: Any, tensor: Any) -> Memory | None:
-        """A new storage; None where there is no memory behind it."""
+        """A new storage; None if it has no memory."""
         if key in self._empty:
             return None
         nbytes, device = storage.nbytes(), storage.device
@@ -201,11 +201,11 @@ class StorageTable:
         self.unseen[what] = self.unseen.get(what, 0) + 1
 
     def saved(self, keys: Iterable[int]) -> None:
-        """A graph keeps these for backward."""
+        """Mark these as saved by a graph."""
         for key in keys:
             self.memory[key].is_saved = True
 
     def held(self, keys: Iterable[int]) -> None:
-        """Something that is not a graph keeps these."""
+        """Mark these as held by something other than a graph."""
         for key in keys:
             self.memory[key].is_plain = True

@@ -18,7 +18,7 @@ from memlab.references.edges import instance_dict, items_of
 MAX_DEPTH = 4
 MAX_OBJECTS = 50_000
 MAX_ITEMS = 1_000
-"""Of a longer list or dict only so many items are looked at: a list of models is short."""
+"""How many items of a list or dict are searched: a list of models is short."""
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, torch.Tensor, torch.UntypedStorage)
 
@@ -51,7 +51,7 @@ def modules_and_optimizers(namespace: Mapping[str, Any] | None = None) -> Iterat
 
 
 def _inside(thing: Any) -> list[tuple[str, Any]]:
-    """(text of the step, value) of what a container or an object of a user's class holds."""
+    """(text of the step, value) for the contents of a container or of an instance of a user's class."""
     kind = type(thing)
     if issubclass(kind, dict):
         return [(f"[{key!r}]", value) for key, value in items_of(thing)[:MAX_ITEMS] if type(key) in (str, int)]

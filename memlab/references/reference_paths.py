@@ -17,9 +17,9 @@ from memlab.torch_internals import cell_code
 
 MAX_PATHS = 100
 MAX_STEPS = 2_000_000
-"""The search for every path ends after so many steps."""
+"""The limit of steps in a search for every path."""
 HEAD, TAIL = 12, 6
-"""Of a long path so many steps at its beginning and its end are shown."""
+"""How many steps at the beginning and the end of a long path are shown."""
 ONE_NODE, MORE_NODES = "one node", "more nodes"
 _KEY = re.compile("\0([0-9]+) ([^\0]*)\0")
 
@@ -116,7 +116,7 @@ class ReferencePaths:
                         heapq.heappush(waiting, (cost, next(order), holder, after))
 
     def _forks(self, chain: list[int], rest: tuple[int, ...], root: int) -> Iterator[int]:
-        """Where on a path further holders are worth following.
+        """The objects on a path whose further holders are followed.
 
         Through what is always there (the shell, its outputs, modules) one path is enough: there are hundreds.
         """
@@ -142,7 +142,7 @@ class ReferencePaths:
         return PathText((self._walk.roots[-number - 1].name,)) if number < 0 else self._texts[number]
 
     def _step(self, trail: PathText, holder: int, held: int) -> PathText:
-        """The path one step on. Of a graph only the node that keeps the tensor shows, of a traceback its cell."""
+        """The path extended by one step. Of a graph only the node that holds the tensor is shown, of a traceback its cell."""
         thing = self._walk.objects[held]
         name, from_name = self._kind_name(held), self._kind_name(holder)
         text, role = ("", "") if holder < 0 else self._label(holder, held, trail.role)
@@ -172,7 +172,7 @@ class ReferencePaths:
         return (_KEY.sub(self._key, text) if "\0" in text else text), of
 
     def _key(self, found: re.Match[str]) -> str:
-        """A tensor as a key: its path, or its class where it has none or the path leads back here."""
+        """A tensor as a key: its path, or its class if it has none or the path leads back here."""
         number = int(found[1])
         if number not in self._walk.keys or number in self._naming:
             return f"<{found[2]}>"
@@ -184,7 +184,7 @@ class ReferencePaths:
 
 
 def _place(traceback: Any) -> str:
-    """The cell in which an error came up, else the file."""
+    """The cell in which an error was raised, else the file."""
     file = ""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename

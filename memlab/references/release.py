@@ -1,8 +1,8 @@
-"""Releasing what a failed cell still holds: its frames, the copies of its error, outputs that nobody else needs.
+"""Release what a failed cell still holds: its frames, copies of its error, outputs that alone hold storages.
 
 An error keeps its traceback, the traceback the frames of every running function, and those all their local tensors. Copies of
 the error are dropped and the traceback is cut, so the memory is freed even where something else, such as a variable, keeps
-the error itself. Autograd forgets the rest of a backward that failed. Variables are never deleted, and PyTorch's cache is not
+the error itself. Autograd's queue of a failed backward is cleared. Variables are never deleted, and PyTorch's cache is not
 emptied: the next cell allocates from it.
 """
 
@@ -25,9 +25,9 @@ from memlab.references.live_storages import LiveStorages, Storage, live_storages
 from memlab.torch_internals import traceback as kept
 
 LEAST_OUTPUT_BYTES = 1 << 16
-"""An output that keeps less alone is left: showing it again may be worth more than the memory."""
+"""Smaller outputs are kept: they may still be useful."""
 SEARCH_S = 3.0
-"""How long the search for who still holds what may take."""
+"""The time limit of the search for holders."""
 _OUTPUT = re.compile(r"(?:Out|_oh)\[(\d+)\]|(_{1,3}|_\d+)(?=$|[.\[ ])")
 
 
@@ -41,7 +41,7 @@ class HeldLevel:
 
     @property
     def freed_bytes(self) -> int:
-        """What was freed; negative where another thread allocated more meanwhile."""
+        """The freed bytes; negative if another thread allocated more meanwhile."""
         return self.before_bytes - self.after_bytes
 
 
@@ -57,7 +57,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What was released, what that freed, and what is still held by which path; strings and numbers only."""
+    """What was released, the freed bytes, and what is still held and by which path; strings and numbers only."""
 
     levels: tuple[HeldLevel, ...]
     errors: tuple[str, ...]
@@ -72,7 +72,7 @@ class Released:
 
 
 def release(outputs: bool = True) -> Released:
-    """Release the frames of the last error and, with `outputs`, the outputs that alone keep a tensor alive."""
+    """Release the frames of the last error and, with `outputs`, outputs that alone keep a tensor alive."""
     shell = kept.running_shell()
     before = _levels()
     errors = _release_errors(shell)
@@ -103,7 +103,7 @@ def _levels() -> dict[str, int]:
 
 
 def _release_errors(shell: Any) -> tuple[str, ...]:
-    """Cut the tracebacks of every error that is kept or being handled, drop the copies; the errors in words."""
+    """Cut the tracebacks of every error that is stored or being handled, drop the copies; return the errors as text."""
     handled = sys.exception()
     roots = kept.kept_errors(shell) + ([handled] if handled is not None else [])
     links: list[TracebackType | None] = [*kept.kept_tracebacks(shell)]
@@ -114,7 +114,7 @@ def _release_errors(shell: Any) -> tuple[str, ...]:
         _TRACEBACK.__set__(error, None)
     while links:
         link = links.pop()
-        while link is not None:  # the frames that nobody else holds end here
+        while link is not None:  # frames without another holder are freed here
             kept.forget_pdb_variables(link.tb_frame)
             following, link.tb_next = link.tb_next, None
             link = following
@@ -128,7 +128,7 @@ _MEMBERS: Any = BaseExceptionGroup.__dict__["exceptions"]
 
 
 def all_errors(roots: list[BaseException]) -> Iterator[BaseException]:
-    """These errors and all that are chained to them, each once: causes, contexts, the members of groups."""
+    """These errors and all chained to them, each once: causes, contexts, members of groups."""
     waiting, seen = deque(roots), set()
     while waiting:
         error = waiting.popleft()  # the nearest first
@@ -142,12 +142,12 @@ def all_errors(roots: list[BaseException]) -> Iterator[BaseException]:
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
-    """The traceback of an error, whatever its class makes of the attribute."""
+    """The traceback of an error, bypassing overrides of the attribute."""
     return _TRACEBACK.__get__(error)
 
 
 def first_argument(error: BaseException) -> str:
-    """The text that an error was made with, "" if it was none; its own `__str__` is not asked."""
+    """The message of an error from its arguments, "" if there is none; its `__str__` is not called."""
     args = _ARGS.__get__(error)
     return args[0] if args and type(args[0]) is str else ""
 
@@ -164,7 +164,7 @@ def in_words(error: BaseException, limit: int = 100) -> str:
 
 
 def _remove_outputs(shell: Any, found: LiveStorages) -> tuple[Holding, ...]:
-    """Remove the outputs that alone keep storages: those to which the best path leads through an output."""
+    """Remove outputs that alone keep storages alive: those whose shortest path leads through an output."""
     values = kept.outputs(shell)
     alone: dict[int, list[Storage]] = {}
     for storage in found.storages:

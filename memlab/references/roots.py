@@ -1,7 +1,7 @@
 """The roots of paths: the notebook's variables, its outputs, the last error, running functions, modules.
 
 Nothing is imported and no code of the user is run; frames are returned and not kept. memlab's own modules and functions are
-no roots.
+not roots.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _is_ours(module_name: Any) -> bool:
 
 
 def _running() -> list[Root]:
-    """The functions that run now, in this thread and in others, and the values of this thread's context.
+    """The running functions, in this thread and in others, and the values of this thread's context.
 
     In this thread without the innermost frames of memlab and of IPython calling its magic. Functions of libraries come after
     the shell.
@@ -113,7 +113,7 @@ def _running() -> list[Root]:
                 frame = frame.f_back
         return found
     finally:
-        # One of them is the frame of this very function: a circle, which would keep all that its callers' variables hold.
+        # One of them is the frame of this function: a cycle, which would keep its callers' variables alive.
         tops.clear()
         frame = None
 

@@ -66,7 +66,7 @@ class Walk:
         self._wanted: set[int] = set()
         self._reserved: set[int] = set()
 
-    # --- what is followed ---
+    # --- options ------------
 
     def avoid(self, things: Iterable[Any]) -> None:
         """Do not follow these."""
@@ -75,7 +75,7 @@ class Walk:
             self.holder[id(thing)] = NOT_FOLLOWED
 
     def reserve(self, things: list[Any]) -> None:
-        """Follow these from roots only: many paths lead to them that nobody would write."""
+        """Follow these from roots only: many paths lead to them that users would never write."""
         self.avoid(things)
         self._reserved.update(map(id, things))
 
@@ -100,7 +100,7 @@ class Walk:
         for root in roots:
             if self.kind(root.thing) is not ATOM:
                 self.roots.append(root)
-                # A parameter is called by its module, not by the variable that a loop over parameters has left.
+                # Prefer a parameter's name in its module to the variable of a loop over parameters.
                 cost = root.tier * tier_cost + derives(type(root.thing), torch.nn.Parameter)
                 self._send(cost, root.thing, -len(self.roots))
 
@@ -150,7 +150,7 @@ class Walk:
                         self._meet_at(way, thing)
                 elif kind.name != "class":
                     self._send(way, thing, number)
-                elif not self._no_classes and key not in self._offered:  # once, as every instance leads to it
+                elif not self._no_classes and key not in self._offered:  # only once, as every instance leads to it
                     self._offered.add(key)
                     self._send(way, thing, number)
 
@@ -188,7 +188,7 @@ class Walk:
     # --- categories ---
 
     def _note(self, name: str, thing: Any) -> None:
-        """Enter a tensor, or the categories that a module or an optimizer gives to its tensors."""
+        """Add a tensor, or the categories that a module or an optimizer gives its tensors."""
         if name in _CLAIMS:
             own = edges.instance_dict(thing) or {}
             for attribute, category in _CLAIMS[name]:
@@ -206,7 +206,7 @@ class Walk:
             self.table.enter(grad, GRADIENT)
 
     def _claim(self, container: Any, category: int) -> None:
-        """Enter the tensors in nested containers, as deep as optimizers nest their state."""
+        """Add the tensors in nested containers, as deep as optimizers nest their state."""
         waiting = [(container, 0)]
         while waiting:
             thing, depth = waiting.pop()

@@ -74,9 +74,9 @@ class AddressRanges:
     def needed(
         kinds: Sequence[int], addresses: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
     ) -> list[tuple[int, int, int]]:
-        """The ranges (start, end, stream) that must have been held before the first event for the others to make sense.
+        """The ranges (start, end, stream) that must have been held before the first event.
 
-        A segment that goes without having come is known exactly; the others are as large as the blocks in them.
+        A segment that is released without having been allocated is known exactly; others are as large as their blocks.
         """
         ranges, before, used = AddressRanges(), AddressRanges(), []
         for kind, address, size, stream in zip(kinds, addresses, sizes, streams, strict=True):

@@ -1,12 +1,12 @@
-"""Small plain models in training, in several sizes, as lessons, tests, benchmarks and the Lab use them.
+"""Small plain models with a training step, in several sizes, for lessons, tests, benchmarks and the Lab.
 
-`memlab.workloads["gpt"]` is a Workload, `.sized("laptop", batch=4)` what makes its model, optimizer, batch and loss, and a `Job` is
-what runs them. The package is a mapping, name -> Workload. Its functions are plainer: each builds everything and
+`memlab.workloads["gpt"]` is a Workload, `.sized("laptop", batch=4)` a function that returns model, optimizer, batch and loss, which
+a `Job` runs. The package is a mapping, name -> Workload. Its functions are plainer: each builds everything and
 returns `step`, a callable without arguments; `vgg16` and `vgg19` return the model alone. Nothing here measures anything.
 
-What techniques may count on: equal layers in `blocks` (`nn.Sequential`); ReLU and GELU as modules, not in place; `conv1`, `bn1`,
+Techniques rely on: equal layers in `blocks` (`nn.Sequential`); ReLU and GELU as modules, not in place; `conv1`, `bn1`,
 `relu1`, or conv, norm, ReLU in a row of an `nn.Sequential`; `attend(q, k, v, is_causal)` on every module that mixes positions;
-`head`, a linear layer, with `features(...)`, which gives what goes into it (of language models without bias, and tied to the
+`head`, a linear layer, with `features(...)`, which returns its input (in language models without bias, and tied to the
 embedding `token` by the setting `tied`). A model with `job_step(job)` has steps of its own: `gan`.
 """
 
@@ -63,7 +63,7 @@ class Workloads(ModuleType, Mapping[str, Workload]):
     def __len__(self) -> int:
         return len(KNOWN)
 
-    # A module is itself and no other, whatever it holds: what keeps modules in sets and tables relies on it.
+    # A module is equal only to itself, whatever it contains: sets and dicts of modules rely on it.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 

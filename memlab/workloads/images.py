@@ -3,19 +3,19 @@
 VGG-16 and VGG-19 (Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556): `features` is the stack of convolutions,
 `classifier` the three linear layers that hold nine tenths of the parameters.
 
-ResNet-18 and ResNet-50 (He et al., 2015, https://arxiv.org/abs/1512.03385): `conv1`, `bn1`, `relu1` follow each other, and so on
-by number; `blocks` holds all blocks in one row. The stride of a bottleneck is in its 3 x 3 convolution, as in torchvision
+ResNet-18 and ResNet-50 (He et al., 2015, https://arxiv.org/abs/1512.03385): `conv1`, `bn1`, `relu1` are consecutive, and so on
+by number; `blocks` holds all blocks in order. The stride of a bottleneck is in its 3 x 3 convolution, as in torchvision
 ("ResNet v1.5").
 
-DenseNet-121 (Huang et al., 2016, https://arxiv.org/abs/1608.06993): each layer reads all that came before it in its block,
+DenseNet-121 (Huang et al., 2016, https://arxiv.org/abs/1608.06993): each layer reads all earlier ones in its block,
 concatenated: copies that grow with the square of the depth. BatchNorm comes before the convolution of its number (`norm1`,
 `relu1`, `conv1`): there is nothing to fold it into.
 
 U-Net (Ronneberger et al., 2015, https://arxiv.org/abs/1505.04597), with padding and BatchNorm, as it is built today. Its forward
-gives every tensor its own name and deletes none: as often written, and where `del` and rebinding are said to help.
+gives every tensor its own name and deletes none: a common style, where `del` and rebinding are said to help.
 
-ViT-B/16 (Dosovitskiy et al., 2020, https://arxiv.org/abs/2010.11929), without dropout; `blocks` are those of GPT-2, seeing in both
-directions.
+ViT-B/16 (Dosovitskiy et al., 2020, https://arxiv.org/abs/2010.11929), without dropout; `blocks` are those of GPT-2, not
+causal.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _training_vgg(plan: tuple[int, ...], batch: int, side: int, width: int, hidd
 
 
 def shortcut(width: int, out: int, stride: int) -> nn.Module:
-    """What the sum needs of a block's input: itself, or a projection where the shape changes."""
+    """The shortcut of a block: its input, or a projection if the shape changes."""
     if stride == 1 and width == out:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
@@ -139,7 +139,7 @@ class Bottleneck(nn.Module):
 
 
 class DeepResNet(WithHead):
-    """A stem, four stages of blocks that halve the picture and double the channels, an average, a linear layer."""
+    """A stem, four stages of blocks that halve the image and double the channels, an average, a linear layer."""
 
     def __init__(
         self, kind: type[Basic] | type[Bottleneck], stages: tuple[int, ...], width: int = 64, classes: int = 1000
@@ -173,7 +173,7 @@ def _training_resnet(kind: Any, stages: tuple[int, ...], batch: int, side: int, 
 
 
 class DenseLayer(nn.Module):
-    """Adds `growth` channels to what it reads; `narrowed` is the part that a technique may compute again."""
+    """Adds `growth` channels to what it reads; `narrowed` is the part that a technique may recompute."""
 
     def __init__(self, width: int, growth: int) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """`layers`: each gets the block's input and what every layer before it gave."""
+    """`layers`: each gets the block's input and the outputs of all layers before it."""
 
     def __init__(self, count: int, width: int, growth: int) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ def unet(batch: int, side: int, width: int, classes: int) -> Parts:
 
 
 class VisionTransformer(WithHead):
-    """Patches of a picture as tokens, and one more token that is asked for the class."""
+    """Patches of an image as tokens, and a class token."""
 
     def __init__(self, layers: int, width: int, heads: int, side: int, patch: int, classes: int) -> None:
         super().__init__()

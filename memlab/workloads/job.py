@@ -1,6 +1,6 @@
-"""A job: what a step is made of, in pieces, so that a technique can change one of them and leave the rest alone.
+"""A job: the parts of a step, so that a technique can change one of them and leave the rest alone.
 
-It runs; it does not measure, and knows nothing of memlab's other packages.
+It runs but does not measure, and imports none of memlab's other packages.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Parts = tuple[nn.Module, torch.optim.Optimizer | None, tuple[Any, ...], Callable
 """Model, optimizer (None: inference), batch (the model's arguments, then the target), loss (None: inference)."""
 Context = Callable[[], AbstractContextManager[Any]]
 SAMPLE = 1 << 16
-"""Of how many numbers of the trained parameters an outcome keeps the values."""
+"""How many values of the trained parameters an outcome keeps."""
 
 
 class Job:
-    """One piece of work: `build` makes its parts, `run` takes its steps, `outcome` is what can be compared.
+    """One piece of work: `build` makes its parts, `run` runs its steps, `outcome` is what can be compared.
 
-    A technique replaces or wraps the attributes below; each is used by `train` (or `infer`) in the order they stand in.
+    A technique replaces or wraps the attributes below; each is used by `train` (or `infer`), in the order below.
     """
 
     def __init__(self, device: str = "cpu", steps: int = 3) -> None:
@@ -44,7 +44,7 @@ class Job:
         self.output: Any = None
         """The last output of an inference."""
         self.held: list[Any] = []
-        """What the loop keeps alive from one step to the next, where a baseline pattern keeps something."""
+        """What the loop keeps alive between steps, for a baseline pattern."""
         self.notes: list[str] = []
         """What a technique reports in addition to the figures."""
         # Pieces:
@@ -60,15 +60,15 @@ class Job:
         self.backward: Callable[[Tensor], None] = lambda loss: loss.backward()
         self.update: Callable[[], None] = lambda: self.optimizer.step()  # type: ignore[union-attr]
         self.keep: Callable[[Any, Tensor], None] = lambda output, loss: None
-        """Gets the output and the loss, with its graph, at the end of a step."""
+        """Called with the output and the loss, with its graph, at the end of a step."""
 
     @property
     def trains(self) -> bool:
-        """Whether a step has a backward; else it is an inference."""
+        """Whether a step has a backward; otherwise it is inference."""
         return self.optimizer is not None
 
     def build(self, make: Callable[[], Parts]) -> None:
-        """Make the parts on the device; what was made elsewhere is moved there."""
+        """Make the parts on the device; parts made elsewhere are moved there."""
         with self.device:
             self.model, self.optimizer, self.batch, self.loss = checked(make())
         if not any(one.is_meta for one in self.model.parameters()):  # else a technique fills it later
@@ -79,11 +79,11 @@ class Job:
             self.model.eval()
             return
         self.model.train()
-        if own := getattr(self.model, "job_step", None):  # two networks, two turns: no step of the usual kind
+        if own := getattr(self.model, "job_step", None):  # two networks take turns: not an ordinary step
             self.step = functools.partial(own, self)
 
     def run(self, on_step: Callable[[int], None] = lambda done: None) -> None:
-        """Take all steps; `on_step` hears how many are done."""
+        """Run all steps; `on_step` is called with the number done."""
         with entered(self.around):
             for done in range(self.steps):
                 self.step()
@@ -108,7 +108,7 @@ class Job:
             self.losses.append(total)
 
     def infer(self) -> None:
-        """One inference; what a user writes without thinking of memory: gradients are not switched off."""
+        """One inference, written without thinking of memory: gradients are not switched off."""
         outputs = []
         for _, batch in self.feed():
             with self.in_contexts():
@@ -117,11 +117,11 @@ class Job:
         self.keep(self.output, self.output)
 
     def in_contexts(self) -> contextlib.ExitStack:
-        """What is around a forward and its loss."""
+        """The context around a forward and its loss."""
         return entered(self.contexts)
 
     def outcome(self) -> dict[str, Any]:
-        """What two jobs that did the same work have equal: losses and trained parameters, or the output."""
+        """What must be equal for two jobs with the same work: losses and trained parameters, or the output."""
         if not self.trains:
             return {"output": self.output.detach() if isinstance(self.output, Tensor) else self.output}
         trained = [one.detach() for one in self.model.parameters()]
@@ -129,7 +129,7 @@ class Job:
 
 
 def entered(contexts: list[Context]) -> contextlib.ExitStack:
-    """All of them, made and entered one after the other; where one fails, those before it are left."""
+    """Enter all contexts in order; if one fails, leave those before it."""
     with contextlib.ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context())
@@ -137,7 +137,7 @@ def entered(contexts: list[Context]) -> contextlib.ExitStack:
 
 
 def checked(parts: Any) -> Parts:
-    """The four parts of a workload, or one clear line."""
+    """Check the four parts of a workload; a one-line error if they are invalid."""
     what = "a workload gives model, optimizer, batch and loss"
     if not isinstance(parts, tuple) or len(parts) != 4:
         count = f" of {len(parts)}" if isinstance(parts, tuple) else ""
@@ -166,10 +166,10 @@ def checked(parts: Any) -> Parts:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A batch on a device: tensors in whatever holds them."""
+    """Move a batch to a device, in any nested container."""
     if type(value) in (tuple, list):
         return type(value)(moved(one, device) for one in value)
-    if callable(getattr(type(value), "to", None)):  # a tensor, or what knows best what of it goes where
+    if callable(getattr(type(value), "to", None)):  # a tensor, or an object with its own `to`
         return value.to(device)
     return mapped(value, lambda one: one.to(device))
 
@@ -196,7 +196,7 @@ def digest(tensors: list[Tensor]) -> str:
 
 @contextlib.contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Random numbers that begin at `seed`, on every device; afterwards the user's go on where they were."""
+    """Seed random numbers on every device; afterwards the user's random state is restored."""
     state, state_of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         torch.manual_seed(seed)

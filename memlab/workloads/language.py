@@ -1,15 +1,15 @@
 """Models of language, at any width: GPT-2, a Llama, a BERT and an LSTM, with random tokens and without dropout.
 
-The memory is that of real training, the text is not. `blocks` are the layers, `features(tokens)` is what goes into `head`, and
+The memory is that of real training, the text is not. `blocks` are the layers, `features(tokens)` is the input of `head`, and
 `attend(q, k, v, is_causal)` is the one place where positions are mixed: a technique may replace it, module by module.
 
 GPT-2 is that of Radford et al., 2019; `transformer` and `gpt2` are plain training steps of it, a small one for the CPU, and GPT-2
 small. The Llama has the layer structure of Llama 3 (Grattafiori et al., 2024, https://arxiv.org/abs/2407.21783): RMSNorm, rotary
 positions, SwiGLU, several query heads to one head of keys and values; size "card" is Llama 3.2 1B. The BERT (Devlin et al., 2018,
 https://arxiv.org/abs/1810.04805) is without the next-sentence task, and without the bias for each word of the vocabulary; of
-every seven tokens one is masked and asked for, always the same: the published 15 % are drawn by chance. The LSTM is that of
-Zaremba et al., 2014 (https://arxiv.org/abs/1409.2329), with one `nn.LSTM` for each layer, as one with several layers has no place
-between them; size "card" is their large model.
+every seven tokens one is masked and predicted, always the same: the published 15 % are random. The LSTM is that of
+Zaremba et al., 2014 (https://arxiv.org/abs/1409.2329), with one `nn.LSTM` per layer, as nothing can be inserted
+between the layers of one; size "card" is their large model.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class DecoderBlock(nn.Module):
         return x + self.feed(self.norm2(x))
 
 
-# --- what all of them share ---
+# --- shared parts -------------
 
 
 class WithHead(nn.Module):
-    """A model whose last layer is `head`; what goes into it is `features(x)`."""
+    """A model whose last layer is `head`; its input is `features(x)`."""
 
     features: Callable[[Tensor], Tensor]
     head: nn.Linear
@@ -81,14 +81,14 @@ class WithHead(nn.Module):
 
 
 class LanguageModel(WithHead):
-    """Tables, `blocks`, and `head`, which gives scores; what goes into it is `features(tokens)`: (batch, time, width)."""
+    """Embeddings, `blocks`, and `head`, which gives scores; its input is `features(tokens)`: (batch, time, width)."""
 
     token: nn.Embedding
     position: nn.Embedding
     segment: nn.Embedding
 
     def add_tables(self, width: int, std: float = 0.02, **rows: int) -> None:
-        """Embeddings by name, `token` among them, each of so many rows."""
+        """Embeddings by name, including `token`, with their numbers of rows."""
         for name, count in rows.items():
             setattr(self, name, nn.Embedding(count, width))
         for name in rows:
@@ -112,7 +112,7 @@ def _token_loss(scores: Tensor, target: Tensor) -> Tensor:
 
 
 def _predicting_tokens(model: nn.Module, batch: int, time: int, vocabulary: int) -> Parts:
-    """The model with AdamW, learning which of random tokens comes next."""
+    """The model with AdamW, predicting the next of random tokens."""
     text = torch.randint(vocabulary, (batch, time + 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return model, optimizer, (text[:, :-1].contiguous(), text[:, 1:].contiguous()), _token_loss
@@ -171,14 +171,14 @@ def gpt(batch: int, time: int, layers: int, width: int, heads: int, vocabulary: 
 
 
 def _rotary(time: int, width: int, device: torch.device, base: float = 500_000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines by which the halves of a head turn into each other: (time, width)."""
+    """Cosines and sines of the rotary embedding: (time, width)."""
     speeds = base ** (-torch.arange(0, width, 2, device=device) / width)
     angles = torch.outer(torch.arange(time, device=device), speeds).repeat(1, 2)
     return angles.cos(), angles.sin()
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: (batch, heads, time, width), turned by its position."""
+    """Apply the rotary embedding to x: (batch, heads, time, width)."""
     first, second = x.chunk(2, dim=-1)
     return x * cos.to(x.dtype) + torch.cat([-second, first], -1) * sin.to(x.dtype)
 
@@ -208,7 +208,7 @@ class GroupedAttention(Attending):
 
 
 class SwiGlu(nn.Module):
-    """A feed-forward part of which one half gates the other."""
+    """A feed-forward part in which one half gates the other."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ class PostNormBlock(nn.Module):
 
 
 class Bert(LanguageModel):
-    """An encoder that sees in both directions."""
+    """A bidirectional encoder."""
 
     def __init__(self, layers: int, width: int, heads: int, vocabulary: int, longest: int, tied: bool) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ def bert(batch: int, time: int, layers: int, width: int, heads: int, vocabulary:
 
 
 class Recurrent(nn.Module):
-    """One layer over all positions; its last state is dropped."""
+    """One layer over all positions; its final state is dropped."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

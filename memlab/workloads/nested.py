@@ -1,4 +1,4 @@
-"""Tensors inside of what holds them: tuples, lists, dicts, dataclasses, and their kinds, as models take and give them."""
+"""Tensors in nested containers: tuples, lists, dicts, dataclasses and their subclasses, as models take and return them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same with every tensor changed: a named tuple stays one, a dict subclass too. Other things stay."""
+    """Map a function over every tensor: named tuples and dict subclasses keep their class. Other values are unchanged."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, MutableMapping):
-        made = copy.copy(value)  # only a copy keeps the class and what else it has: outputs of libraries are such dicts
+        made = copy.copy(
+            value
+        )  # only a copy keeps the class and its attributes: outputs of some libraries are such dicts
         for key in list(value):
             made[key] = mapped(value[key], change)
         return made

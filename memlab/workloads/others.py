@@ -1,11 +1,11 @@
-"""What is neither of images nor of language: a multilayer perceptron, and two networks against each other.
+"""Neither images nor language: a multilayer perceptron, and a GAN.
 
 The perceptron has equal layers of parameters and next to no activations. It is the one workload without a published size: a plain
 stack, in which the optimizer's state is the largest part.
 
 The two networks are DCGAN (Radford et al., 2015, https://arxiv.org/abs/1511.06434) on 64 x 64 images. A step has two turns, first
 of the discriminator, then of the generator; each clears, feeds, goes forward and backward, and updates. One Adam serves both, as
-the paper gives both the same: it leaves a parameter alone that has no gradient.
+the paper gives both the same: it skips parameters without a gradient.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _generator(noise: int, width: int) -> nn.Sequential:
 
 
 def _discriminator(width: int) -> nn.Sequential:
-    """Pictures -> one score each (batch,): above zero, it takes them for real."""
+    """Images -> one score each (batch,): above zero means real."""
     blocks = [nn.Sequential(nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2))]
     for before in (width, 2 * width, 4 * width):
         shrink = nn.Conv2d(before, 2 * before, 4, 2, 1, bias=False)
@@ -89,18 +89,18 @@ class Gan(nn.Module):
 
     def job_step(self, job: Job) -> None:
         """One step of a job: both turns, and the loss of each."""
-        # These losses live through the other turn, as in most code.
+        # These losses stay alive during the other turn, as in most code.
         discriminating = self._turn(job, discriminates=True)
         with frozen(self.discriminator):
             generating = self._turn(job, discriminates=False)
         job.losses += [torch.stack([one.detach() for one in losses]).sum() for losses in (discriminating, generating)]
 
     def _turn(self, job: Job, discriminates: bool) -> list[Tensor]:
-        """Train one of them; gives the loss of each piece of the batch."""
+        """Train one of them; return the loss of each piece of the batch."""
         assert job.loss is not None
         job.clear()
         for one in (self.generator if discriminates else self.discriminator).parameters():
-            one.grad = None  # a gradient of zeros is one: Adam would go on moving the parameter
+            one.grad = None  # a zero gradient is a gradient: Adam would still move the parameter
         losses = []
         for share, (noise, real) in job.feed():
             with job.in_contexts():
@@ -123,7 +123,7 @@ class Gan(nn.Module):
 
 @contextlib.contextmanager
 def frozen(network: nn.Module) -> Iterator[None]:
-    """Gradients go through the network and not to its parameters."""
+    """Gradients pass through the network, but not to its parameters."""
     trained = [one for one in network.parameters() if one.requires_grad]
     try:
         for one in trained:

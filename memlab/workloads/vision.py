@@ -1,6 +1,6 @@
 """Plain convolutional training steps: a VGG-like stack, a residual network, and a U-Net that only predicts.
 
-Not tuned, not deep: small enough for a laptop's CPU, and each shows one pattern of memory. What is known by name and size is
+Not tuned, not deep: small enough for a laptop's CPU, and each shows one pattern of memory. Named models in several sizes are
 among the workloads.
 """
 
@@ -88,7 +88,7 @@ def resnet(batch: int = 2, device: str = "cpu") -> Callable[[], float]:
 
 
 def unet(batch: int = 1, side: int = 128, device: str = "cpu") -> Callable[[], float]:
-    """A prediction of a three-level U-Net without gradients; every tensor goes after its last use."""
+    """Inference of a three-level U-Net without gradients; every tensor is freed after its last use."""
     torch.manual_seed(0)
     model = UNet().to(device)
     x = torch.randn(batch, 3, side, side, device=device)

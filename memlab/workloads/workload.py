@@ -1,4 +1,4 @@
-"""A workload: a small plain model with its optimizer, batch and loss, in several sizes; and what many of them share."""
+"""A workload: a small plain model with its optimizer, batch and loss, in several sizes; and shared helpers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memlab.errors import MemlabError
 from memlab.workloads.job import Parts
 
 SIZES = ("tiny", "laptop", "card")
-"""For a test (well below a second a step on two cores), for a laptop (about a second), and as published, for a card."""
+"""For tests (well below a second per step on two cores), for laptops (about a second), and as published, for a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Workload:
     sizes: Mapping[str, Mapping[str, Any]]
 
     def sized(self, size: str = "laptop", **settings: Any) -> Callable[[], Parts]:
-        """What makes the four parts at this size; `settings` go over those of the size."""
+        """A function that makes the four parts at this size; `settings` override those of the size."""
         if size not in self.sizes:
             raise MemlabError(
                 f"workload {self.name!r} has no size {size!r:.80}. Choose one of {', '.join(self.sizes)}."
@@ -65,7 +65,7 @@ def settings_of(names: str, *sizes: tuple[int, ...]) -> dict[str, dict[str, int]
 
 
 def divided(whole: str, by: str, **settings: int) -> None:
-    """Refuse two settings of which one has to be a multiple of the other."""
+    """Require that one setting is a multiple of another."""
     if settings[whole] % settings[by]:
         raise MemlabError(f"{whole} has to be a multiple of {by}, got {settings[whole]} and {settings[by]}.")
 
@@ -82,7 +82,7 @@ def classifying(model: nn.Module, batch: int, side: int, classes: int) -> Parts:
 
 
 def stepping(make: Callable[[], Parts], device: str) -> Callable[[], float]:
-    """A training step of the parts, seeded and made on the device, which gives its loss."""
+    """A training step of the parts, seeded and made on the device, which returns its loss."""
     torch.manual_seed(0)
     with torch.device(device):
         model, optimizer, (*inputs, target), loss_of = make()

@@ -1,4 +1,4 @@
-"""Work in a sandboxed child process: the notebook's kernel stays as it is."""
+"""Run work in a sandboxed child process, leaving the notebook's kernel unchanged."""
 
 from memlab.prediction.child.channel import Channel, ChildError, ChildOutcome, current
 from memlab.prediction.child.runner import Child

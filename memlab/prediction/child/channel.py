@@ -1,7 +1,7 @@
-"""What a child and its parent exchange: messages while the work runs, the log of the sandbox, the outcome at the end.
+"""Communication between child and parent: messages while the work runs, the log of the sandbox, the outcome at the end.
 
-A message is a kind, plain values as JSON, and bytes that nobody interprets, over a pipe. The log is a file without a name,
-which survives any death; processes that the child forks write into it too, each line in one short write at its end.
+A message is a kind, plain values as JSON, and opaque bytes, over a pipe. The log is an unnamed file, which survives any
+crash; processes forked by the child append to it too, one short write per line.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from pathlib import Path
 from typing import IO, Any
 
 _HEAD = struct.Struct("=IQ")
-"""How many bytes of JSON follow, and how many bytes behind them."""
+"""The lengths of the JSON and of the bytes that follow."""
 FRAMES, OUT, ERR = "frames", "stdout", "stderr"
-"""The pipes of a child: messages, and what is printed by other ways."""
+"""The pipes of a child: messages, and output that bypasses them."""
 MOST_LINES = 5000
 REFUSED, STARTED, NOTES = "refused", "started", "notes"
 """The kinds of lines in a log: what was blocked, the programs that were started, and sentences."""
 FAILED = "memlab failed in the child"
-"""The last line of the black box where the child could not do its work for a reason of ours."""
+"""The last line of the crash log if memlab itself failed in the child."""
 
 
 class ChannelWriter:
-    """Sends messages whole and in order, from any thread, also from a signal handler in the middle of another one.
+    """Sends whole messages in order, from any thread, and even from a signal handler that interrupts another send.
 
-    Where it `is_mixed` programs may print by themselves: text goes where theirs does, and is shown before any message.
+    If it `is_mixed`, programs may print directly: text goes to the same pipe, and is shown before any message.
     """
 
     def __init__(self, fd: int) -> None:
@@ -50,11 +50,11 @@ class ChannelWriter:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process may send; one that it forked may not."""
+        """Whether this process may send; processes that it forks may not."""
         return os.getpid() == self._owner
 
     def send(self, kind: str, content: Any, payload: bytes = b"") -> None:
-        """Send a message, values that are not plain as their text; where another thread is just sending, that one sends it."""
+        """Send a message, converting other values to text; if another thread is sending, that one sends it."""
         if not self.is_mine:
             return
         messages: list[tuple[str, Any, bytes]] = [("sync", None, b"")] if self.is_mixed else []
@@ -69,7 +69,7 @@ class ChannelWriter:
                 self._lock.release()
 
     def drain(self, limit_s: float = 10.0) -> None:
-        """Wait until everything has gone out, also what another thread is sending."""
+        """Wait until everything is sent, also by another thread."""
         end = time.monotonic() + limit_s
         while (self._waiting or self._lock.locked()) and time.monotonic() < end:
             time.sleep(0.001)
@@ -82,13 +82,13 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 class ChannelReader:
-    """Makes messages of bytes, however they were cut on the way."""
+    """Decodes messages from a byte stream."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[str, Any, bytes]]:
-        """The messages (kind, values, bytes) that are whole with these bytes."""
+        """The messages (kind, values, bytes) completed by these bytes."""
         self._bytes += data
         start = 0
         while len(self._bytes) - start >= _HEAD.size:
@@ -104,7 +104,7 @@ class ChannelReader:
 
 
 class Printed(io.TextIOBase):
-    """Stands for `sys.stdout` or `sys.stderr` in the child: every write is a message, so order with displays is kept."""
+    """Replaces `sys.stdout` or `sys.stderr` in the child: every write is a message, so the order with displays is kept."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -114,7 +114,7 @@ class Printed(io.TextIOBase):
         self.buffer = io.FileIO(fd, "w", closefd=False)
 
     def write(self, text: str) -> int:
-        """Send a text as it is."""
+        """Send text unchanged."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if not self._writer.is_mine or self._writer.is_mixed:
@@ -156,7 +156,7 @@ class Log:
 
 
 def read_log(text: bytes) -> dict[str, Counter[str]]:
-    """How often each line of a log came, by kind and in order; a line that was cut off by a death is left out."""
+    """Count the lines of a log by kind, in order; a truncated last line is ignored."""
     found: dict[str, Counter[str]] = {kind: Counter() for kind in (REFUSED, STARTED, NOTES)}
     for line in text.splitlines():
         with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -166,15 +166,16 @@ def read_log(text: bytes) -> dict[str, Counter[str]]:
 
 
 def counted(found: Counter[str]) -> tuple[str, ...]:
-    """Texts with how often they came, where that was more than once."""
+    """Texts with their counts, if above one."""
     return tuple(text if count == 1 else f"{text} ({count} times)" for text, count in found.items())
 
 
 @contextlib.contextmanager
 def life(box: IO[bytes], scratch: Path) -> Iterator[None]:
-    """The rest of a child's life, which ends with the block, however that ends: it must not go back to its caller.
+    """A context that ends the child process, whatever happens: it must never return to its caller.
 
-    Where it was when it died, or what failed of ours, is written to the black box. What is temporary goes to its scratch folder.
+    Where it crashed, or which error of memlab's occurred, is written to the crash log. Temporary files go to its scratch
+    folder.
     """
     try:
         faulthandler.enable(box, all_threads=False)
@@ -193,7 +194,7 @@ def life(box: IO[bytes], scratch: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """What work in the child gets: a way to its parent, and a folder in which it may write."""
+    """The argument of work in the child: a connection to its parent, and a folder for its files."""
 
     writer: ChannelWriter
     scratch: Path
@@ -203,7 +204,7 @@ class Channel:
         _open.append(self)
 
     def send(self, values: dict[str, Any]) -> None:
-        """Send plain values, which the parent hands to `on_news`."""
+        """Send plain values, which the parent passes to `on_news`."""
         self.writer.send("values", values)
 
     def note(self, sentence: str) -> None:
@@ -221,12 +222,12 @@ def current() -> Channel | None:
 
 @dataclass(frozen=True, slots=True)
 class ChildError:
-    """An error that the work raised, as texts: nothing of the child is rebuilt in the parent."""
+    """An error raised by the work, as text: nothing from the child is unpickled in the parent."""
 
     name: str
     text: str
     traceback: tuple[str, ...] = ()
-    """Formatted as the shell would have shown it; else as Python formats it."""
+    """Formatted as by the shell, else as by Python."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.text}" if self.text else self.name
@@ -238,14 +239,14 @@ class ChildOutcome:
 
     result: bytes | None = None
     ended: str = ""
-    """One line where the child died or was stopped, "" where it ended by itself: "the step was killed by SIGSEGV at line 4"."""
+    """One line if the child died or was stopped, "" if it ended by itself: "the step was killed by SIGSEGV at line 4"."""
     error: ChildError | None = None
     refused: tuple[str, ...] = ()
     """What the sandbox blocked: "writing 'model.pt' (3 times)"."""
     started: tuple[str, ...] = ()
-    """The programs that were started, which the sandbox of Python cannot follow."""
+    """Programs that were started, which Python's part of the sandbox cannot see into."""
     notes: tuple[str, ...] = ()
-    """What else is to be known of this child, as sentences."""
+    """Further remarks, as sentences."""
     printed: str = ""
-    """The last of what it printed; all of it was shown as it came."""
+    """The end of its output, all of which was shown as it came."""
     duration_s: float = 0.0

@@ -1,8 +1,8 @@
-"""A forked child: it has everything that the parent has, and gives nothing back but messages. Linux only.
+"""A forked child: it inherits everything from the parent, and returns only messages. Linux only.
 
-With a GPU in sight libc's `_Fork` is used, because an earlier backward pass has made autograd refuse to work in a child of
-`os.fork`. It leaves malloc's locks as other threads held them, so the child says hello first, and one that cannot is
-replaced. A plain fork just before lets OpenBLAS end its threads, which its own handler would do.
+If a GPU is visible, libc's `_Fork` is used, because after a backward pass autograd refuses to work in a child of `os.fork`.
+`_Fork` leaves malloc's locks as other threads held them, so the child sends a hello first, and one that cannot is replaced.
+A plain fork just before makes OpenBLAS end its threads, as its fork handler does.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from memlab.prediction.child.channel import ERR, FRAMES, OUT, REFUSED, Channel, 
 from memlab.torch_internals import process
 
 AFTER_DEATH_S = 2.0
-"""So long the pipes of a dead child are read: a process of another session may go on writing there."""
+"""How long the pipes of a dead child are read: a process of another session may still be writing."""
 PATIENCE_S = (1.0, 3.0, 9.0)
-"""How long the first child may take to say hello, and those that replace it."""
+"""Timeouts for the hello of the first child, and of those that replace it."""
 
 
 class ForkedProcess:
-    """The parent's side of a forked child. `start` it, take what it sends by `listen`, and `end` it, always."""
+    """The parent's side of a forked child: `start`, `listen` for its output, and always `end`."""
 
     def __init__(self, work: Callable[[Channel], None], scratch: Path) -> None:
         self._work, self._scratch = work, scratch
@@ -45,7 +45,7 @@ class ForkedProcess:
 
     def start(self) -> None:
         """Fork, until a child says hello."""
-        isolation.flush_all(())  # of C code; or the child would say it again
+        isolation.flush_all(())  # of C code; or the child would print it again
         skips = process.gpu_in_sight()
         if skips and not process.can_skip_handlers():
             skips = False
@@ -58,7 +58,7 @@ class ForkedProcess:
             if self._says_hello(patience_s):
                 return
             self.end()
-            for path in self._scratch.iterdir():  # what one that was too slow to say hello has done meanwhile
+            for path in self._scratch.iterdir():  # discard what a child that was too slow has done meanwhile
                 shutil.rmtree(path)
             for file in (self._box, self._log):
                 file.truncate(0)
@@ -68,7 +68,7 @@ class ForkedProcess:
         )
 
     def _fork(self, skips: bool) -> None:
-        if skips:  # the handler of OpenBLAS, as every other, runs in the parent of this one
+        if skips:  # OpenBLAS's fork handler, like all others, runs in the parent of this one
             short = process.fork(skip_handlers=False)
             if short == 0:
                 os._exit(0)
@@ -95,16 +95,16 @@ class ForkedProcess:
         self._death = os.pidfd_open(pid)
 
     def _says_hello(self, patience_s: float) -> bool:
-        """The first message lies in the pipe, or the child is dead: which is something to say, too."""
+        """Wait until the pipe has the first message, or the child is dead."""
         frames = next(fd for fd, name in self._sources.items() if name == FRAMES)
         return bool(_ready((frames, self._death), patience_s))
 
     def listen(self, timeout_s: float) -> Iterator[tuple[str, bytes]]:
-        """(source, bytes) of what came within the time, if anything; `is_over` says when there is no more."""
+        """(source, bytes) of output within the timeout; `is_over` says when there is no more."""
         ready = _ready((*self._sources, self._death), timeout_s)
         if self._death in ready:
             self._died_at = self._died_at or time.monotonic()
-            self._kill_group()  # what it started must not keep its pipes full for ever
+            self._kill_group()  # programs it started must not keep its pipes open forever
         if ready == {self._death} or (self._died_at and time.monotonic() - self._died_at > AFTER_DEATH_S):
             self._close_sources()
         else:
@@ -112,7 +112,7 @@ class ForkedProcess:
                 yield from self._read(descriptor)
 
     def drain(self) -> Iterator[tuple[str, bytes]]:
-        """What C code and programs have printed so far."""
+        """The output of C code and programs so far."""
         for descriptor in [one for one, source in self._sources.items() if source != FRAMES]:
             yield from self._read(descriptor)
 
@@ -131,24 +131,24 @@ class ForkedProcess:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether there can be no more output."""
         return not self._sources
 
     def ask_where(self) -> None:
-        """Let a living child write down where it is; faulthandler answers at once, whatever it is doing."""
+        """Let a living child dump its stack; faulthandler responds at once, whatever it is doing."""
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._death, signal.SIGUSR1)
             time.sleep(0.05)
 
     def end(self) -> int | None:
-        """Kill what is left, and give the exit code (negative: the signal); None where somebody else took it."""
+        """Kill what is left, and return the exit code (negative: the signal); None if it was reaped elsewhere."""
         if not self.pid:
             return None
         self._kill_group()
         with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)  # in the moment before it had a group of its own
+            os.kill(self.pid, signal.SIGKILL)  # just before it had its own process group
         code = None
-        with contextlib.suppress(ChildProcessError):  # a handler of SIGCHLD waited for it
+        with contextlib.suppress(ChildProcessError):  # a SIGCHLD handler reaped it
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self._close_sources()
         os.close(self._death)
@@ -160,13 +160,13 @@ class ForkedProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def _close_sources(self) -> None:
-        """The child is dead and nothing is left to read, though others may hold the pipes open."""
+        """The child is dead and nothing is left to read, even if others hold the pipes open."""
         for descriptor in self._sources:
             os.close(descriptor)
         self._sources.clear()
 
     def close(self) -> tuple[str, bytes]:
-        """What faulthandler wrote, and the log of the sandbox."""
+        """The dump of faulthandler, and the log of the sandbox."""
         held = (f"writing {name!r}, which was open" for name in isolation.written_to_open_files(self._scratch))
         with self._box, self._log:
             self._box.seek(0)
@@ -175,11 +175,11 @@ class ForkedProcess:
             return self._box.read().decode(errors="replace"), b"\n".join(lines)
 
     def _be_child(self, ends: list[int]) -> NoReturn:
-        """The child's life."""
+        """Run the child."""
         with life(self._box, self._scratch):
             frames, out, err = ends
             writer = ChannelWriter(frames)
-            bytes(100_000)  # a malloc that cannot come from this thread's own cache
+            bytes(100_000)  # a malloc too large for this thread's cache
             writer.send("hello", None)
             isolation.leave(self._parent, out, err)
             log = Log(self._log.fileno(), on_start=lambda: setattr(writer, "is_mixed", True))

@@ -1,7 +1,7 @@
-"""What a forked child inherits, made its own: nothing it does with it reaches the process that it was forked from.
+"""Isolate what a forked child inherits, so that nothing it does reaches its parent.
 
-What stays: locks that other threads held, semaphores (the child's own workers need them), and what user code keeps with a
-process id in it. Linux only.
+Not isolated: locks that other threads held, semaphores (the child's own workers need them), and user state with a process
+id in it. Linux only.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ from memlab.units import format_bytes
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 HELD = "held"
-"""The folder, below the scratch folder, of what was written to files that were open."""
+"""The subfolder of the scratch folder for writes to files that were open."""
 
 
 def leave(parent: int, out: int, err: int) -> None:
-    """A session of its own, as Jupyter interrupts the whole group of the kernel, and a terminal stops readers in others.
+    """Start a new session, as Jupyter interrupts the kernel's whole process group, and a terminal stops background readers.
 
-    There is nothing to read at descriptor 0; what C code prints goes to the parent.
+    Descriptor 0 is empty; the output of C code goes to the parent.
     """
     os.setsid()
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could be said
+    if os.getppid() != parent:  # it died before the call
         os._exit(0)
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out this goes first, not the kernel
-    signal.set_wakeup_fd(-1)  # it would wake the parent's event loop
+        Path("/proc/self/oom_score_adj").write_text(
+            "1000"
+        )  # if host memory runs out, this process is killed first, not the kernel
+    signal.set_wakeup_fd(-1)  # a signal would wake the parent's event loop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -54,7 +56,7 @@ def leave(parent: int, out: int, err: int) -> None:
 
 
 def flush_all(streams: Iterable[Any]) -> None:
-    """Write out what C code and the standard streams that Python code may have kept hold back; nobody else does it."""
+    """Flush C's buffers and saved references to the standard streams; nothing else does."""
     for stream in streams:
         with contextlib.suppress(Exception):
             stream.flush()
@@ -65,7 +67,7 @@ def flush_all(streams: Iterable[Any]) -> None:
 
 
 def make_own(keep: Collection[int], scratch: Path, log: Log) -> None:
-    """Everything that is left, once the streams are replaced. `keep` are descriptors of ours."""
+    """Isolate everything else, once the streams are replaced. `keep` are our descriptors."""
     Path(scratch, HELD).mkdir()
     for descriptor in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *keep}:
         with contextlib.suppress(OSError):
@@ -73,7 +75,7 @@ def make_own(keep: Collection[int], scratch: Path, log: Log) -> None:
     if shared := _make_mappings_private():
         text = f"{format_bytes(shared)} of shared memory are still shared with the notebook; writing there changes it."
         log.write(NOTES, text)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads are gone; it says so at every use otherwise
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads are gone, of which it would warn at every use
     process.keep_one_thread()
     process.disown_processes()
     process.disown_loaders()
@@ -88,7 +90,7 @@ def make_own(keep: Collection[int], scratch: Path, log: Log) -> None:
 
 
 def _detach(descriptor: int, held: Path) -> None:
-    """An open file has one position for parent and child; a connection has one peer; an epoll has one list."""
+    """Replace inherited descriptors: files share their position with the parent, connections their peer, epolls their list."""
     place = str(Path(f"/proc/self/fd/{descriptor}").readlink())
     if place.startswith(("socket:", "pipe:", "anon_inode:[eventpoll]")):
         new = os.open(os.devnull, os.O_RDWR)
@@ -108,7 +110,7 @@ def _detach(descriptor: int, held: Path) -> None:
 
 
 def written_to_open_files(scratch: Path) -> list[str]:
-    """The names of files that were open in the parent and to which the child wrote; asked by the parent, at the end."""
+    """The files open in the parent that the child wrote to; called by the parent, at the end."""
     names = sorted(Path(scratch, HELD).glob("*.name"))
     return [name.read_text() for name in names if name.with_suffix("").stat().st_size]
 
@@ -122,9 +124,9 @@ _MOST_COPIED_BYTES = 4 << 30
 
 
 def _make_mappings_private() -> int:
-    """Make memory that is shared with the parent private; how many bytes are still shared after that.
+    """Make memory that is shared with the parent private; return the bytes that are still shared.
 
-    Tensors (batches of loaders with workers among them), writable `numpy.memmap`s and `mmap`s: by a file, by its name in
+    Tensors (such as batches from DataLoader workers), writable `numpy.memmap`s and `mmap`s: by a file, by its name in
     /dev/shm, or by nothing but the fork itself (/dev/zero).
     """
     with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -145,7 +147,7 @@ def _make_mappings_private() -> int:
 
 
 def _make_private(start: int, nbytes: int, protection: int, path: str, inode: int, offset: int) -> None:
-    """Map the same bytes again at the same place, copied only when they are written, where the file can be opened."""
+    """Map the same bytes again at the same address, copy-on-write, if the file can be opened."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
 

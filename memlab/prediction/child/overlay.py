@@ -1,11 +1,11 @@
-"""A layer of files: the work goes on as if its writing and deleting had happened, and nothing has.
+"""A file overlay: writing and deleting appear to work, but change nothing on disk.
 
-Code that trains makes folders, writes checkpoints and removes old ones; an error at each of them would end a prediction
-early. So Python's functions for files see a layer over the file system, which is gone when the child ends. Each path that
-would have changed is noted. What writes by other ways (C and Rust code, programs) is refused by `sandbox`.
+Training code makes folders, writes checkpoints and removes old ones; an error at any of these would end a prediction early.
+So Python's file functions see an overlay over the file system, which is discarded with the child. Each path that would
+have changed is logged. Other writes (C and Rust code, programs) are refused by `sandbox`.
 
 Limits: real folders are not renamed, and files above COPIED_BYTES are neither appended to nor renamed; those are refused.
-A file that was diverted has the path of the layer as its `name`.
+A redirected file has its path in the overlay as `name`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _mkdir, _remove, _rmdir, _rename = os.mkdir, os.remove, os.rmdir, os.rename
 
 
 def exists(path: Any) -> bool:
-    """Whether a path leads to something on the disk itself."""
+    """Whether a path exists on the disk itself."""
     try:
         _lstat(path)
     except (OSError, ValueError, TypeError):
@@ -40,7 +40,7 @@ def exists(path: Any) -> bool:
 
 
 class Overlay:
-    """A layer of files over the real ones, for the functions of this process."""
+    """The overlay for the file functions of this process."""
 
     def __init__(self, scratch: Path, log: Log, is_free: Callable[[str], bool], shown: Callable[[Any], str]) -> None:
         self._layer = str(scratch / "layer")
@@ -50,7 +50,7 @@ class Overlay:
         _mkdir(self._layer)
 
     def install(self) -> None:
-        """Put this process's functions for files over the layer; there is no way back."""
+        """Patch this process's file functions to use the overlay; this cannot be undone."""
         real = io.open
         builtins.open = io.open = self._opening(real)
         for module in list(sys.modules.values()):  # IPython's shell keeps it as io_open, and cells get that one
@@ -67,7 +67,7 @@ class Overlay:
         os.rename, os.replace = self._moving(os.rename), self._moving(os.replace)
 
     def writing(self, path: Any, *, keeps: bool = False, creates: bool = True, exclusive: bool = False) -> Any:
-        """The path at which to write instead of this one; the same where nothing has to be diverted."""
+        """The path to write to instead of this one; unchanged if it is not redirected."""
         full = self._full(path)
         if full is None:
             return path
@@ -86,7 +86,7 @@ class Overlay:
         return over
 
     def reading(self, path: Any) -> Any:
-        """The path at which to look instead of this one."""
+        """The path to read instead of this one."""
         full = self._full(path)
         if full is None:
             return path
@@ -97,7 +97,7 @@ class Overlay:
         return path
 
     def _full(self, path: Any) -> str | None:
-        """The absolute path, None for what the layer does not concern: descriptors, the scratch folder, devices."""
+        """The absolute path; None for paths outside the overlay: descriptors, the scratch folder, devices."""
         if isinstance(path, int) or path is None:
             return None
         try:
@@ -127,7 +127,7 @@ class Overlay:
         return over
 
     def _copied(self, full: str) -> bool:
-        """Whether a file lies in the layer, where it can be changed: a real one is copied there if it is not too large."""
+        """Whether a file is in the overlay, where it can be changed: a real one is copied there if it is not too large."""
         if not exists(self._layer + full):
             if _stat(full).st_size > COPIED_BYTES:
                 return False
@@ -137,7 +137,7 @@ class Overlay:
     def _note(self, what: str) -> None:
         self._log.write(REFUSED, what)
 
-    # --- what stands for the functions ---
+    # --- replacements of functions ------
 
     def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def open(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +203,7 @@ class Overlay:
 
     def _moving(self, original: Callable[..., None]) -> Callable[..., None]:
         def move(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-            """Move within the layer, or into it or out of it; a real file is copied into it first."""
+            """Move within, into or out of the overlay; a real file is copied into it first."""
             old, new = self._full(src), self._full(dst)
             is_by_folder = src_dir_fd is not None or dst_dir_fd is not None
             if is_by_folder or (old is None and new is None):

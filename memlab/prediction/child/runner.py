@@ -1,6 +1,6 @@
-"""The one way to run something in a child process: its output appears as it comes, and its end is one line.
+"""Run something in a child process: its output is streamed, and its end is reported in one line.
 
-Ctrl-C ends the child with all that it started. The child's bytes are never run nor unpickled here.
+Ctrl-C ends the child and everything it started. Bytes from the child are never executed or unpickled here.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 How = Literal["fork", "spawn"]
 OnNews = Callable[[dict[str, Any]], None]
 TAIL = 1 << 16
-"""So many characters of what was printed are kept."""
+"""How many characters of the output are kept."""
 START_S = 300.0
-"""So long a new process may take to import torch and what the work names, if its limit is not longer."""
+"""How long a new process may take to import torch and what the work needs, if its limit is not longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """Runs work, or the body of a cell, in a sandboxed child of this process, which stays as it is.
+    """Runs work, or the body of a cell, in a sandboxed child; this process does not change.
 
     It is forked on Linux. Elsewhere, and with `how="spawn"`, a new process gets what the work names, and what cannot be
-    sent is refused with its name. `limit_s` begins when it has that. `on_news` gets what the work sends. `is_quiet` shows
-    nothing of what it prints and displays. `what` begins the line that says how it ended.
+    sent is refused by name. `limit_s` begins when it has that. `on_news` gets the messages of the work. `is_quiet` hides its
+    output. `what` begins the line that says how it ended.
     """
 
     limit_s: float | None = None
@@ -67,7 +67,7 @@ class Child:
 
     @property
     def forks(self) -> bool:
-        """Not outside of Linux: libraries that a kernel has loaded do not survive it (macOS), or there is none (Windows)."""
+        """Fork on Linux only: libraries loaded by the kernel do not survive it (macOS), or it does not exist (Windows)."""
         return self.how != "spawn" and sys.platform == "linux"
 
     def run(self, work: Callable[[Channel], bytes], around: Around = contextlib.nullcontext) -> ChildOutcome:
@@ -87,8 +87,8 @@ class Child:
     ) -> ChildOutcome:
         """Run a cell's body (the text below the line of the magic, which is `above`) within `around()`.
 
-        An error of the cell passes through the `__exit__` of `around()`. Where its `with` value is a function, that is called
-        after it, and the bytes it returns are the outcome's `result`, also when the cell raised.
+        An error of the cell passes through the `__exit__` of `around()`. If its `with` value is a function, that is called
+        afterwards, and the bytes it returns are the outcome's `result`, even if the cell raised.
         """
         what = "the predicted cell"
         if self.forks:
@@ -126,7 +126,7 @@ def _spawned(first: Any, work: Any, names: Sequence[str], shell: Any) -> Callabl
 
 
 class _Received:
-    """What came from a child so far, while it is watched."""
+    """What a child has sent so far."""
 
     def __init__(self, child: Child, shell: Any) -> None:
         self._child = child
@@ -146,7 +146,7 @@ class _Received:
         self._allowed_s, self._deadline = seconds, time.monotonic() + seconds
 
     def watch(self, make: Callable[[Path], Process], what: str) -> ChildOutcome:
-        """Start a process, listen until it ends, and clean up after it, whatever happens; `what` begins the line about it."""
+        """Start a process, listen until it ends, and always clean up; `what` begins the line about it."""
         began = time.monotonic()
         with contextlib.suppress(Exception):
             sys.stdout.flush()  # or the child would print it again
@@ -229,7 +229,7 @@ class _Received:
         if not self._child.is_quiet:
             try:
                 stream.write(text)
-            except UnicodeEncodeError:  # a terminal of few characters, or text that is none
+            except UnicodeEncodeError:  # a terminal with a limited encoding, or invalid text
                 encoding = getattr(stream, "encoding", None) or "ascii"
                 stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         self._printed.append(text)
@@ -241,7 +241,7 @@ class _Received:
         return "".join(self._printed)[-TAIL:]
 
     def _where(self, box: str) -> str:
-        """Where the child was when it died, as faulthandler saw it; nothing where that is not known."""
+        """Where the child was when it died, from faulthandler; "" if unknown."""
         for file, line, name in _PLACE.findall(box):
             if file == self._file:
                 return f" at line {line}"
@@ -267,9 +267,9 @@ def _ended(code: int | None) -> str:
 
 
 class _Gate:
-    """Closed, it holds an interrupt back; open, it lets one through to whoever handled them before, and is closed again.
+    """Closed, it delays an interrupt; open, it delivers one to the previous handler, and is closed again.
 
-    So a second Ctrl-C, while the first one's error is on its way, cannot get into the cleaning up.
+    So a second Ctrl-C, while the error of the first propagates, cannot interrupt the cleanup.
     """
 
     def __init__(self) -> None:
@@ -284,12 +284,12 @@ class _Gate:
             self.let_through()
 
     def open(self) -> None:
-        """Let interrupts through from here on, and one that came before."""
+        """Deliver interrupts from here on, and a pending one."""
         self.is_open = True
         self.let_through()
 
     def let_through(self) -> None:
-        """Deliver what came; where its handler raises nothing, the gate stays as it was."""
+        """Deliver a pending interrupt; if its handler does not raise, the gate stays as it was."""
         was_open, self.is_open = self.is_open, False
         while self._came:
             frame = self._came.pop()
@@ -302,7 +302,7 @@ class _Gate:
 
 @contextlib.contextmanager
 def _gate() -> Iterator[_Gate]:
-    """A gate for the time of a block, closed at first; what is still held back at the end is delivered then."""
+    """A gate for a `with` block, closed at first; an interrupt still pending at the end is delivered then."""
     made = _Gate()
     # Only the main thread handles signals. None: a handler that Python has not set, and could not put back.
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:

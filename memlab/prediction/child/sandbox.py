@@ -1,9 +1,9 @@
-"""What a child may not do to the world: write and delete outside of its scratch folder, connect, signal others.
+"""The sandbox: keep a child from writing or deleting outside its scratch folder, connecting, and signalling others.
 
-A best effort, in three walls: a layer of files (`overlay`) in which writing and deleting seem to work; an audit hook that
-refuses what goes by other ways, with the error that code expects of a closed system; and Landlock, where Linux has it (5.13,
-not in some containers), for what no audit hook sees: C++ code and programs that the child starts, though not files that are
-already open, nor connections other than TCP. What the first two blocked is listed, and so are programs when they start.
+A best effort, in three layers: a file overlay (`overlay`) in which writing and deleting appear to work; an audit hook that
+refuses other ways, with the errors of a read-only system; and Landlock, if Linux has it (5.13, not in some containers), for
+what no audit hook sees: C++ code and programs started by the child, but not files that are already open, nor connections
+other than TCP. What the first two blocked is listed, and so are programs that start.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from memlab.torch_internals import process
 _WHY = "blocked in a prediction, which leaves files and connections as they are"
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
-"""What may be written of /dev: pseudo-terminals are for programs that are started, shm for the workers of loaders."""
+"""Writable parts of /dev: pseudo-terminals for programs that are started, shm for DataLoader workers."""
 
 
 def enter(scratch: Path, log: Log) -> None:
-    """Sandbox this process for as long as it lives."""
+    """Sandbox this process permanently."""
     held = _restrict([scratch, *(Path("/dev", name) for name in _DEVICES)])
     hook = _AuditHook(scratch, log, held > 0)
     overlay = Overlay(scratch, log, hook.may_write, _shown)
@@ -63,12 +63,13 @@ _PATHS: dict[str, tuple[str, int, int, bool | None]] = {
 }
 """Event -> what it does, which argument is the path and which the descriptor of the folder that it is relative to.
 
-True where what is not there, and False where what is there, matters to nobody: the system says so itself.
+The flag says in which case the call is harmless, as the system itself refuses it: True if the path is missing, False if
+it exists.
 """
 
 
 class _AuditHook:
-    """Called by Python before it does what an event names; an error keeps it from doing so."""
+    """Called by Python before an audited operation; an error prevents it."""
 
     def __init__(self, scratch: Path, log: Log, system_holds: bool) -> None:
         self._inside = os.path.realpath(scratch) + os.sep
@@ -111,7 +112,7 @@ class _AuditHook:
             self._refuse(f"{doing} {_shown(path)}", PermissionError(errno.EPERM, _WHY, os.fsdecode(path)))
 
     def may_write(self, path: Any, folder_fd: int = -1) -> bool:
-        """Whether a path lies in the scratch folder, or is a device that keeps nothing; a descriptor is open already."""
+        """Whether a path is in the scratch folder, or a device that stores nothing; a descriptor is open already."""
         if isinstance(path, int):
             return True
         try:
@@ -120,7 +121,7 @@ class _AuditHook:
                 name = str(Path(f"/proc/self/fd/{folder_fd}").readlink() / name)
             real = os.path.realpath(name)
         except (OSError, TypeError, ValueError):
-            return True  # Python itself is going to complain about it
+            return True  # Python itself will raise an error
         return (real + os.sep).startswith(self._inside) or _keeps_nothing(real)
 
     def _open(self, path: Any, mode: Any, flags: Any) -> None:
@@ -152,7 +153,7 @@ class _AuditHook:
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            if name not in ("localhost", socket.gethostname()):  # which need no server to be known
+            if name not in ("localhost", socket.gethostname()):  # which need no name server
                 self._refuse(f"looking up {name}", socket.gaierror(socket.EAI_AGAIN, _WHY))
 
     def _signalling(self, pid: int, signal: int) -> None:
@@ -179,12 +180,12 @@ class _AuditHook:
         self._log.write(STARTED, " ".join(map(os.fsdecode, words or [program])))
 
     def _replacing(self, program: Any, arguments: Any, *rest: Any) -> None:
-        if Path(os.fsdecode(program)).exists():  # `os.execvp` tries one folder after the other
+        if Path(os.fsdecode(program)).exists():  # `os.execvp` tries folder by folder
             self._starting(program, arguments)
 
 
 def _keeps_nothing(real: str) -> bool:
-    """Whether a path is a terminal or a device like /dev/null, or shared memory, which the workers of loaders need."""
+    """Whether a path is a terminal or a device like /dev/null, or shared memory, which DataLoader workers need."""
     if real.startswith(("/dev/shm/", "/dev/pts/")) or real == os.devnull or real.lower() == "nul":
         return True
     try:
@@ -213,7 +214,7 @@ _NO_NEW_PRIVILEGES = 38  # linux/prctl.h
 
 
 def landlock_version() -> int:
-    """The version of Landlock of this system, 0 where it has none."""
+    """The Landlock version of this system; 0 without Landlock."""
     if not sys.platform.startswith("linux") or platform.machine() == "alpha":
         return 0
     try:
@@ -223,9 +224,9 @@ def landlock_version() -> int:
 
 
 def _restrict(writable: Sequence[Path]) -> int:
-    """Let this thread, and what it starts, write below these folders only and connect nowhere by TCP, for good.
+    """Restrict this thread, and what it starts, to writing below these folders, without TCP connections, permanently.
 
-    Answers the version of Landlock: 4 is the first that knows of connections, 6 keeps signals from others; 0 for none.
+    Returns the version of Landlock: 4 is the first to cover connections, 6 to cover signals; 0 without Landlock.
     """
     found = landlock_version()
     if not found:
@@ -239,7 +240,7 @@ def _restrict(writable: Sequence[Path]) -> int:
             for path in writable:
                 try:
                     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-                except OSError:  # not there, or a link to nothing (/dev/ptmx without /dev/pts)
+                except OSError:  # missing, or a dangling link (/dev/ptmx without /dev/pts)
                     continue
                 allowed = handled if path.is_dir() else handled & (_WRITE_FILE | _TRUNCATE)
                 try:

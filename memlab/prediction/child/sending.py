@@ -1,8 +1,8 @@
-"""Values of a notebook for a spawned process, by cloudpickle: functions and classes of the notebook go as code.
+"""Send values of a notebook to a spawned process, by cloudpickle: its functions and classes are sent as code.
 
-Which names a piece of code needs is read from it; those made by `exec` or `globals()` are not found. Parameters, and tensors
-on a GPU, are sent by what they are (shape, type, storage) and not by their values: a prediction needs no more. The bytes are
-a pickle, read in a process that was started here; nothing is ever read from there in that way.
+The names that code needs are read from the code; names made by `exec` or `globals()` are not found. Parameters and GPU
+tensors are sent as shape, dtype and storage, without values: a prediction needs no more. The child unpickles bytes from this
+process, never the other way round.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from memlab.errors import PredictionError
 from memlab.torch_internals.traceback import running_shell
 
 SMALL_BYTES = 1 << 16
-"""Parameters up to here are sent with their values."""
+"""Smaller parameters are sent with their values."""
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "DELETE_GLOBAL")
 _WORD = re.compile(r"[^\W\d]\w*")
 
 
 def names_of_code(code: types.CodeType) -> Iterator[str]:
-    """The global names that a function's code reads, and the code inside of it."""
+    """The global names that a function's code reads, including nested code."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in _READS:
             yield str(instruction.argval)
@@ -66,13 +66,13 @@ def _read_by(statement: ast.stmt) -> Iterator[str]:
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
         elif isinstance(node, ast.Call) and "get_ipython()" in ast.unparse(node.func):
-            for inner in ast.walk(node):  # what a magic was given
+            for inner in ast.walk(node):  # the statement of a magic
                 if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
                     yield from _WORD.findall(inner.value)
 
 
 def send(first: Any, work: Any, names: Iterable[str], space: Mapping[str, Any]) -> bytes:
-    """Bytes from which the spawned process unpickles `first`, and then by `receive_names` the work and the named values."""
+    """Pickle `first`, then the work and the named values, which `receive_names` loads in the spawned process."""
     named = {name: space[name] for name in names if name in space}
     sender = _Sender(space)
     why = sender.why_not(first) or sender.why_not((work, named))
@@ -82,7 +82,7 @@ def send(first: Any, work: Any, names: Iterable[str], space: Mapping[str, Any]) 
     refused = {
         name: found
         for name in sorted(_needed(work, named, space))
-        # A function fails for a name that it reads, which is listed itself.
+        # A function fails because of a name that it reads, which is listed itself.
         if not isinstance(space[name], types.FunctionType) and (found := _Sender(space).why_not(space[name]))
     }
     listed = "; ".join(f"{name}: {found}" for name, found in refused.items()) or why
@@ -106,7 +106,7 @@ def _needed(work: Any, names: Iterable[str], space: Mapping[str, Any]) -> set[st
 
 
 class _MainNames(dict[str, Any]):
-    """Stands for the notebook's names in a pickle: there its functions read those of `__main__`."""
+    """Replaces the notebook's names in a pickle: in the child its functions read those of `__main__`."""
 
     def __reduce__(self) -> Any:
         return _main_names, ()
@@ -117,7 +117,7 @@ def _main_names() -> dict[str, Any]:
 
 
 class _Sender(cloudpickle.Pickler):
-    """A pickler that leaves out values of large parameters, and collects the sources of functions for tracebacks."""
+    """A pickler that omits values of large parameters, and collects the sources of functions for tracebacks."""
 
     def __init__(self, space: Mapping[str, Any]) -> None:
         self.file = io.BytesIO()
@@ -125,10 +125,10 @@ class _Sender(cloudpickle.Pickler):
         self.globals_ref[id(space)] = _MainNames()
         self.sources: dict[str, list[str]] = {}
         self.unsent_bytes = 0
-        self._storages: dict[int, tuple[torch.UntypedStorage, bool]] = {}  # alive, so that no two of them get one id
+        self._storages: dict[int, tuple[torch.UntypedStorage, bool]] = {}  # kept alive, so that ids stay unique
 
     def why_not(self, value: Any) -> str:
-        """Pickle a value; why it cannot be, "" if it was."""
+        """Pickle a value; return the reason if that fails, else ""."""
         try:
             self.dump(value)
         except Exception as error:
@@ -137,7 +137,7 @@ class _Sender(cloudpickle.Pickler):
         return ""
 
     def reducer_override(self, value: Any) -> Any:
-        """How a value is rebuilt; what is not special here is left to cloudpickle."""
+        """How a value is rebuilt; by default as cloudpickle does."""
         kind = type(value)
         if value is not None and value is running_shell():
             return running_shell, ()
@@ -154,7 +154,7 @@ class _Sender(cloudpickle.Pickler):
         if kind is types.FunctionType and reduced is not NotImplemented:
             file = value.__code__.co_filename
             self.sources.setdefault(file, linecache.getlines(file))
-            # cloudpickle (3.1) gives each function cells of its own: `nonlocal` would not be shared.
+            # cloudpickle (3.1) gives each function its own cells: `nonlocal` would not be shared.
             if value.__closure__:
                 make, (*arguments, _), *rest = reduced
                 return make, (*arguments, value.__closure__), *rest
@@ -188,7 +188,7 @@ class _Sender(cloudpickle.Pickler):
 
 
 def receive_names(unpickler: pickle.Unpickler) -> tuple[Any, int]:
-    """Load the work, the named values into `__main__`, and the sources; the work, and how many bytes came without values."""
+    """Load the work, the named values into `__main__`, and the sources; return the work and the bytes sent without values."""
     work, named = unpickler.load()
     _main_names().update(named)
     sources, unsent_bytes = unpickler.load()

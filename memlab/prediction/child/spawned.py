@@ -1,7 +1,7 @@
-"""A child in a new process, where none can be forked: it gets the values that the work names, and no more.
+"""A child in a new process, where forking is impossible: it gets only the values that the work names.
 
-It starts with `python -c`, so it takes the time that importing torch does. What it gets is pickled in this process; what
-it sends are messages, as those of a forked child.
+It starts with `python -c`, so it takes the time of importing torch. Its input is pickled in this process; its output is
+messages, as for a forked child.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from memlab.prediction.child.channel import ERR, FRAMES, OUT, Channel, ChannelWr
 from memlab.units import format_bytes
 
 _BOX, _LOG = "black box", "log"
-"""Files in the scratch folder: what faulthandler writes, and the log of the sandbox."""
+"""Files in the scratch folder: the dump of faulthandler, and the log of the sandbox."""
 _FRAMES_FD = "MEMLAB_CHILD_FRAMES"
-"""The variable that says at which descriptor messages go out; without it they take the place of stdout."""
+"""The variable with the descriptor for messages; without it they use stdout."""
 
 
 class SpawnedProcess:
-    """The parent's side of a child in a new process; the same face as that of a forked one."""
+    """The parent's side of a child in a new process; the same interface as for a forked one."""
 
     def __init__(self, payload: bytes, display: dict[str, Any] | None, scratch: Path) -> None:
         self.notes: list[str] = []
@@ -44,7 +44,7 @@ class SpawnedProcess:
         self._open = 0
 
     def start(self) -> None:
-        """Start the process and hand it what it needs."""
+        """Start the process and send its input."""
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
         options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         if os.name == "posix":
@@ -64,7 +64,7 @@ class SpawnedProcess:
         assert pipe is not None
 
         def feed() -> None:
-            """The pipe stays open: when it closes, the child knows that this process is gone."""
+            """Keep the pipe open: when it closes, the child knows that this process is gone."""
             with contextlib.suppress(OSError):
                 pipe.write(len(data).to_bytes(8, "little") + data)
                 pipe.flush()
@@ -89,12 +89,12 @@ class SpawnedProcess:
         thread.start()
 
     def listen(self, timeout_s: float) -> Iterator[tuple[str, bytes]]:
-        """What came within the time."""
+        """Output within the timeout."""
         try:
             source, data = self._heard.get(timeout=max(0.0, min(timeout_s, 0.5)))
         except queue.Empty:
             if self._process is not None and self._process.poll() is not None:
-                self._kill()  # what it started may hold its pipes
+                self._kill()  # programs it started may hold its pipes
             return
         if data:
             yield source, data
@@ -102,16 +102,16 @@ class SpawnedProcess:
             self._open -= 1
 
     def drain(self) -> Iterator[tuple[str, bytes]]:
-        """Nothing: what comes from all pipes waits in one queue, in the order in which it came."""
+        """Nothing: the output of all pipes is in one queue, in order."""
         return iter(())
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether there can be no more output."""
         return self._open == 0
 
     def ask_where(self) -> None:
-        """Let it write down where it is; Windows has no signal for that."""
+        """Let it dump its stack; Windows has no signal for that."""
         if self._process is not None and hasattr(signal, "SIGUSR1"):
             with contextlib.suppress(OSError):
                 self._process.send_signal(signal.SIGUSR1)
@@ -142,7 +142,7 @@ class SpawnedProcess:
         return code
 
     def close(self) -> tuple[str, bytes]:
-        """What it wrote when it died, and the log of its sandbox."""
+        """Its crash log, and the log of its sandbox."""
         box, log = self._scratch / _BOX, self._scratch / _LOG
         written, logged = (file.read_bytes() if file.exists() else b"" for file in (box, log))
         return written.decode(errors="replace"), logged
@@ -152,11 +152,11 @@ class SpawnedProcess:
 
 
 def main() -> None:
-    """The whole life of a spawned child: it takes what it was sent, enters its sandbox, works, and ends."""
+    """The main function of a spawned child: read the input, enter the sandbox, work, end."""
     if _FRAMES_FD in os.environ:
         frames, out = int(os.environ.pop(_FRAMES_FD)), 1
         os.set_inheritable(frames, False)
-    else:  # what C code prints goes where errors do
+    else:  # C code prints to stderr
         frames, out = os.dup(1), 2
         os.dup2(2, 1)
     head, _, payload = _exactly(int.from_bytes(_exactly(8), "little")).partition(b"\n")
@@ -204,7 +204,7 @@ def _settle_in() -> None:
 
 
 def _work(payload: bytes, shell: Any, channel: Channel) -> None:
-    """Load what is around the work, and within it all the rest: fake tensors have to be created there."""
+    """Load the context of the work, and inside it everything else: fake tensors must be created there."""
     from memlab.prediction.child.sending import receive_names
     from memlab.prediction.child.work import perform, perform_cell
 

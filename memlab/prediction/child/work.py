@@ -1,7 +1,7 @@
-"""What a child does: a function, or the body of a cell with prints, displays, last value and errors as the shell shows them.
+"""The work of a child: a function, or the body of a cell with prints, displays, last value and errors as in the shell.
 
-Names that a cell binds stay in the child. There is no `input()`, and no widget; what a thread of the cell does after the
-cell has ended is not waited for.
+Names that a cell binds stay in the child. There is no `input()`, and there are no widgets; threads that
+outlive the cell are not waited for.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def is_ours(file: str) -> bool:
 
 
 def dedented(text: str) -> str:
-    """The body without an indent that all of it has: IPython takes it away, but the line above hides the body from it."""
+    """The body without common indentation: IPython removes it, but the line above hides the body from it."""
     return textwrap.dedent(text) if text.lstrip("\n")[:1].isspace() else text
 
 
 def perform(work: Callable[[Channel], bytes], around: Around, channel: Channel) -> None:
-    """Do the work, and send what it returned or raised."""
+    """Do the work, and send its result or error."""
     shell = running_shell()
     if shell is not None:
         _funnel(shell, channel)
@@ -70,7 +70,7 @@ def _send_error(channel: Channel, error: BaseException, shell: Any) -> None:
 
 
 def perform_cell(shell: Any, text: str, above: str, around: Around, channel: Channel) -> None:
-    """Run the cell within the context, which gets its error, and send what it showed and how it ended."""
+    """Run the cell within the context, which gets its error, and send its output and how it ended."""
     funnel = _funnel(shell, channel)
     try:
         manager = around()
@@ -87,7 +87,7 @@ def perform_cell(shell: Any, text: str, above: str, around: Around, channel: Cha
     except BaseException as failed:  # of `around`, not of the cell
         _send_error(channel, failed, shell)
     else:
-        # As the shell has shown it; a usage error has no traceback.
+        # As shown by the shell; a usage error has no traceback.
         name, shown, lines = funnel.error or (type(error).__name__, str(error), [])
         if error is not None:
             channel.writer.send("raised", {"name": name, "text": shown, "traceback": lines})
