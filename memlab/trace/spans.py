@@ -7,6 +7,7 @@ of a forward and the backward that follows is the loss, which counts as forward.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -38,48 +39,62 @@ class Steps:
 
 
 class MarkStack:
-    """Follows marks in order; has the phase and the innermost module (its name, or None) after each."""
+    """Follows marks in order; has the phase and the innermost module (its name, or None) after each.
 
-    __slots__ = ("_backward_of", "_open")
+    A file may hold millions of begins without ends, or ends without begins: no mark walks through all that are open.
+    """
+
+    __slots__ = ("_backward_of", "_count", "_open")
 
     def __init__(self) -> None:
-        self._open: list[tuple[bool, object, Phase]] = []  # (is a module, name, phase from here on)
+        # ((is a module, name), phase from here on, innermost module, whether a backward runs inside of that)
+        self._open: list[tuple[tuple[bool, object], Phase, object | None, bool]] = []
+        self._count: Counter[tuple[bool, object]] = Counter()  # of what is open
         self._backward_of: object | None = None
 
     @property
     def phase(self) -> Phase:
         """The phase now."""
-        return self._open[-1][2] if self._open else Phase.OTHER
+        return self._open[-1][1] if self._open else Phase.OTHER
 
     @property
     def module(self) -> object | None:
         """The innermost module now; in backward the one whose forward it works on, if that was marked."""
-        for is_module, name, phase in reversed(self._open):
-            if is_module:
-                return name
-            if phase == Phase.BACKWARD and self._backward_of is not None:
-                return self._backward_of
-        return None
+        _, _, module, in_backward = self._open[-1] if self._open else (None, None, None, False)
+        return self._backward_of if in_backward and self._backward_of is not None else module
 
     def step(self, kind: int, name: object) -> None:
         """Process the next mark; `name` of a phase mark is its text, of a module mark anything that identifies it."""
         if kind == _BEGIN or kind in MODULE_BEGINS:
-            is_module = kind != _BEGIN
-            if is_module or name not in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE):
-                # Otherwise the step of a derived class calls that of its base; here an optimizer without a closure has raised.
-                while self._open and self._open[-1][:2] == (False, OPTIMIZER):
-                    self._open.pop()
-            forward = Phase.BACKWARD if self.phase == Phase.BACKWARD else Phase.FORWARD
-            self._open.append((is_module, name, forward if is_module else _PHASE_OF_NAME.get(str(name), Phase.OTHER)))
+            self._begin(kind != _BEGIN, name)
         elif kind in (_END, _MODULE_END):
             if kind == _END:
                 self._backward_of = None
-            for depth in range(len(self._open) - 1, -1, -1):
-                if self._open[depth][:2] == (kind == _MODULE_END, name):
-                    del self._open[depth:]
-                    break
+            ended = (kind == _MODULE_END, name)
+            if self._count[ended]:
+                while self._pop() != ended:
+                    pass
         elif kind == _BACKWARD_OF and self.phase == Phase.BACKWARD:
             self._backward_of = name
+
+    def _begin(self, is_module: bool, name: object) -> None:
+        if is_module or name not in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE):
+            # Otherwise the step of a derived class calls that of its base; here an optimizer without a closure has raised.
+            while self._open and self._open[-1][0] == (False, OPTIMIZER):
+                self._pop()
+        _, before, module, in_backward = self._open[-1] if self._open else (None, Phase.OTHER, None, False)
+        if is_module:
+            phase, module = Phase.BACKWARD if before == Phase.BACKWARD else Phase.FORWARD, name
+        else:
+            phase = _PHASE_OF_NAME.get(str(name), Phase.OTHER)
+        in_backward = not is_module and (in_backward or phase == Phase.BACKWARD)
+        self._open.append(((is_module, name), phase, module, in_backward))
+        self._count[is_module, name] += 1
+
+    def _pop(self) -> tuple[bool, object]:
+        begun = self._open.pop()[0]
+        self._count[begun] -= 1
+        return begun
 
 
 def resolve(
@@ -106,14 +121,18 @@ def resolve(
 def recording(times_ns: Array, kinds: Iterable[int], names: Iterable[int]) -> Steps:
     """Whether autograd recorded (1) or not (0) in the running outermost module; 1 outside any."""
     depth: list[int] = []
+    count: Counter[int] = Counter()  # of what is in `depth`, through which no mark may walk
     values, now = [], 1
     for kind, name in zip(kinds, names, strict=True):
         if kind in MODULE_BEGINS:
             now = int(kind == _MODULE_BEGIN) if not depth else now
             depth.append(name)
-        elif kind == _MODULE_END and name in depth:
-            while depth.pop() != name:
-                pass
+            count[name] += 1
+        elif kind == _MODULE_END and count[name]:
+            last = None
+            while last != name:
+                last = depth.pop()
+                count[last] -= 1
         values.append(now if depth else 1)
     return _changes(np.array(times_ns, np.int64), np.array(values, np.int64), 1)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from memlab.trace import MarkKind, Phase
-from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, resolve
+from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, recording, resolve
 
 TEXTS = (BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, "Net", "Net.layer")
 MARKS = {
@@ -54,6 +56,19 @@ def test_the_innermost_module_is_known():
     kinds, names = zip(*(MARKS[mark] for mark in ["N(", "L(", "L)", "N)", "B(", "L(", "L)", "B)"]), strict=True)
     _, module = resolve(range(8), kinds, names, TEXTS)
     assert module.at(np.arange(-1, 8)).tolist() == [-1, 3, 4, 3, -1, -1, 4, -1, -1]
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [[("L(", 1), ("N)", 1)], [("B(", 1), ("B)", 2)], [("C(", 1), ("O)", 1)], [("N(", 1)], [("B(", 1)], [("N)", 1)]],
+)
+def test_millions_of_marks_without_their_other_ends_take_linear_time(marks):
+    half = 100_000  # squared, it would be minutes
+    kinds, names = zip(*(MARKS[mark] for mark, times in marks for _ in range(times * half)), strict=True)
+    began = time.process_time()
+    resolve(range(len(kinds)), kinds, names, TEXTS)
+    recording(np.arange(len(kinds)), kinds, names)
+    assert time.process_time() - began < 5
 
 
 def test_no_marks_mean_other():
