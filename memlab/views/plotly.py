@@ -42,13 +42,10 @@ def figure(scene: Scene) -> Any:
                 drawn[kind].append(one)
     data = drawn.pop("data")
     made = go.Figure({"data": data, "layout": layout | {kind: found for kind, found in drawn.items() if found}})
-    # In place of plotly's own, which would add 7 kB to every saved notebook: what a pointer finds on each curve.
-    made.layout.template = {"data": {"scatter": [{"hovertemplate": _hover(scene.panels[0].y)}]}}
+    made.layout.template = {}  # plotly's own would add 7 kB to every saved notebook
+    if made.layout.hovermode == "closest":  # else each curve is named, with its height
+        made.update_traces({"hovertemplate": "%{y}"}, {"hovertemplate": None, "hoverinfo": None})
     return made
-
-
-def _hover(axis: Axis) -> str:
-    return f"%{{y:,.4~r}} {axis.unit}"
 
 
 def escaped(text: str) -> str:
@@ -74,7 +71,7 @@ def _drawn(item: Item, panel: Panel, axes: list[str]) -> Iterator[tuple[str, dic
                 look = {"color": theme.category_colour(name), "line": {"width": 0}, "opacity": list(item.opacity)}
                 yield "data", {
                     "type": "bar", "x": list(range(len(item.opacity))), "y": _counted(heights, panel.y), "name": name,
-                    "marker": look, "width": item.width, "legend": "legend2", "hovertemplate": _hover(panel.y), **place,
+                    "marker": look, "width": item.width, "legend": "legend2", **place,
                 }  # fmt: skip
         case Line():
             # One pixel: an edge of 1.8 takes half as many bytes again in the PNG that JupyterLab saves.
@@ -155,6 +152,7 @@ def _layout(scene: Scene) -> dict[str, Any]:
         "yaxis": {
             **_AXIS, "domain": [0.06 if has_strip else 0, 1],
             "range": [y.low / y.divisor, y.high / y.divisor],
+            "hoverformat": ",.4~r", "ticksuffix": f" {y.unit}",  # of what a pointer finds; the ticks have texts
             "tickvals": [value / y.divisor for value, _ in y.ticks], "ticktext": [escaped(text) for _, text in y.ticks],
         },
     }  # fmt: skip

@@ -212,6 +212,15 @@ def test_the_axis_counts_in_a_unit_that_suits(top, unit):
     assert {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1}[unit] == Axis.of_bytes(top).divisor
 
 
+@pytest.mark.parametrize("template", ["plotly_white", "none"])
+def test_what_a_pointer_finds_has_its_unit_whatever_the_template(template):
+    found = figure(timeline_scene(drawn(step()), "one"))
+    found.layout.template = template
+    axis = json.loads(found.to_json())["layout"]["yaxis"]
+    assert (axis["hoverformat"], axis["ticksuffix"]) == (",.4~r", " MiB")
+    assert all(text.endswith("B") for text in axis["ticktext"] if text != "0")  # what it says next to a tick
+
+
 # --- SVG --------------------------------------------------------------------------------------------------------------
 
 
