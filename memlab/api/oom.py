@@ -18,7 +18,7 @@ import torch
 
 from memlab import torch_internals
 from memlab.analysis.oom.explain import NAMED, Explanation, explain, grouped
-from memlab.analysis.oom.facts import Failure, Holder
+from memlab.analysis.oom.facts import Failure, Holder, Segment
 from memlab.analysis.oom.moment import Moment, last_moment
 from memlab.analysis.oom.text import Message, is_out_of_memory, read_message
 from memlab.api.report import advice_hint
@@ -237,7 +237,7 @@ def failure_facts(error: BaseException, run: Run | None = None) -> Failure:
         place=raised.place,
         phase=raised.phase,
         moment=moment,
-        holders=tuple(Holder(one.path, one.category, one.nbytes, one.address) for one in there),
+        holders=tuple(Holder(one.path, one.category, one.nbytes, one.address, one.others) for one in there),
         all_named=alive is not None and alive.is_complete,
         calls_backward=raised.calls_backward,
     )
@@ -316,14 +316,20 @@ def _with_device(failure: Failure, gaps: list[str]) -> Failure:
     if not label.startswith("cuda") or child.current() is not None or not torch.cuda.is_initialized():
         return failure  # in a prediction "cuda" is fake: the driver, if there is one, knows nothing of it
     device, shot = failure.message.device or 0, torch_internals.snapshot()
-    blocks = (block for segment in segments_of(shot, device) for block in segment["blocks"])
-    pieces = [block["size"] for block in blocks if block["state"] == "inactive"]
+    held = segments_of(shot, device)
+    pieces = [block["size"] for one in held for block in one["blocks"] if block["state"] == "inactive"]
+    used = [
+        {block["address"]: block["size"] for block in one["blocks"] if block["state"] != "inactive"} for one in held
+    ]
     with Nvml.open() as nvml:
         reading = nvml.read(device)
         gaps += [f"{gap.name}: {gap.text}" for gap in nvml.gaps]
     return dataclasses.replace(
         failure,
         largest_free_bytes=max(pieces, default=0),
+        segments=tuple(
+            Segment(one["total_size"], used_of, one["is_expandable"]) for one, used_of in zip(held, used, strict=True)
+        ),
         expandable=shot["allocator_settings"].get("expandable_segments"),
         others_bytes=reading.others_bytes,
     )

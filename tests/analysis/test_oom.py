@@ -9,7 +9,7 @@ from analysis.oom_messages import WORDINGS, GiB, MiB
 
 from memlab.analysis.oom.actions import LEAST_OUTPUT_BYTES, MOST, actions, root_of
 from memlab.analysis.oom.explain import amount_text, explain, grouped
-from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
+from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder, Segment
 from memlab.analysis.oom.moment import Moment, PeakShare
 from memlab.analysis.oom.text import Message, read_message
 from memlab.references import release
@@ -188,7 +188,7 @@ def test_names_frames_and_outputs_give_what_they_hold():
     found = advised(failed(MODEL, *LOSSES, *FRAMES, ("Out[3]", "other", 20 * MiB)))
     assert [one[1:] for one in found] == [(500 * MiB, False, True), (320 * MiB, False, False)]
     assert found[0][0] == (
-        "`losses` keeps 5 storages, most of it autograd graphs: store `.item()` or `.detach()`, or `del losses`"
+        "`losses` keeps 5 storages, most of it autograd graphs: `del losses`, and store `.item()` or `.detach()`"
     )
     assert found[1][0] == (
         "`%memoom release`: frees what only the failed cell's frames hold, 300.0 MiB and outputs (`Out`, `_`) that "
@@ -215,6 +215,19 @@ def test_a_name_is_enough_only_where_it_was_there_before_the_cell():
         assert [one.is_enough for one in actions(found) if "`kept`" in one.text] == [expected]
 
 
+def test_a_name_is_not_enough_where_its_segments_or_other_names_keep_the_memory():
+    kept = Holder("kept", "other", 300 * MiB, address=64)
+    shared = dataclasses.replace(kept, others=1)
+    own, split = Segment(300 * MiB, {64: 300 * MiB}), Segment(600 * MiB, {64: 300 * MiB, 640: 300 * MiB})
+    growing = Segment(600 * MiB, {64: 300 * MiB, 640: 300 * MiB}, is_expandable=True)
+    cases = (kept, own, True), (kept, split, None), (kept, growing, True), (shared, own, None)
+    for holder, segment, expected in cases:
+        found = Failure(told(), holders=(holder,), moment=moment(preexisting=frozenset({64})), segments=(segment,))
+        (action,) = (one for one in actions(found) if "`kept`" in one.text)
+        assert action.is_enough is expected
+        assert ("`%memwho`" in action.text) is (action.gives.low == 0) is (holder is shared)
+
+
 def test_small_outputs_are_not_promised_as_release_leaves_them():
     assert LEAST_OUTPUT_BYTES == release.LEAST_OUTPUT_BYTES
     small = [(f"Out[{number}]", "other", LEAST_OUTPUT_BYTES - 1) for number in range(9)]
@@ -228,7 +241,7 @@ def test_where_no_room_would_do_only_what_asks_for_less_or_helps_the_next_cell_i
     frames = ("traceback of cell 5 -> step() -> big", "activation", 2 * GiB)
     known = {"message": request, "all_named": True, "others_bytes": GiB, "phase": Phase.FORWARD}
     found = failed(MODEL, *LOSSES, frames, ("", "other", GiB), ("x.grad", "gradient", GiB), **known)
-    assert [one[0][:16] for one in advised(found)] == ["`%memoom release", "half the batch, ", "`gc.collect()`: "]
+    assert [one[0][:16] for one in advised(found)] == ["`%memoom release", "half the batch: ", "`gc.collect()`: "]
     assert [one[3] for one in advised(found)] == [None, None, None]
     assert explain(found).title.endswith("This one request is more than all there is: only a smaller one can be met.")
 

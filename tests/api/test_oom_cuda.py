@@ -259,6 +259,50 @@ def test_a_failed_cell_is_noted_and_released_in_a_notebook(tmp_path, monkeypatch
         assert after.status == "ok"
 
 
+def test_enough_is_said_of_a_name_only_where_its_blocks_share_no_segment(tmp_path):
+    """Half of the blocks of each segment: more bytes than were short, of which the driver gets none back."""
+    said = scenario(
+        tmp_path,
+        """
+        kept, every = [], []
+        grow(340, 4 << 20, every)
+        kept, others = every[::2], every[1::2]
+        del every
+        def cell():
+            torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
+        found = fails(cell, name="mine")
+        kept.clear()
+        try:
+            cell()
+        except torch.OutOfMemoryError:
+            say(found, again=True)
+        else:
+            say(found, again=False)
+        """,
+    )
+    action = next(one for one in said["actions"] if "`kept`" in one[0] or "`others`" in one[0])
+    assert action[1] == 680 * MiB
+    assert said["again"] is True and action[4] is None
+
+
+def test_what_frames_hold_of_a_name_goes_with_a_release(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKEGPU_TOTAL_MB", "2048")
+    monkeypatch.setenv("FAKEGPU_SHM", str(tmp_path / "gpu"))
+    with kernel(tmp_path, START, "%load_ext memlab") as notebook:
+        notebook.ok("xs = [torch.zeros(300 << 18, device='cuda') for _ in range(3)]")
+        cell = "%%memtrack --no-live\ndef step(xs):\n    y = xs[0] * 2\n    return torch.cat([y, y, y])\nstep(xs)"
+        assert notebook.run(cell).error == "OutOfMemoryError"
+        said = notebook.ok("%memoom").out
+        assert "`del xs` if you no longer need it, then `%memoom release`" in said
+        assert "hold of it [enough for this request]" in said
+        notebook.ok("del xs")
+        assert notebook.value("torch.cuda.memory_allocated() >> 20") == 1200, "the failed cell's frames hold it still"
+        notebook.ok("%memoom release")
+        assert notebook.value("torch.cuda.memory_allocated()") == 0
+        notebook.ok("xs = [torch.zeros(300 << 18, device='cuda')]")
+        notebook.ok(cell)
+
+
 # --- half the batch ---
 
 # Each scenario runs out of memory under a limit; then the limit is lifted, and the same work runs twice from the start, with the

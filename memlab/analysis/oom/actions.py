@@ -1,15 +1,16 @@
 """Actions after an out-of-memory error, each with the bytes it would free; only what the facts support.
 
 "Enough for this request" appears only where the freed bytes are known not to be needed again when the same cell is run
-again. Actions that are enough come first, then those that may be; measured ones before estimated ones.
+again, and where the allocator can return them: a segment in which anything is left stays. Actions that are enough come
+first, then those that may be; measured ones before estimated ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from memlab.analysis.oom.facts import FRAGMENTATION, LIMIT, TOO_MUCH, Failure, Holder
@@ -35,8 +36,8 @@ _NEEDED = ("parameter", "buffer", "optimizer", "gradient")
 class Action:
     """One action and the bytes it frees.
 
-    `counts` is the part known to stay free when the same cell runs again; `is_enough` is whether that covers the
-    shortfall (None: not known).
+    `counts` is the part known to stay free when the same cell runs again, `addresses` those of its blocks (None: it has
+    none); `is_enough` is whether that covers the shortfall (None: not known).
     """
 
     text: str
@@ -45,6 +46,7 @@ class Action:
     is_enough: bool | None = None
     may_give_more: bool = False
     counts: ByteRange | None = None
+    addresses: frozenset[int] | None = None
 
 
 def root_of(path: str) -> str:
@@ -70,8 +72,10 @@ def actions(failure: Failure) -> tuple[Action, ...]:
     found = []
     for action in proposed:
         counts = action.counts or ByteRange(0, action.gives.high)
-        is_enough = None
-        if short is not None and not is_too_much and counts.low >= short.high:
+        is_enough, given_back = None, counts.low
+        if action.addresses is not None and failure.segments:
+            given_back = min(given_back, failure.given_back(action.addresses))
+        if short is not None and not is_too_much and given_back >= short.high:
             is_enough = True
         elif short is not None and not is_too_much and counts.high < short.low and not action.may_give_more:
             is_enough = False
@@ -84,32 +88,42 @@ def actions(failure: Failure) -> tuple[Action, ...]:
 # --- proposals ------------------------------------------------------------------------------------------------------------
 
 
-def _known(text: str, count: ByteRange | int) -> Action:
+def _known(text: str, count: ByteRange | int, addresses: frozenset[int] | None = None) -> Action:
     """What is certain to be free, also when the same cell runs again."""
     gives = count if isinstance(count, ByteRange) else ByteRange.exact(count)
-    return Action(text, gives, counts=gives)
+    return Action(text, gives, counts=gives, addresses=addresses)
+
+
+def _addresses(holders: Iterable[Holder]) -> frozenset[int]:
+    return frozenset(one.address for one in holders)
+
+
+def _bytes(holders: Iterable[Holder]) -> int:
+    return sum(one.nbytes for one in holders)
 
 
 def _of_names(failure: Failure) -> Iterator[Action]:
     own = re.search(r"\[(\d+)\]", failure.cell)
-    frames = earlier = 0
-    outputs: Counter[str] = Counter()
+    frames, earlier = list[Holder](), list[Holder]()
+    outputs: defaultdict[str, list[Holder]] = defaultdict(list)
     for holder in failure.holders:
         if root_of(holder.path) == TRACEBACK:
             cell = _OF_CELL.match(holder.path)
-            frames += holder.nbytes
-            earlier += holder.nbytes if own and cell and cell[1] != own[1] else 0
+            frames.append(holder)
+            earlier += [holder] if own and cell and cell[1] != own[1] else []
         elif output := _OUTPUT.match(holder.path):
-            outputs[output[1] or output[2] or output[3]] += holder.nbytes
-    kept = sum(size for size in outputs.values() if size >= LEAST_OUTPUT_BYTES)
-    parts = [f"what only the failed cell's frames hold, {format_bytes(frames)}"] if frames else []
-    parts += [f"outputs (`Out`, `_`) that alone keep tensors, {format_bytes(kept)}"] if kept else []
+            outputs[output[1] or output[2] or output[3]].append(holder)
+    kept = [one for group in outputs.values() for one in group if _bytes(group) >= LEAST_OUTPUT_BYTES]
+    parts = [f"what only the failed cell's frames hold, {format_bytes(_bytes(frames))}"] if frames else []
+    parts += [f"outputs (`Out`, `_`) that alone keep tensors, {format_bytes(_bytes(kept))}"] if kept else []
     # What the failed cell's own frames hold is needed again when it runs again, so it does not count.
-    again = "; the same cell needs most of it again" if frames > earlier else ""
+    again = "; the same cell needs most of it again" if len(frames) > len(earlier) else ""
     text = f"`%memoom release`: frees {' and '.join(parts)}, for the next cell{again}"
-    yield Action(text, ByteRange.exact(frames + kept), counts=ByteRange.exact(kept + earlier))
+    counts = [*kept, *earlier]
+    gives = ByteRange.exact(_bytes([*frames, *kept]))
+    yield Action(text, gives, counts=ByteRange.exact(_bytes(counts)), addresses=_addresses(counts))
     if failure.all_named:  # unreferenced storages are garbage in reference cycles, or held by C++
-        size = sum(holder.nbytes for holder in failure.holders if not holder.path)
+        size = _bytes(holder for holder in failure.holders if not holder.path)
         text = "`gc.collect()`: no name leads to these; most likely objects that refer to each other and nobody needs"
         yield Action(text, ByteRange(0, size), is_estimate=True)
 
@@ -122,7 +136,7 @@ def _of_the_batch(failure: Failure) -> Iterator[Action]:
     saves = failure.half_the_batch()
     wanted = failure.allocated_bytes + (failure.message.asked or ByteRange.exact(0)).middle
     if failure.is_in_step and saves.high >= 0.1 * wanted:
-        text = "half the batch, or checkpointing of half the layers: half of what this step made and asked for"
+        text = "half the batch: half of what this step made and asked for"
         text += ", without what lists keep" if failure.gathered else ""
         text += "; later requests of the step are not counted"
         counts = saves if failure.moment is not None else None
@@ -137,29 +151,37 @@ def _of_large_names(failure: Failure) -> Iterator[Action]:
     loose = {}
     for root, group in groups.items():
         if root not in ("", TRACEBACK, OUTPUTS) and not any(holder.category in _NEEDED for holder in group):
-            loose[root] = sum(holder.nbytes for holder in group)
+            loose[root] = _bytes(group)
     root = max(loose, key=lambda name: loose[name], default="")
     if not root or loose[root] < max(MiB, 0.01 * failure.allocated_bytes):
         return
     group, size = groups[root], loose[root]
-    count = f"{len(group)} storages" if len(group) > 1 else "a storage"
-    what = f"`{root}` keeps {count}: `del {root}` if you no longer need it"
-    if 2 * sum(holder.nbytes for holder in group if f" {TRACEBACK} of " in holder.path) > size:
-        what = f"`{root}` keeps an error whose frames hold {count}: `del {root}`"
-    elif 2 * sum(holder.nbytes for holder in group if holder.category == "activation") > size:
-        what = f"`{root}` keeps {count}, most of it autograd graphs: store `.item()` or `.detach()`, or `del {root}`"
-    # What an earlier cell or a list holds is freed for good; any other name may belong to the failed cell itself.
+    # What an earlier cell holds is freed for good; any other name may belong to the failed cell itself. A list is filled
+    # again when that runs again, but without graphs if they are not stored.
     old = failure.moment.preexisting if failure.moment is not None else frozenset()
-    gathered = set(failure.gathered)
-    counts = sum(one.nbytes for one in group if one.address in old or one in gathered)
-    yield Action(what, ByteRange.exact(size), counts=ByteRange(counts, size))
+    graphs = {one for one in group if ".grad_fn" in one.path}
+    count = f"{len(group)} storages" if len(group) > 1 else "a storage"
+    what, again = f"`{root}` keeps {count}: `del {root}` if you no longer need it", set[Holder]()
+    if 2 * _bytes(one for one in group if f" {TRACEBACK} of " in one.path) > size:
+        what = f"`{root}` keeps an error whose frames hold {count}: `del {root}`"
+    elif 2 * _bytes(graphs) > size:
+        what = f"`{root}` keeps {count}, most of it autograd graphs: `del {root}`, and store `.item()` or `.detach()`"
+        again = graphs & {*failure.gathered}
+    counted = [one for one in group if one.address in old or one in again]
+    what += ", then `%memoom release` for what the failed cell's frames hold of it" if failure.cell else ""
+    is_shared = any(one.others for one in group)  # what a graph holds is found once, whatever leads to the graph
+    what += "; `%memwho` counts the other names that keep it" if is_shared else ""
+    counts = 0 if is_shared else _bytes(counted)
+    gives, addresses = ByteRange(0 if is_shared else size, size), _addresses(counted)
+    yield Action(what, gives, counts=ByteRange(counts, size), addresses=addresses)
 
 
 def _of_the_step(failure: Failure) -> Iterator[Action]:
     message, moment = failure.message, failure.moment
     if failure.raised_in == Phase.FORWARD:
         text = "`optimizer.zero_grad()` before the forward: gradients were held and no backward ran (not while accumulating)"
-        yield _known(text, failure.bytes_of("gradient"))
+        held = _addresses(one for one in failure.holders if one.category == "gradient")
+        yield _known(text, failure.bytes_of("gradient"), held)
     # Only if a tracked cell ran forwards and shows no sign of training: no backward, gradient or optimizer.
     trains = failure.calls_backward or any(failure.bytes_of(category) for category in ("gradient", "optimizer"))
     if moment is not None and not moment.has_backward and not trains and moment.phase == Phase.FORWARD:

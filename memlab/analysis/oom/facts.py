@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,12 +21,25 @@ _NOTHING = ByteRange.exact(0)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A storage alive at the end of the failed cell: its path, category, bytes, and address (0: unknown)."""
+    """A storage alive at the end of the failed cell: its path, category, bytes, and address (0: unknown).
+
+    `others` is how many more paths keep it, at least.
+    """
 
     path: str
     category: str
     nbytes: int
     address: int = 0
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment of the allocator, and the sizes of its blocks in use, by address."""
+
+    nbytes: int
+    used: Mapping[int, int]
+    is_expandable: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,8 +48,8 @@ class Failure:
 
     `message` is what the error said, `moment` what a tracked cell's trace shows. `holders` are the storages alive on the
     device at the end of the cell (`all_named`: every name was looked for), `largest_free_bytes` the largest piece of the
-    allocator's cache then. `phase` and `place` are where the error was raised, `others_bytes` what the driver lists for
-    other processes, `calls_backward` whether the failed code contains a backward, reached or not.
+    allocator's cache then, `segments` all that it held. `phase` and `place` are where the error was raised, `others_bytes`
+    what the driver lists for other processes, `calls_backward` whether the failed code contains a backward, reached or not.
     """
 
     message: Message
@@ -46,10 +60,25 @@ class Failure:
     holders: tuple[Holder, ...] = ()
     all_named: bool = False
     largest_free_bytes: int | None = None
+    segments: tuple[Segment, ...] = ()
     expandable: bool | None = None
     others_bytes: int | None = None
     calls_backward: bool = False
     gaps: tuple[str, ...] = ()
+
+    def given_back(self, addresses: Collection[int]) -> int:
+        """What goes back to the driver for certain once these blocks are free: a segment with any other block stays.
+
+        An expandable segment returns pages; those at the ends of a block may hold another block too.
+        """
+        count = 0
+        for one in self.segments:
+            freed = [size for address, size in one.used.items() if address in addresses]
+            if one.is_expandable:
+                count += sum(max(size - 2 * LARGE_SEGMENT, 0) for size in freed)
+            elif freed and len(freed) == len(one.used):
+                count += one.nbytes
+        return count
 
     @property
     def alive_bytes(self) -> int:
