@@ -18,7 +18,7 @@ import torch
 
 from memlab import torch_internals
 from memlab.analysis.oom.explain import NAMED, Explanation, explain, grouped
-from memlab.analysis.oom.facts import Failure, Holder, Segment
+from memlab.analysis.oom.facts import Failure, HeldSegment, Holder
 from memlab.analysis.oom.moment import Moment, last_moment
 from memlab.analysis.oom.text import Message, is_out_of_memory, read_message
 from memlab.api.report import advice_hint
@@ -328,7 +328,8 @@ def _with_device(failure: Failure, gaps: list[str]) -> Failure:
         failure,
         largest_free_bytes=max(pieces, default=0),
         segments=tuple(
-            Segment(one["total_size"], used_of, one["is_expandable"]) for one, used_of in zip(held, used, strict=True)
+            HeldSegment(one["total_size"], used_of, one["is_expandable"])
+            for one, used_of in zip(held, used, strict=True)
         ),
         expandable=shot["allocator_settings"].get("expandable_segments"),
         others_bytes=reading.others_bytes,

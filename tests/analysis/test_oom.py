@@ -9,7 +9,7 @@ from analysis.oom_messages import WORDINGS, GiB, MiB
 
 from memlab.analysis.oom.actions import LEAST_OUTPUT_BYTES, MOST, actions, root_of
 from memlab.analysis.oom.explain import amount_text, explain, grouped
-from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder, Segment
+from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, HeldSegment, Holder
 from memlab.analysis.oom.moment import Moment, PeakShare
 from memlab.analysis.oom.text import Message, read_message
 from memlab.references import release
@@ -218,8 +218,8 @@ def test_a_name_is_enough_only_where_it_was_there_before_the_cell():
 def test_a_name_is_not_enough_where_its_segments_or_other_names_keep_the_memory():
     kept = Holder("kept", "other", 300 * MiB, address=64)
     shared = dataclasses.replace(kept, others=1)
-    own, split = Segment(300 * MiB, {64: 300 * MiB}), Segment(600 * MiB, {64: 300 * MiB, 640: 300 * MiB})
-    growing = Segment(600 * MiB, {64: 300 * MiB, 640: 300 * MiB}, is_expandable=True)
+    own, split = HeldSegment(300 * MiB, {64: 300 * MiB}), HeldSegment(600 * MiB, {64: 300 * MiB, 640: 300 * MiB})
+    growing = HeldSegment(600 * MiB, {64: 300 * MiB, 640: 300 * MiB}, is_expandable=True)
     cases = (kept, own, True), (kept, split, None), (kept, growing, True), (shared, own, None)
     for holder, segment, expected in cases:
         found = Failure(told(), holders=(holder,), moment=moment(preexisting=frozenset({64})), segments=(segment,))

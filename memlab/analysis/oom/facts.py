@@ -34,7 +34,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class HeldSegment:
     """A segment of the allocator, and the sizes of its blocks in use, by address."""
 
     nbytes: int
@@ -60,7 +60,7 @@ class Failure:
     holders: tuple[Holder, ...] = ()
     all_named: bool = False
     largest_free_bytes: int | None = None
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[HeldSegment, ...] = ()
     expandable: bool | None = None
     others_bytes: int | None = None
     calls_backward: bool = False
