@@ -121,7 +121,7 @@ class Comparison(ShownWithFigure):
             yield view.level_row(what, first, second, f"{view.times(self.seconds.ratio)} as long")
 
     def figure_bundle(self) -> dict[str, Any]:
-        """MIME type -> the figure as plotly, PNG or text."""
+        """MIME type -> the figure as plotly, SVG or text."""
         return bundle(view.comparison_scene(self.picture, self.sentence))
 
     def bundle(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class RunReport(ShownWithFigure):
         return f"{name} · {where} · {format_seconds(self.summary.duration_s)}"
 
     def figure_bundle(self) -> dict[str, Any]:
-        """MIME type -> the figure as plotly, PNG or text."""
+        """MIME type -> the figure as plotly, SVG or text."""
         if not self.summary.devices:
             return {"text/plain": "Nothing to draw: no device was used."}
         return bundle(timeline_scene(self.curves, self.title))

@@ -1,1 +1,1 @@
-"""Makers of traces: the only room that touches a running device."""
+"""The probes, which make traces: the only package that touches a running device."""

@@ -1,4 +1,4 @@
-"""Marks that say which module's backward runs from here on, and which line had called that module.
+"""Marks for the module whose backward is running, and the line that had called that module.
 
 After each forward the node that made the output gets a prehook. It changes no gradient, keeps no graph alive, and is
 removed at the end of the track.
@@ -24,20 +24,20 @@ from memlab.torch_internals import graph, sequence
 from memlab.trace.columns import Array, MarkKind
 
 LineOf = Callable[[FrameType, bool], int]
-"""(frame, whether its thread is the one whose lines are followed) -> the watched line from there outwards."""
+"""(frame, whether lines of its thread are followed) -> the innermost watched line from there outwards."""
 MAX_REACHED = 1_000_000
-"""How many times are kept; the older half goes first."""
+"""How many times are kept; the older half is dropped first."""
 MAX_HOOKED = 10_000
-"""How many nodes with hooks may be alive where nodes that Python has seen stay (`torch_internals.graph.nodes_stay`)."""
+"""How many nodes with hooks may be alive if nodes that Python has seen stay (`torch_internals.graph.nodes_stay`)."""
 MAX_WINDOWS = 500_000
-"""How many runs of the engine are kept."""
-_DEPTH = 2  # how many containers deep tensors are found in the output of a module
+"""How many engine runs are kept."""
+_DEPTH = 2  # the depth of containers searched in the output of a module
 
 
 class Backward:
     """Marks backward from `start` to `stop`.
 
-    `windows` are the times from and to which the engine ran for the thread that started this; nested runs are one.
+    `windows` are the intervals in which the engine ran for the thread that started this; nested runs are merged.
     """
 
     def __init__(self, line_of: LineOf, clock: Callable[[], int]) -> None:
@@ -54,7 +54,7 @@ class Backward:
         self._owner = self._depth = self._begin_ns = 0
 
     def start(self) -> None:
-        """Start: the marker tells of outputs and of backward."""
+        """Start: the marker reports outputs and backward."""
         self.is_on, self._owner = True, threading.get_ident()
         marker.backwards = (*marker.backwards, self)
 
@@ -76,9 +76,9 @@ class Backward:
     # --- these run in the user's steps, and must never fail them --------------------------------------------------------
 
     def at_engine(self, begins: bool) -> None:
-        """The engine begins, or has ended and freed what it frees; a nested run belongs to the outer one."""
+        """The engine starts, or has ended and freed its memory; a nested run belongs to the outer one."""
         if begins:
-            self._log.collect()  # of any thread's backward; before the depth changes, as an interrupt may come
+            self._log.collect()  # for any thread's backward; before the depth changes, as an interrupt may follow
         if threading.get_ident() != self._owner or not (begins or self._depth):
             return
         self._depth += 1 if begins else -1
@@ -92,7 +92,7 @@ class Backward:
         try:
             if not self.is_on or not graph.can_hook():
                 return
-            # Where nodes that Python has seen stay, a long chain of them cannot be freed (`torch_internals.graph`).
+            # If nodes that Python has seen stay, a long chain of them cannot be freed (`torch_internals.graph`).
             if graph.nodes_stay and len(self._handles) >= MAX_HOOKED and not self.is_cut:
                 self._prune()
                 self.is_cut = len(self._handles) >= MAX_HOOKED
@@ -108,7 +108,7 @@ class Backward:
         for tensor in (output,) if graph.is_plain(output) else tensors_in(output):
             node = graph.node_of(tensor)
             number = sequence.number_of(node) if node is not None else -1
-            # Nodes are numbered as they are made. An older one belongs to a module inside of this one, or before it.
+            # Nodes are numbered in order. An older one belongs to a module inside this one, or before it.
             if number > before:
                 if hook is None:
                     line = self._line_of(sys._getframe(2), thread == self._owner)
@@ -125,7 +125,7 @@ class Backward:
     def _new_hook(self, mark: Callable[[], int], line: int) -> Callable[[Any], None]:
         log = self._log
 
-        # Backward has come to the node; in whichever thread. Where backward is compiled, nothing of this stays.
+        # Backward has reached the node, in any thread. In compiled backward this has no effect.
         def reached(gradients: Any) -> None:
             if is_dynamo_compiling():
                 return
@@ -142,7 +142,7 @@ class Backward:
 def tensors_in(output: Any, depth: int = _DEPTH) -> Iterator[Any]:
     """The plain tensors in the output of a module: also in tuples, lists, dicts and dataclasses.
 
-    It calls no method that a class of the user's could define.
+    It calls no method that a user's class could define.
     """
     if graph.is_plain(output):
         yield output
@@ -158,7 +158,7 @@ def tensors_in(output: Any, depth: int = _DEPTH) -> Iterator[Any]:
     elif any("__dataclass_fields__" in _namespace(base) for base in _mro(kind)):
         try:
             values = object.__getattribute__(output, "__dict__")
-        except AttributeError:  # one with slots is left alone
+        except AttributeError:  # instances with slots are skipped
             values = None
         items = list(values.values()) if type(values) is dict else []
     for item in items:

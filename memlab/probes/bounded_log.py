@@ -1,4 +1,4 @@
-"""A log of whole numbers in bounded memory, for what is noted while the user's code runs."""
+"""A log of integers in bounded memory, written while the user's code runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def newer_half(rows: Array) -> Array:
 
 
 class BoundedLog:
-    """Rows of `width` numbers: `thin` says which rows stay when there are more than `limit`.
+    """Rows of `width` numbers: `thin` chooses the rows to keep when there are more than `limit`.
 
     `append` takes a row as a tuple, from any thread. It is one call of C, so Ctrl-C cannot split it. There is no lock, because
-    a fork could leave one locked for ever.
+    a fork could leave one locked forever.
     """
 
     def __init__(self, limit: int, width: int, thin: Callable[[Array], Array] = newer_half) -> None:
@@ -38,27 +38,30 @@ class BoundedLog:
         self._flat, self._dropped, self._thinner = array("q"), 0, 0
 
     def collect(self) -> None:
-        """Move new rows from tuples to an array, which takes a quarter of the memory; cheap, to be called now and then."""
+        """Move new rows from tuples to an array, which takes a quarter of the memory; cheap, to be called from time to time."""
         with contextlib.suppress(IndexError):  # another thread collects as well
             new = islice(iter(self._new.popleft, ()), len(self._new))
-            self._flat.extend(chain.from_iterable(new))  # one piece of C: no thread and no Ctrl-C gets in between
+            self._flat.extend(chain.from_iterable(new))  # a single C call: neither a thread nor Ctrl-C can interrupt it
         if len(self._flat) > self._limit * self._width and self._thinner != os.getpid():
-            self._thinner = os.getpid()  # a fork may leave that of its parent, whose thread is not there
+            self._thinner = os.getpid()  # a fork may inherit the parent's, whose thread does not exist
             try:
                 rows = self._rows(0)
                 kept = np.ascontiguousarray(self._thin(rows), np.int64)
                 fewer, dropped = array("q", kept.tobytes()), self._dropped + len(rows) - len(kept)
-                self._flat[: rows.size], self._dropped = fewer, dropped  # no call in between: nobody sees half of it
+                self._flat[: rows.size], self._dropped = (
+                    fewer,
+                    dropped,
+                )  # no call in between: nothing can see half of it
             finally:
                 self._thinner = 0
 
     def count(self) -> int:
-        """How many rows there ever were."""
+        """The number of rows ever appended."""
         self.collect()
         return self._dropped + len(self._flat) // self._width
 
     def columns(self, since: int = 0) -> Array:
-        """The columns, without the first `since` of all rows that there ever were."""
+        """The columns, without the first `since` of all rows ever appended."""
         self.collect()
         flat, dropped = self._flat[:], self._dropped  # no call in between
         return np.array(flat[max(since - dropped, 0) * self._width :], np.int64).reshape(-1, self._width).T

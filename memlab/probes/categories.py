@@ -1,9 +1,9 @@
 """The category of every block: from its labels, else from the phase in which it was made and how long it lived.
 
-Without a label, a block of a forward is a temporary if it was freed before the forward ended (including what follows up to
-the backward), else an activation, unless autograd recorded nothing. A block made outside of any phase and freed by a backward
-is an activation, one of a backward or an optimizer's step that was freed within it a temporary. The rest is other. Of labels,
-an input must not come from a forward, and an activation must be older than the track.
+Without a label, a block of a forward is a temporary if it was freed before the forward ended (including the loss, up to the
+backward), else an activation, unless autograd recorded nothing. A block made outside any phase and freed by a backward
+is an activation, one of a backward or an optimizer's step that was freed within it a temporary. The rest is other. An
+input label must not come from a forward, and an activation label must be older than the track.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RANK[[*_ORDER]] = np.arange(len(_ORDER))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lives:
-    """The rows and times at which each block was made and freed (NEVER: still there)."""
+    """The rows and times at which each block was made and freed (NEVER: still alive)."""
 
     born_row: Array
     died_row: Array
@@ -58,12 +58,12 @@ class Lives:
 
     @classmethod
     def of(cls, events: Events, first_row: int, count: int) -> Lives:
-        """Read them off the events; what was there at the start was made at time -1."""
+        """Derive them from the events; older blocks were made at time -1."""
         born_row, died_row = np.zeros(count, np.int64), np.full(count, NEVER)
         comes = np.flatnonzero((events.kind == Kind.PREEXISTING) | (events.kind == Kind.ALLOC))
         goes = np.flatnonzero((events.kind == Kind.FREE) | (events.kind == Kind.FREE_PENDING))[::-1]
         born_row[events.block[comes]] = comes
-        died_row[events.block[goes]] = goes  # backwards, so that the first of pending and completed is what stays
+        died_row[events.block[goes]] = goes  # backwards, so that the first of pending and completed wins
         times = np.append(events.time_ns, NEVER)
         born_ns = np.where(born_row < first_row, -1, times[born_row])
         return cls(born_row, died_row, born_ns, times[np.minimum(died_row, len(events))])
@@ -80,7 +80,7 @@ def assemble(
     labels_from_ns: int,
     workspace_sizes: Collection[int] = (),
 ) -> Trace:
-    """The trace of logged events, whose times count from `start_ns`.
+    """The trace of logged events, with times relative to `start_ns`.
 
     `births` are columns of blocks (op, dtype, shape, stack, line: indices into `texts`). Blocks also get the phase and the
     module in which they were made, and a category and a name from the labels since `labels_from_ns`.
@@ -108,9 +108,9 @@ def assemble(
 
 
 def _with_workspaces(trace: Trace, lives: Lives, sizes: Collection[int]) -> Trace:
-    """The trace in which the workspaces of cuBLAS have a name and belong to no module.
+    """The trace, with cuBLAS workspaces named and outside any module.
 
-    PyTorch makes one for each handle and stream at the first product of matrices, and no object holds it: they are known by
+    PyTorch makes one per handle and stream at the first matrix product, and no object holds it: they are recognised by
     their size and by never being freed.
     """
     blocks = trace.blocks
@@ -129,7 +129,7 @@ def _with_workspaces(trace: Trace, lives: Lives, sizes: Collection[int]) -> Trac
 def _by_phase(trace: Trace, lives: Lives, phase: Steps, recording: Steps) -> Array:
     """The category of each block by the phase in which it was made and how long it lived."""
     made, born_ns, died_ns = trace.blocks.phase, lives.born_ns, lives.died_ns
-    # When the phase in which it was made ended (NEVER: it did not); events with the time of a mark came before it.
+    # When the phase in which it was made ended (NEVER: it did not); events at the time of a mark precede it.
     end_ns = np.append(phase.time_ns, NEVER)[np.searchsorted(phase.time_ns, born_ns, side="right")]
     stays = (died_ns > end_ns) | (died_ns == NEVER)
     # Whether a backward that began after the block was made freed it.
@@ -151,7 +151,7 @@ def _by_phase(trace: Trace, lives: Lives, phase: Steps, recording: Steps) -> Arr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labelled(Columns):
-    """Which block had which label before which event row."""
+    """Labels of blocks: which block had which label before which event row."""
 
     block: I8
     row: I8
@@ -176,24 +176,24 @@ def _met(trace: Trace, lives: Lives, labels: LabelColumns, start_ns: int, until_
 
 
 def _labelled(trace: Trace, lives: Lives, category: Array, labels: LabelColumns, start_ns: int) -> Trace:
-    """The trace with categories, names, modules, dtypes and shapes of its blocks, as far as they are known."""
+    """The trace with categories, names, modules, dtypes and shapes of its blocks, as far as known."""
     codes = np.array([int(label.category) for label in labels.labels], np.int64)
     met = _met(trace, lives, labels, start_ns)
     code, is_preexisting = codes[met.label], lives.born_ns[met.block] < 0
     counts = (code != Category.INPUT) | (trace.blocks.phase[met.block] != Phase.FORWARD)
-    counts &= (code != Category.ACTIVATION) | is_preexisting  # of what was made since, phase and life say more
+    counts &= (code != Category.ACTIVATION) | is_preexisting  # for newer blocks, phase and lifetime say more
     met, code = met.rows(counts), code[counts]
     if not len(met):
         return trace.with_blocks(trace.blocks.replace(category=category))
     blocks, first = _first_of_each(met.block, met.row, _RANK[code])
     _, last = _first_of_each(met.block, -met.row, _RANK[code])
     category[blocks] = code[first]
-    # Of each block a label of its category, one with a name if there is any.
+    # For each block a label of its category, preferably one with a name.
     nameless = np.array([not label.name for label in labels.labels], bool)[met.label]
     fits = np.flatnonzero(category[met.block] == code)
     named, best = _first_of_each(met.block[fits], nameless[fits], met.row[fits])
     told = met.label[fits[best]]
-    # The row from which on a block was claimed as what it became.
+    # The row from which a block has its later label.
     now, changed = code[last], code[last] != code[first]
     rows = [
         int(met.row[(met.block == block) & (code == became)].min())
@@ -209,7 +209,7 @@ def with_shapes(trace: Trace, labels: LabelColumns, start_ns: int) -> Trace:
     lives = Lives.of(trace.events, trace.first_row, len(trace.blocks))
     met = _met(trace, lives, labels, start_ns, until_next=True)
     met = met.rows(lives.born_row[met.block] >= trace.first_row)
-    block, first = np.unique(met.block, return_index=True)  # labels come in order of time
+    block, first = np.unique(met.block, return_index=True)  # labels are in order of time
     columns, texts = _told(trace, block, met.label[first], labels, ("dtype", "shape"), replaces=False)
     return trace.with_blocks(trace.blocks.replace(**columns), texts)
 

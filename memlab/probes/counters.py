@@ -1,7 +1,7 @@
 """Memory counters: those of PyTorch's allocators, and those of the driver, through NVML.
 
 Reading creates nothing: it initialises no backend, makes no CUDA context, and asks NVML only once the user's code has
-initialised CUDA. No counter is reset. What cannot be read becomes a Gap, never an error.
+initialised CUDA. No counter is reset. A counter that cannot be read becomes a Gap, never an error.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def cuda_devices() -> tuple[int, ...]:
 
 
 def has_context(device: int) -> bool:
-    """Whether this process has a CUDA context on the device; asking the runtime without one makes one (500 MiB)."""
+    """Whether this process has a CUDA context on the device; most other queries would create one (500 MiB)."""
     if not torch.cuda.is_initialized():
         return False
-    # HIP may work without what CUDA calls a context; memory that PyTorch holds on the device counts as well.
+    # HIP may work without a context in CUDA's sense; memory that PyTorch holds on the device counts as well.
     return torch_internals.has_primary_context(device) or cuda_counters(device)["reserved"] > 0
 
 
 def runtime_memory(device: int) -> tuple[int, int] | None:
-    """Free and total bytes of the device by the CUDA (or HIP) runtime; None where asking would make a context."""
+    """Free and total bytes of the device by the CUDA (or HIP) runtime; None if the query would create a context."""
     if not has_context(device):
         return None
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -67,7 +67,7 @@ def runtime_memory(device: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class CounterReading:
-    """One reading of an accelerator's counters; None where this backend has no such counter."""
+    """One reading of an accelerator's counters; None if this backend has no such counter."""
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -82,7 +82,7 @@ _STATISTICS = {
     "peak_allocated_bytes": "allocated_bytes.all.peak",
     "peak_reserved_bytes": "reserved_bytes.all.peak",
 }
-# MPS has no peaks of its own, and its second function also counts what Metal's frameworks hold beside the allocator.
+# MPS has no peaks of its own, and its second function also counts what Metal's frameworks hold.
 _MPS_FUNCTIONS = {"allocated_bytes": "current_allocated_memory", "reserved_bytes": "driver_allocated_memory"}
 _MPS_RESERVED = Gap(
     "mps reserved",
@@ -112,7 +112,7 @@ class AcceleratorCounters:
         is_mps = self.device_type == "mps"
         current = _attempt(torch.accelerator.current_accelerator)
         is_current = current is not None and current.type == self.device_type
-        # mps has nothing to ask; reading its counters makes the Metal device object at most, no memory pool.
+        # mps cannot be queried; reading its counters creates at most the Metal device object, no memory pool.
         if not (backend.is_initialized() if hasattr(backend, "is_initialized") else is_current):
             return CounterReading()
         statistics = torch.accelerator.memory_stats if is_current else None
@@ -156,7 +156,7 @@ _REASONS = {
     "NVMLError_Uninitialized": "other code in this process shut NVML down",
     "NVMLError_GpuIsLost": "the driver has lost the device",
 }
-# Answers that mean "there is nothing of that sort here", not "you may not know".
+# Errors that mean "not supported here", not "permission denied".
 _NOT_THERE = {
     "AttributeError",
     "NVMLError_FunctionNotFound",
@@ -169,13 +169,13 @@ _NOT_LISTED = "this process is not in the driver's list (in a container it may c
 _NO_SIZE = "the driver lists this process without a size (WDDM, MIG or missing permission)"
 _IMPLAUSIBLE = "the size the driver lists for this process's pid cannot be its own"
 _MAX_FAILURES = 3
-_LOOKS = 2  # sizes that do not fit together may have changed between two calls: once more before saying so
+_LOOKS = 2  # inconsistent sizes may have changed between two calls: retry once before reporting them
 _MIG_ENABLED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One reading of a device; None where it could not be read.
+    """One reading of a device; None if it could not be read.
 
     `used_bytes` includes what driver and firmware reserve (`driver_bytes`). `own_bytes` is this process with its context,
     `others_bytes` the other processes that the driver lists; the three need not add up to `used_bytes`.
@@ -205,7 +205,7 @@ class Nvml:
 
     @classmethod
     def open(cls) -> Nvml:
-        """Load and initialise NVML; where that fails, the result reads the GPU runtime and has a gap."""
+        """Load and initialise NVML; if that fails, the result reads the GPU runtime and has a gap."""
         if getattr(torch.version, "hip", None):
             return cls(None, Gap("nvml", f"NVML is NVIDIA's and this PyTorch is built for ROCm: {_HIDES}"))
         try:
@@ -222,7 +222,7 @@ class Nvml:
         return tuple(self._gaps)
 
     def close(self) -> None:
-        """Give back our reference to NVML; other users of pynvml in this process keep theirs."""
+        """Release our reference to NVML; other users of pynvml in this process keep theirs."""
         if os.getpid() != self._pid:
             return
         with self._closing:
@@ -278,7 +278,7 @@ class Nvml:
                     break
         except Exception as error:
             if type(error).__name__ == "NVMLError_Uninitialized":
-                # Our reference is gone with everybody's; giving it back later could take one from whoever opens it again.
+                # Our reference is gone with all others; releasing it later could take one from the next user.
                 self._library = None
             self._failures[device_index] += 1
             self._note("nvml", f"NVML failed while {doing} of cuda:{device_index}: {_reason(error)}; {_HIDES}")
@@ -301,7 +301,7 @@ class Nvml:
             asked.append(("nvmlDeviceGetHandleByPciBusId", f"{domain:08X}:{bus:02X}:{slot:02X}.0"))
         found = (self._try(function, name) for function, name in asked)
         handle = next((one for one in found if one is not None), None)
-        # A process runs on one MIG slice, but the card's id may be all it knows; the card's numbers would be wrong.
+        # A process runs on one MIG slice, but may only know the id of the whole GPU, whose figures would be wrong.
         if handle is not None and not self._try("nvmlDeviceIsMigDeviceHandle", handle):
             mode = self._try("nvmlDeviceGetMigMode", handle)
             if mode and mode[0] == _MIG_ENABLED:
@@ -319,7 +319,7 @@ class Nvml:
         return handle
 
     def _processes(self, handle: Any) -> tuple[dict[int, int | None] | None, str | None]:
-        """Process id -> bytes (None where the driver does not say), or why there is no list."""
+        """Process id -> bytes (None if the driver does not say), or why there is no list."""
         try:
             lists = [self._library.nvmlDeviceGetComputeRunningProcesses(handle)]
         except Exception as error:
@@ -346,7 +346,7 @@ class Nvml:
         own = listed.get(os.getpid())
         if own is None:
             return None, None, _NO_SIZE if os.getpid() in listed else _NOT_LISTED
-        # Our pid with less than PyTorch holds: a stranger's number or a driver that lost count, as in containers.
+        # Our pid with less than PyTorch holds: another process's pid or a driver that lost count, as in containers.
         if not at_least <= own <= used_bytes:
             return None, None, _IMPLAUSIBLE
         others = [size for pid, size in listed.items() if pid != os.getpid()]

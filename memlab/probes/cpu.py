@@ -2,7 +2,7 @@
 
 Exact to the byte for storages that come out of operators. It does not see scratch inside operators, other Python
 threads, compiled code, or memory that no tensor owns; `StorageTracker.gaps` names those. It keeps no tensor alive and runs no
-operator of its own. A user's operator must never fail because of it: what it does not understand is counted in
+operator of its own. A user's operator must never fail because of it: what it cannot handle is counted in
 `StorageTracker.unseen`.
 """
 
@@ -30,13 +30,13 @@ from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
 
 ENGINE = "CPU tensor tracker"
 GIVE_UP_AFTER = 2_000
-"""So many backward operators in a row without a storage older than the tracker, and the search for them ends."""
+"""The search for older storages in backward ends after this many operators without one."""
 UNWRITTEN = 1023
-"""The log is written at least once per so many births (a mask: one less than a power of two)."""
+"""The log is written at least once per this many allocations (a mask: one less than a power of two)."""
 NOTHING: dict[Any, int] = {}
-"""What is born of operators that give back what they were given."""
+"""Marker for operators that return one of their arguments."""
 NEW_THOUGH_ALIAS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_", "aten::resize_", "aten::resize_as_"})
-"""Operators that return an alias of a storage which no operator has returned before: that is where it is new."""
+"""Operators that return an alias of a storage that no operator has returned before: it counts as new there."""
 
 function_modes = dispatch.function_mode_count
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
@@ -73,16 +73,16 @@ class StorageTracker(dispatch.TorchDispatchMode):
         self._plain: set[tuple[type, ...]] = {(Parameter,)}
         self._log: deque[Any] = deque()
         # A C function as the callback of weak references: Python code there would swallow Ctrl-C, which is raised
-        # between two bytecodes, and lose the death with it.
+        # between two bytecodes, and lose the free with it.
         self._append = self._log.append
         self._count, self._older, self._idle, self._alive_last = 0, False, 0, 0
         self._thread, self._state, self._inferred = 0, "new", False
         self.saw_accelerator = False
-        self.unseen: Counter[str] = Counter()  # what was not understood
+        self.unseen: Counter[str] = Counter()  # what could not be handled
         self.resized = self._late = self._borrowed = self._borrowed_bytes = 0
 
     def start(self, live: Iterable[Any] | None = None) -> None:
-        """Log the storages that are alive (`live`, if they were just listed), then watch this thread's operators."""
+        """Log the live storages (`live`, if just listed), then watch this thread's operators."""
         if self._state != "new":
             raise ProbeError(f"this tracker is {self._state}: a StorageTracker runs once, make another")
         self._books.started_ns, self._thread = self._clock(), threading.get_ident()
@@ -97,9 +97,9 @@ class StorageTracker(dispatch.TorchDispatchMode):
         dispatch.push_mode(self)
 
     def stop(self) -> bool:
-        """Stop, wherever it is on the stack of modes; False where only its own thread could take it off."""
+        """Stop, wherever it is on the stack of modes; False if only its own thread could remove it."""
         removed = self._state != "running" or (self._may_remove() and dispatch.remove_mode(self))
-        for known in list(self._live.values()):  # what was resized by no operator and has not been looked at since
+        for known in list(self._live.values()):  # storages resized without an operator and not checked since
             storage = known()
             if storage is not None and storage.nbytes() != known.nbytes:
                 self._resize(known, storage, None, None)
@@ -122,11 +122,11 @@ class StorageTracker(dispatch.TorchDispatchMode):
         return threading.get_ident() == self._thread and dispatch.may_remove(self._inferred)
 
     def mark(self) -> int:
-        """The time now, for marks of phases and modules; no event so far will get a later time."""
+        """The time now, for marks of phases and modules; no earlier event will get a later time."""
         now = self._clock()
         try:
             if type(self._log[-1]) is int:
-                return now  # what came before is dated by the earlier moment
+                return now  # earlier events get the earlier time
         except IndexError:
             pass
         self._append(now)
@@ -139,12 +139,12 @@ class StorageTracker(dispatch.TorchDispatchMode):
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once so far."""
+        """The peak of bytes alive so far."""
         return self._books.write(self._log).peak
 
     @property
     def base_bytes(self) -> int:
-        """Bytes that were alive at the start, as far as is known by now."""
+        """Bytes that were alive at the start, as far as known by now."""
         return self._books.write(self._log).base
 
     @property
@@ -159,7 +159,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
         return self._books.lost, self._books.lost_until_ns
 
     def columns(self) -> dict[str, Any]:
-        """Events and blocks as numpy arrays, as `Books.columns` describes them."""
+        """Events and blocks as numpy arrays, see `columns` of the storage log."""
         self._books.write(self._log)
         return self._books.columns(self._births)
 
@@ -194,10 +194,10 @@ class StorageTracker(dispatch.TorchDispatchMode):
         unseen = (Gap("unseen", f"Not counted: {what}, {times} times.") for what, times in self.unseen.items())
         return (*(Gap(name, text) for name, text in named.items()), *unseen)
 
-    # --- the handler: every line here is paid for by every operator ---------------------------------------------------
+    # --- the handler: every line here costs time in every operator ---------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and note the storage it returns."""
+        """Run the operator and log the storage it returns."""
         if types and types not in self._plain and self._decline(types):
             return NotImplemented
         try:
@@ -240,7 +240,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
             self._note(storage, birth, self._clock())
 
     def _look_around(self, out: Any, func: Any, births: dict[Any, int]) -> None:
-        """The same for what is not one plain tensor: lists, subclasses, and things that hold no memory."""
+        """The same for results that are not one plain tensor: lists, subclasses, and objects without memory."""
         kind = type(out)
         if kind is tuple or kind is list:
             for item in out:
@@ -249,7 +249,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
                 elif item is not None:
                     self._look_around(item, func, births)
         elif issubclass(kind, Tensor):
-            # A subclass may say of itself what it likes, as fake tensors do: ask its storage.
+            # A subclass may misreport its device, as fake tensors do: check its storage.
             with dispatch.DisableTorchFunction():
                 storage = TensorBase.untyped_storage(out)
                 known: Any = self._live.get(id(storage))
@@ -260,7 +260,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
                     self._resize(known, storage, func, out)
 
     def _note(self, storage: Any, birth: int, time_ns: int) -> None:
-        """Log an allocation; time -1: it is older than the tracker. The log comes first, as Ctrl-C may come next."""
+        """Log an allocation; time -1: older than the tracker. The log is written first, as Ctrl-C may follow."""
         ref, key = StorageRef(storage, self._append), id(storage)
         ref.key, ref.birth, ref.nbytes, ref.time_ns = key, birth, storage.nbytes(), time_ns
         if not ref.nbytes:
@@ -274,7 +274,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
         if not block & UNWRITTEN:
             self._books.write(self._log)
             if len(self._live) > UNWRITTEN + 2 * self._alive_last:
-                # References to storages that are gone go here, as other threads would race with the handler.
+                # References to freed storages are dropped here, as other threads would race with the handler.
                 self._live = {key: ref for key, ref in self._live.items() if ref() is not None}
                 self._alive_last = len(self._live)
 
@@ -291,23 +291,23 @@ class StorageTracker(dispatch.TorchDispatchMode):
     def _decline(self, types: Any) -> bool:
         """Whether a tensor class among these should unwrap first, so that its inner operators come here.
 
-        Not a class that only renames Tensor; and not with other modes below ours, which are to see the class first (as the
-        mode of torch's fake tensors has to).
+        Not a class that only renames Tensor; and not with other modes below ours, which must see the class first (such as
+        FakeTensorMode).
         """
         plain = dispatch.plain_torch_dispatch
         if all(kind is Parameter or kind.__torch_dispatch__ is plain for kind in types):
             self._plain.add(types)
             return False
-        if not dispatch.mode_count():  # ours is off the stack while it handles
+        if not dispatch.mode_count():  # our mode is off the stack inside its handler
             return True
         if not any(kind.__module__.startswith("torch._subclasses.") for kind in types):
             self.unseen[f"what happens inside operators of {types[0].__name__} while another mode is on"] += 1
         return False
 
-    # --- storages met for the first time ------------------------------------------------------------------------------
+    # --- storages seen for the first time -----------------------------------------------------------------------------
 
     def _meet(self, storage: Any, func: Any, tensor: Any) -> None:
-        """A storage that is not known yet: it is new, or older and seen only now."""
+        """A storage that is not known yet: new, or older and only seen now."""
         device = storage.device.type
         if device != "cpu":
             self.saw_accelerator = self.saw_accelerator or device != "meta"
@@ -341,9 +341,9 @@ class StorageTracker(dispatch.TorchDispatchMode):
         return self._births.number(op, str(tensor.dtype).removeprefix("torch."), shape)
 
     def _resize(self, known: StorageRef, storage: Any, func: Any, tensor: Any) -> None:
-        """A storage has another size: as in c10, the new bytes are allocated before the old ones are freed.
+        """Log a resized storage: as in c10, the new bytes are allocated before the old ones are freed.
 
-        `untyped_storage().resize_`, as in FSDP2, is no operator: it is noticed later, and what came between is unknown.
+        `untyped_storage().resize_`, as in FSDP2, is not an operator: it is noticed later, and what happened in between is unknown.
         """
         self.resized += not may_resize(func)
         self._note(storage, self._birth(func, tensor), self._clock())
@@ -358,7 +358,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
                     if storage.device.type != "cpu":
                         continue
                     if not is_storage and not TensorBase.is_leaf.__get__(thing):
-                        self._older = True  # a graph is alive, and may hold storages that no Python object shows
+                        self._older = True  # a live graph may hold storages that no Python object references
                     if id(storage) not in self._live and (type(thing) in (Tensor, Parameter) or holds_memory(storage)):
                         self._borrow(storage)
                         self._note(storage, self._birth(None, None if is_storage else thing), -1)
@@ -366,7 +366,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
                 self.unseen[f"a tensor without one storage of its own, older ({describe(thing)})"] += 1
 
     def _look_at_inputs(self, args: Any) -> None:
-        """In backward, find storages that only an older graph held: they come as inputs, and most are freed soon after."""
+        """In backward, find storages that only an older graph held: they appear as inputs, and most are freed soon after."""
         if dispatch.current_autograd_node() is None:
             return
         self._idle += 1
@@ -384,7 +384,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
 
 
 def origin_of(func: Any) -> str:
-    """Where a storage not seen before comes from: "new", "handed in" (new, as an alias), "older" or "no memory"."""
+    """The origin of a storage not seen before: "new", "handed in" (new, as an alias), "older" or "no memory"."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return "new"
@@ -397,7 +397,7 @@ def origin_of(func: Any) -> str:
 
 
 def may_resize(func: Any) -> bool:
-    """Whether an operator may resize a storage that it was given."""
+    """Whether an operator may resize a storage of an argument."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return False
@@ -405,9 +405,9 @@ def may_resize(func: Any) -> bool:
 
 
 def gives_nothing_new(func: Any) -> bool:
-    """Whether an operator returns what it was given, at the same size (`add_`, but not `resize_`, `set_` or `add.out`).
+    """Whether an operator returns an argument, at the same size (`add_`, but not `resize_`, `set_` or `add.out`).
 
-    Of views only `detach`, which autograd and optimizers call on every gradient: a storage that no operator made is often
+    Views are excluded except `detach`, which autograd and optimizers call on every gradient: a storage made by no operator is often
     first seen in another view (`torch.from_numpy(a).permute(...)`).
     """
     schema = func._schema
@@ -440,7 +440,7 @@ class CpuProbe:
         self.start_ns = time.time_ns()
 
     def stop(self) -> Trace:
-        """End, leave everything as it was, and return what happened."""
+        """Stop, restore everything, and return the trace."""
         self.end_ns = self.end_ns or time.time_ns()
         try:
             tensor_labels.label_at_end()
@@ -450,7 +450,7 @@ class CpuProbe:
             self.discard()
 
     def discard(self) -> None:
-        """End without a trace."""
+        """Stop without a trace."""
         try:
             self.tracker.stop()
         finally:
@@ -474,7 +474,7 @@ class CpuProbe:
         bounded = []
         if lost:  # the peak is known
             bounded.append(Bounded(CPU, 0, max(until_ns - self.start_ns, 0), lost, 0, 0))
-        if self.tracker.resized:  # no row is missing, but sizes of some are unknown
+        if self.tracker.resized:  # no row is missing, but some sizes are unknown
             bounded.append(Bounded(CPU, 0, 0, self.tracker.resized))
         made_by = MadeBy(
             engine=ENGINE,

@@ -1,9 +1,9 @@
 """The CUDA probe: the trace of one track, from the shared recorder and marker; and shapes, on request.
 
-The peak is exact to the byte: allocator history has every event, the allocator's rules say what each block really took,
-and the allocator's counters confirm it at the end (and at a new maximum). No counter is reset. ROCm works the same way.
+The peak is exact to the byte: allocator history has every event, the allocator's rules give each block's true size, and
+the allocator's counters confirm it at the end (and at a new maximum). No counter is reset. ROCm works the same way.
 
-Limits: see `history.Recorder`. What the driver and other processes take is no event; NVML reads it.
+Limits: see `history.Recorder`. Memory of the driver and of other processes causes no events; NVML reads it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 
 
 def is_possible() -> bool:
-    """Whether this PyTorch has CUDA (or ROCm) and a device to use; initialises nothing."""
+    """Whether this PyTorch has CUDA (or ROCm) and a device; initialises nothing."""
     return torch.backends.cuda.is_built() and torch.cuda.is_available()
 
 
@@ -80,7 +80,7 @@ class CudaProbe:
             raise
 
     def stop(self) -> Trace:
-        """End, leave everything as it was, and return what happened."""
+        """Stop, restore everything, and return the trace."""
         self.end_ns = self.end_ns or time.time_ns()
         try:
             recorder.read()
@@ -97,7 +97,7 @@ class CudaProbe:
             self.discard()
 
     def discard(self) -> None:
-        """End without a trace."""
+        """Stop without a trace."""
         try:
             recorder.release()
         finally:
@@ -107,11 +107,11 @@ class CudaProbe:
 
     @property
     def used_cuda(self) -> bool:
-        """Whether CUDA is up: before that no cell has used it."""
+        """Whether CUDA is initialised: before that no cell has used it."""
         return recorder.is_open
 
     def new_maximum(self, device: int) -> int | None:
-        """PyTorch's peak counter, if this run has set a new maximum: that is exactly the peak so far."""
+        """PyTorch's peak counter, if this run has set a new maximum: exactly the peak so far."""
         peak = cuda_counters(device)["peak_allocated"]
         before = self._counters.get(device)
         return peak if before is None or peak > before["peak_allocated"] else None
@@ -141,7 +141,7 @@ class CudaProbe:
         )
 
     def _device_rows(self, history: DeviceHistory) -> tuple[DeviceRows, DeviceRows]:
-        """What was there when the track began, and the rows since, as far as the recorder still has them."""
+        """The state when the track began, and the rows since, as far as the recorder still has them."""
         first = self._begin.get(history.device, Position()).rows
         opening = self._openings.get(history.device)
         if opening is None or first < history.dropped:
@@ -152,7 +152,7 @@ class CudaProbe:
         return part_without_stacks(opening), rows
 
     def _made_by(self) -> MadeBy:
-        """The devices and their counters, the stretches that were lost, and where history and counters differ."""
+        """The devices and their counters, lost ranges, and differences between history and counters."""
         devices, bounded, differences = [], [], []
         for history in recorder.devices:
             index, end = history.device, cuda_counters(history.device)
@@ -161,7 +161,7 @@ class CudaProbe:
             for name in ("allocated", "reserved", "peak_allocated", "peak_reserved"):
                 levels |= {f"start_{name}_bytes": start[name], f"end_{name}_bytes": end[name]}
             for name in ("num_ooms", "num_alloc_retries"):
-                # Where the user reset a count on the way, what came after that.
+                # If the user reset a count meanwhile, only what came after that.
                 levels[name] = end[name] - start[name] if end[name] >= start[name] else end[name]
             properties = torch.cuda.get_device_properties(index)
             devices.append(Device(index, properties.name, properties.total_memory, **levels))
@@ -212,8 +212,8 @@ def _dense_blocks(events: Events) -> Events:
 class ShapeLog(dispatch.TorchDispatchMode):
     """Logs time, address, shape and dtype of the storages that operators return on an accelerator; keeps no tensor alive.
 
-    Only on request, as it makes operators a few times slower on the host. What operators allocate and do not return, and what
-    is allocated outside of operators, has no shape.
+    Only on request, as it makes operators a few times slower on the host. Memory that operators do not return, or that
+    is allocated outside operators, has no shape.
     """
 
     @classmethod
@@ -242,10 +242,10 @@ class ShapeLog(dispatch.TorchDispatchMode):
             dispatch.remove_mode(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and note what it returns."""
+        """Run the operator and log what it returns."""
         op = getattr(func, "_op", func)  # saves a Python frame
         out = op(*args, **kwargs) if kwargs else op(*args)
-        with contextlib.suppress(Exception):  # what cannot be looked at stays without a shape
+        with contextlib.suppress(Exception):  # results that cannot be inspected stay without a shape
             self._look(out)
         return out
 

@@ -1,11 +1,11 @@
 """The recorder of CUDA allocator history: one per process, shared by all open tracks.
 
-It starts history unless it is on, reads it when a track starts or ends (and after optimizer steps of long ones, where that is
+It starts history unless it is on, reads it when a track starts or ends (and after optimizer steps of long ones, if that is
 cheap enough), follows the blocks of every device, and stops history with the last track. History that the user recorded is
 only read: never started, cleared or stopped.
 
-Limits: history is a ring; entries that it dropped before they were read are lost, and the trace names that stretch with what
-the counters know of it. Allocations of other threads are in the history and cannot be told apart.
+Limits: history is a ring; entries overwritten before they were read are lost, and the trace names that range with bounds from
+the counters. Allocations of other threads are in the history and cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ RING_ENTRIES = 200_000
 MAX_ROWS = 2_000_000
 """How many rows are kept for one recording (about 150 MB); of older ones only the peaks are kept."""
 
-_QUIET_ENTRIES = 20_000  # fewer unread entries than this are not read at a quiet moment
-_READ_SHARE = 0.03  # at most this share of the time is spent on reading at quiet moments
-_READ_S_PER_ENTRY = 8e-6  # what reading and following an entry costs, rounded up
+_QUIET_ENTRIES = 20_000  # the minimum of unread entries for a read after an optimizer step
+_READ_SHARE = 0.03  # the maximum share of time spent on reading after optimizer steps
+_READ_S_PER_ENTRY = 8e-6  # the cost of reading and following an entry, rounded up
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A stretch without rows: lost unread, or dropped to bound memory (then its peaks are known, and the row it ended at)."""
+    """A range without rows: lost unread, or dropped to bound memory (then its peaks and its end row are known)."""
 
     begin_ns: int
     end_ns: int
@@ -50,7 +50,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far one device was read at some time: rows and losses so far."""
+    """A read position of one device: rows and losses so far."""
 
     rows: int = 0
     losses: int = 0
@@ -58,7 +58,7 @@ class Position:
 
 @dataclass(slots=True)
 class DeviceHistory:
-    """What was read of one device: its blocks now, the rows so far, and how far its entries were read.
+    """The recording of one device: its blocks now, the rows so far, and the read position.
 
     The first `dropped` rows were dropped; `opening` and `opening_reserved` are the state before the first row kept.
     """
@@ -76,11 +76,11 @@ class DeviceHistory:
     counts_before: Counts = (0, 0)
 
     def opening_now(self) -> Events:
-        """The rows for the state now, as far as it was read."""
+        """The rows for the state as of the last read."""
         return rows.opening_rows(self.blocks, self.device)
 
     def parts_after(self, count: int) -> list[DeviceRows]:
-        """The parts after so many rows. A track begins with a read, so that is never within a part."""
+        """The parts after this many rows. A track begins with a read, so that is never within a part."""
         count -= self.dropped
         for index, part in enumerate(self.parts):
             if count <= 0:
@@ -94,7 +94,7 @@ class DeviceHistory:
         return Position(self.dropped + sum(len(part.events) for part in self.parts), len(self.losses))
 
     def blocks_by_rows(self) -> BlockTracker:
-        """The blocks as the rows have them: enough to compare with, not to go on from."""
+        """The blocks according to the rows: enough to compare with, not to continue from."""
         alive, change = rows.state_after(self.opening, self.parts)
         columns = (alive.address, alive.block, alive.requested_bytes, alive.allocated_bytes, alive.stream)
         held = {
@@ -105,7 +105,7 @@ class DeviceHistory:
         return BlockTracker(held=held, reserved_bytes=reserved, next_block=self.blocks.next_block)
 
     def losses_since(self, first: Position) -> list[Lost]:
-        """The losses after a position. Rows that were dropped later may have stood before it."""
+        """The losses after a position. Rows that were dropped later may precede it."""
         return [
             lost
             for index, lost in enumerate(self.losses)
@@ -158,7 +158,7 @@ class Recorder:
         self._our_switch: Callable[..., Any] | None = None
 
     def acquire(self, entries: int = RING_ENTRIES) -> None:
-        """Start recording, or join the other users; where CUDA is not initialised, recording starts when it is."""
+        """Start recording, or join the other users; if CUDA is not initialised, recording starts when it is."""
         with self.lock:
             self.users += 1
             try:
@@ -172,7 +172,7 @@ class Recorder:
                 raise
 
     def release(self) -> None:
-        """Stop recording with the last user, and leave history, switch and queue as they were."""
+        """Stop recording with the last user, and restore history, switch and queue."""
         with self.lock:
             self.users -= 1
             if self.users:
@@ -223,22 +223,22 @@ class Recorder:
         self.gaps.setdefault(name, Gap(name, text))
 
     def _watch_switch(self) -> None:
-        """Wrap the function by which the user may start or stop history while we record."""
+        """Wrap the function with which the user may start or stop history while we record."""
         users = self._users_switch = torch_internals.history_switch()
 
         @functools.wraps(users)
         def switch(*args: Any, **kwargs: Any) -> None:
             with self.lock:
-                if self._our_switch is not switch:  # somebody kept it for longer than the track
+                if self._our_switch is not switch:  # something kept it for longer than the track
                     users(*args, **kwargs)
                     return
                 self.read()
                 if self.owns_history:
-                    torch_internals.stop_history()  # so that the user's recording does not begin with ours
+                    torch_internals.stop_history()  # so that the user's recording does not contain ours
                 try:
                     users(*args, **kwargs)
                 finally:
-                    # The user's history is the user's from now on; when it ends, ours goes on.
+                    # History now belongs to the user; when theirs ends, ours continues.
                     self.owns_history = not torch_internals.history_is_on()
                     if self.owns_history:
                         torch_internals.record_history(self.entries)
@@ -258,8 +258,8 @@ class Recorder:
             begin = time.monotonic()
             with rows.pause_threads():
                 look = self._look()
-                # The ring is cleared, so that no entry is read twice. An event between the look and this line is lost; the
-                # counters show that the next time.
+                # The ring is cleared, so that no entry is read twice. An event between the read and this line is lost; the
+                # counters show that at the next read.
                 is_cleared = self.owns_history and look.is_settled
                 if is_cleared:
                     torch_internals.record_history(self.entries)
@@ -288,7 +288,7 @@ class Recorder:
             return
         followed = history.blocks.follow(new.kinds, new.addresses, new.sizes, new.streams)
         is_wrong = bool(history.blocks.inconsistencies)
-        if look.is_settled and not is_wrong:  # do the blocks come to what the snapshot shows?
+        if look.is_settled and not is_wrong:  # do the blocks agree with the snapshot?
             segments = rows.segments_of(shot, device)
             sizes = (sum(one[name] for one in segments) for name in ("allocated_size", "total_size"))
             shown = (*sizes, Settings.from_snapshot(shot["allocator_settings"]))
@@ -307,7 +307,7 @@ class Recorder:
         history.counts_before, history.counts = look.before[history.device], look.after[history.device]
 
     def _reopen(self, history: DeviceHistory, look: ConsistentSnapshot) -> None:
-        """Entries were lost: add the rows that lead from the known state to the allocator's state now, and go on from there."""
+        """Entries were lost: add the rows from the known state to the allocator's current state, and continue from there."""
         old, now_ns = history.blocks, time.time_ns()
         settings = Settings.from_snapshot(look.shot["allocator_settings"])
         fresh = BlockTracker.from_snapshot(rows.segments_of(look.shot, history.device), settings, old.next_block)
@@ -318,7 +318,7 @@ class Recorder:
         history.blocks = fresh
 
     def _go_on(self, is_lost: bool) -> None:
-        """Go on from the state of the allocator now: entries were lost, or only the place in the ring is another."""
+        """Continue from the allocator's current state: entries were lost, or only the position in the ring has changed."""
         look = self._look()
         for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
             if is_lost or history.counts != look.after[history.device]:
@@ -327,10 +327,10 @@ class Recorder:
             history.drop_oldest()
 
     def quiet_moment(self) -> None:
-        """After an optimizer step: read if there is much to read and time for it.
+        """After an optimizer step: read if there is enough to read, and time for it.
 
-        Reading takes microseconds per entry, too much for a loop of tiny steps. There the ring is emptied unread before it
-        overflows and the blocks are read anew, so that no entry is missing from there to the end of the cell.
+        Reading takes microseconds per entry, too much for a loop of tiny steps. There the ring is cleared unread before it
+        overflows and the blocks are read again, so that no entry is missing from there to the end of the cell.
         """
         if not self.is_open or not self.owns_history or not self.lock.acquire(blocking=False):
             return

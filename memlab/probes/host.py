@@ -1,6 +1,6 @@
-"""Host memory: what of this process is resident, and what the machine or its container has left.
+"""Host memory: the resident memory of this process, and what the machine or its container has left.
 
-In a container (or on JupyterHub) the limit that kills is that of a control group; the tightest counts. Swap and limits of the
+In a container (or on JupyterHub) the effective limit is that of a control group; the tightest counts. Swap and limits of the
 address space (`ulimit -v`) are not seen.
 """
 
@@ -18,7 +18,7 @@ from memlab.units import MiB, format_bytes, format_seconds
 MACHINE = "machine"
 _LOW_SHARE = 0.05
 _LOW_BYTES = 512 * MiB
-# A container of 1 GiB would otherwise be warned of from its first import on.
+# Otherwise a container of 1 GiB would get a warning from its first import on.
 _LOW_SHARE_AT_MOST = 0.25
 _SOON_S = 10.0
 
@@ -34,7 +34,7 @@ class HostReading:
 
     @property
     def used_bytes(self) -> int:
-        """What is in use of the total, by everybody under the same limit."""
+        """The used part of the total, by all processes under the same limit."""
         return self.total_bytes - self.available_bytes
 
 
@@ -56,7 +56,7 @@ class HostMemory:
         self._process: psutil.Process | None = None
 
     def read(self) -> HostReading:
-        """What is resident, left and the total now."""
+        """The resident, available and total bytes now."""
         if self._process is None or self._pid != os.getpid():  # after a fork the old handle would read the parent
             self._process, self._pid = psutil.Process(), os.getpid()
         machine = psutil.virtual_memory()
@@ -69,7 +69,7 @@ class HostMemory:
 
 
 def _read_limit(source: str, folder: Path) -> tuple[int, int] | None:
-    """Available and total bytes of a control group, None where there is no limit or it cannot be read (any more)."""
+    """Available and total bytes of a control group; None if there is no limit or it cannot be read."""
     limit_file, usage_file, cache = _FILES[source]
     try:
         total_bytes = int((folder / limit_file).read_text())
@@ -111,7 +111,7 @@ class HostGrowth:
         self._readings: deque[tuple[float, int]] = deque()
 
     def update(self, time_s: float, available_bytes: int) -> float:
-        """Add a reading and say the rate; 0.0 until there are readings a quarter of the window apart."""
+        """Add a reading and return the rate; 0.0 until there are readings a quarter of the window apart."""
         self._readings.append((time_s, available_bytes))
         while time_s - self._readings[0][0] > self._window_s:
             self._readings.popleft()

@@ -1,9 +1,9 @@
-"""Which lines were being executed at each time, one inside the other, from what a line tracer reports.
+"""The stack of executing lines at each time, from the reports of a line tracer.
 
-A *position* is a line of a watched file as one number. A *chain* is the tuple of positions that are on the stack, the
-innermost first. Memory is bounded: rows between which nothing happened are dropped first, then the oldest half.
+A *position* is a line of a watched file as one number. A *chain* is the tuple of positions on the stack, innermost
+first. Memory is bounded: rows between which nothing happened are dropped first, then the oldest half.
 
-Limits: a line stands in a chain once, so recursion counts as one execution.
+Limits: a line is in a chain only once, so recursion counts as one execution.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memlab.torch_internals.tracing import ENTER, LEAVE, LINE, Tell
 from memlab.trace.columns import I4, I8, U1, Array, Columns
 
 OUTSIDE = 0
-"""The chain of no line."""
+"""The empty chain."""
 MAX_ROWS = 1_000_000
 MAX_CHAINS = 100_000
 _CHUNK = 1 << 14
@@ -31,7 +31,7 @@ _STEP[[ENTER, LEAVE]] = 1, -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LineRows(Columns):
-    """From `time_ns[i]` on `chain[i]` is being executed; `begins[i]` (0 or 1): its innermost line begins there."""
+    """From `time_ns[i]` on `chain[i]` is executing; `begins[i]` (0 or 1): its innermost line begins there."""
 
     time_ns: I8
     chain: I4
@@ -61,7 +61,7 @@ class Chains:
         return known
 
     def inside(self, outer: Array, position: Array) -> Array:
-        """The chains of these lines inside of outer chains; a line within itself adds nothing."""
+        """The chains of these lines inside outer chains; a line within itself adds nothing."""
         pairs, inverse = _pairs(outer, position)
         found = []
         for pair in pairs:
@@ -86,7 +86,7 @@ class Chains:
 
 
 class LineLog:
-    """Takes what a tracer reports. `executions` counts how often each line began."""
+    """Receives a tracer's reports. `executions` counts how often each line began."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class LineLog:
     def _new_writer(
         self, clock: Callable[[], int], moment: Callable[[], int]
     ) -> tuple[Tell, Callable[[], None], Callable[[], int | None]]:
-        """The function that is called for every line of the user's and writes two numbers; and two that read them.
+        """The function that is called for every user line and writes two numbers; and two that read them.
 
-        `moment` is the cheaper clock, for the start of a frame: nothing happens between that and its first line.
+        `moment` is a cheaper clock, for the start of a frame: nothing happens between that and its first line.
         """
         told, times = (array("q", bytes(8 * _CHUNK)) for _ in range(2))
         count = 0
@@ -147,7 +147,7 @@ class LineLog:
         chain, outer = self._followed(position, what)
         pairs, pair = _pairs(outer, position)
         around = [self.chains.positions[number] for number, _ in pairs]
-        # Whether a line that begins there is new inside of that chain, and whether it counts as an execution.
+        # Whether a line that begins there is new in that chain, and whether it counts as an execution.
         is_new = np.array([one not in outside for outside, (_, one) in zip(around, pairs, strict=True)], bool)
         counts = np.array([outside[:1] != (one,) for outside, (_, one) in zip(around, pairs, strict=True)], bool)
         is_line = what == LINE
@@ -157,7 +157,7 @@ class LineLog:
         self._parts.append(LineRows(time_ns, chain, is_new[pair] & is_line))
         self._count += len(told)
         if self._count > self._max_rows:
-            # Rows go between which nothing happened; if that is not enough, the oldest half.
+            # Drop rows between which nothing happened; if that is not enough, the oldest half.
             rows = with_events(LineRows.joined(self._parts), np.sort(self._event_times()), self.chains)
             if len(rows) > self._max_rows // 2:
                 rows = rows.rows(slice(len(rows) // 2, None))
@@ -187,7 +187,7 @@ class LineLog:
         return chain, outer
 
     def _latest(self, at: Array, chain: Array, when: Array, level: int) -> Array:
-        """The last of these chains before each of these rows, or what was on the stack at that depth before all of them."""
+        """The last of these chains before each of these rows, or the stack at that depth before all of them."""
         before = self._stack[level] if level < len(self._stack) else OUTSIDE
         index = np.searchsorted(at, when) - 1
         return np.where(index >= 0, chain[np.maximum(index, 0)], before) if len(at) else np.full(len(when), before)
@@ -196,7 +196,7 @@ class LineLog:
 def with_events(rows: LineRows, event_times: Array, chains: Chains) -> LineRows:
     """The rows after which something happened before the next one.
 
-    The beginning of a line also stays while rows after it belong to that line.
+    The start of a line is also kept if later rows belong to that line.
     """
     while len(rows):
         begins = rows.begins.astype(bool)

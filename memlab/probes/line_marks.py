@@ -1,14 +1,14 @@
-"""Line marks: which of the user's lines was being executed when.
+"""Line marks: which of the user's lines were executing at each time.
 
 Whole files (the cells of a notebook, a script) and single functions are watched. `torch_internals.tracing` reports the
-lines, `line_log` keeps them; here they become marks of the trace.
+lines, `line_log` stores them; here they become marks of the trace.
 
-The text of a LINE mark is the stack of lines from there on, the innermost first ("f.py:3", "cell:7"), or empty. AGAIN at its
-end says that the innermost line does not begin but goes on, as a call in it has returned. The line above BACKWARD is the
+The text of a LINE mark is the stack of lines from there on, innermost first ("f.py:3", "cell:7"), or empty. AGAIN at its
+end says that the innermost line does not begin but continues, as a call in it has returned. The line above BACKWARD is the
 forward line whose backward runs, if that is known; the lines below it wait for the backward.
 
 Limits: lines of the thread that starts; compiled code has no lines. One line that loops is one execution on Python 3.12 and
-later. Where another trace function took over, the lines after it are unknown, and a gap says so.
+later. If another trace function took over, the lines after it are unknown, and a gap says so.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MAX_SOURCE_WIDTH = 160
 _MAX_FILES = 50_000
 BACKWARD, AGAIN = "(backward)", "..."
 _BACKWARD = (1 << 40) - 1
-"""Stands for BACKWARD among the positions of a chain."""
+"""The position of BACKWARD in a chain."""
 
 
 class Watched:
-    """Which code is watched: all code of certain files, and single code objects with what is nested in them."""
+    """Which code is watched: all code of certain files, and single code objects with their nested code."""
 
     def __init__(self, is_watched: Callable[[str], bool], codes: Iterable[CodeType] = ()) -> None:
         self.files: dict[str, int] = {}
@@ -83,10 +83,10 @@ class Watched:
 
 
 class EdgeClock:
-    """A clock that waits for the next full microsecond: allocator history has no finer times.
+    """A clock that waits for the next full microsecond, the resolution of allocator history.
 
-    So a line begins later than all that happened before it. After very many lines it no longer waits; then what happens in
-    the microsecond in which a line begins may count for the line before.
+    So a line begins later than everything before it. After very many lines it no longer waits; then events in the
+    microsecond in which a line begins may count for the line before.
     """
 
     MAX_WAITS = 500_000
@@ -131,9 +131,9 @@ class Lines:
         event_times: Callable[[], Array],
         moment: Callable[[], int] = time_ns,
     ) -> None:
-        """Begin, with the running line of `frame`.
+        """Start, with the running line of `frame`.
 
-        A time of `clock` is later than all that happened before; `moment` is a cheaper clock.
+        A time of `clock` is later than everything before; `moment` is a cheaper clock.
         """
         log = self._log = LineLog(clock, event_times, moment)
 
@@ -152,7 +152,7 @@ class Lines:
         self._backward.start()
 
     def stop(self) -> None:
-        """End, and leave everything as it was."""
+        """Stop, and restore everything."""
         self._end_ns = self._end_ns or time_ns()
         if self._tracer is not None:
             self._lost = self._tracer.stop()
@@ -161,12 +161,12 @@ class Lines:
             self._backward.stop()
 
     def into(self, trace: Trace, start_ns: int) -> Trace:
-        """The trace with line marks, a line for blocks that had none, the sources, and what was not seen."""
+        """The trace with line marks, a line for blocks that had none, the sources, and gaps."""
         log, backward = self._log, self._backward
         if log is None or backward is None:
             return trace
         rows = log.rows()
-        if len(rows):  # where ours was replaced, it is not known when, so the last row says nothing
+        if len(rows):  # if our tracer was replaced, it is unknown when, so the last row says nothing
             last_ns = int(rows.time_ns[-1]) if self._lost else self._end_ns
             before = rows.rows(slice(len(rows) - bool(self._lost)))
             rows = LineRows.joined([before, LineRows(*np.array([[last_ns], [OUTSIDE], [0]]))])
@@ -272,7 +272,7 @@ def _text(position: int, labels: Sequence[str]) -> str:
 def _with_backward(
     rows: LineRows, chains: Chains, windows: Sequence[tuple[int, int]], reached: Array, forward: Array
 ) -> LineRows:
-    """Rows in which, while backward runs, the `forward` line (-1: not known) that it works for stands on top."""
+    """Rows in which, while backward runs, the `forward` line (-1: unknown) that it works on is on top."""
     chain, added = rows.chain.copy(), []
     for begin, end in windows:
         inside = slice(*np.searchsorted(rows.time_ns, [begin, end], side="right").tolist())
@@ -297,10 +297,10 @@ def _with_backward(
 
 
 def _with_lines_of_blocks(trace: Trace, row: Array, innermost: Array, files: Mapping[str, str]) -> Trace:
-    """The trace in which blocks without a line have the one that was being executed when they were made."""
+    """The trace, with blocks without a line assigned to the one executing when they were made."""
     lines: dict[str, int] = {}
     known = []
-    for text in trace.texts["line"]:  # what history knows by file is called as in the marks
+    for text in trace.texts["line"]:  # name files from the history as in the marks
         file, _, number = text.rpartition(":")
         known.append(lines.setdefault(f"{files[file]}:{number}" if file in files else text, len(lines)))
     line = np.array([*known, -1], "i4")[trace.blocks.line]

@@ -1,9 +1,9 @@
 """Marks of phases and modules, set by global hooks on modules and optimizers and a wrapper of the autograd engine's entry.
 
 There is one marker per process, shared by its users. A compiled module stays compiled: modules inside it get no marks, and
-their memory counts for the module that was called. Work of other threads has no marks, except that of the autograd engine.
+their memory counts for the module that was called. Other threads have no marks, except the autograd engine's.
 
-Limits: a forward that is no `nn.Module` has no mark, nor has one that is compiled in place (`module.compile()`) or within a
+Limits: a forward that is not an `nn.Module` has no mark, nor has one that is compiled in place (`module.compile()`) or within a
 compiled function, nor a compiled optimizer step, nor backward started from C++. After an interrupted forward the module
 counts as running until a later mark ends it: PyTorch calls no hook then.
 """
@@ -41,7 +41,7 @@ from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, Step
 from memlab.trace.trace import Gap
 
 MAX_MARKS = 2_000_000
-"""How many marks are kept (24 bytes each); older ones go."""
+"""How many marks are kept (24 bytes each); older ones are dropped."""
 
 _KINDS = len(MarkKind)
 _numbers = itertools.count(1)
@@ -59,7 +59,7 @@ class MarkColumns:
     """How many marks of other threads' work are not among these."""
 
     def gaps(self) -> tuple[Gap, ...]:
-        """The gap where other threads had marks."""
+        """The gap if other threads had marks."""
         text = "other threads ran modules, optimizers or backwards too: their work has no phases, modules and lines of its own"
         return (Gap("other threads' work", text),) if self.left_out else ()
 
@@ -72,18 +72,18 @@ class MarkColumns:
         return recording(self.time_ns, self.kind.tolist(), self.name.tolist())
 
     def table(self, events: Events, first_row: int) -> Marks:
-        """The marks as a table of a trace; events with the time of a mark came before it."""
+        """The marks as a table of a trace; events at the time of a mark precede it."""
         row = first_row + np.searchsorted(events.time_ns[first_row:], self.time_ns, side="right")
         return Marks(row, self.time_ns, self.kind, self.name)
 
 
 class Marker:
-    """Sets marks while it has users, and calls in the working thread who wants to know more.
+    """Sets marks while it has users, and calls its listeners in the working thread.
 
     `quiet` is called after each optimizer step, `at_module` before each forward of a module. The `backwards` get `at_output`
     after it, with the module's path and output, and `at_engine` before and after the engine runs (see `backward.Backward`).
-    `watch` is told of objects (see `tell` and `tensor_labels.TensorLabels`). The time of a mark is that of the last of
-    `clocks`, all of which are called: a tracker gives it to what has happened so far.
+    `watch` is notified of objects (see `tell` and `tensor_labels.TensorLabels`). The time of a mark is that of the last of
+    `clocks`, all of which are called: a tracker dates its events so far with it.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Marker:
                 register_optimizer_step_pre_hook(step_before),
                 register_optimizer_step_post_hook(step_after),
             ]
-            # And not through filterwarnings, which shows old warnings again.
+            # Not by filterwarnings, which shows old warnings again.
             warnings.filters.insert(0, _HOOKS_WARNING)  # type: ignore[attr-defined]
             self._show()
             self._watch_compiler()
@@ -134,7 +134,7 @@ class Marker:
             torch_internals.replace_engine_entry(self._our_engine)
 
     def release(self) -> None:
-        """Stop with the last user: hooks and engine entry are as before."""
+        """Stop with the last user: restore hooks and engine entry."""
         with self.lock:
             self.users -= 1
             if self.users:
@@ -145,7 +145,7 @@ class Marker:
             if self._callbacks is not None:
                 compiler.forget_compilations(self._callbacks, self._hide, self._show)
             warnings.filters[:] = [one for one in warnings.filters if one is not _HOOKS_WARNING]  # type: ignore[index]
-            # Somebody may have wrapped the entry after us; then ours stays inside theirs and only passes calls on.
+            # Other code may have wrapped the entry after us; then ours stays inside theirs and only forwards calls.
             if self._users_engine is not None and torch_internals.engine_entry() is self._our_engine:
                 torch_internals.replace_engine_entry(self._users_engine)
             self._reset()
@@ -180,7 +180,7 @@ class Marker:
         add, codes, new_code, tell = self.log.append, self._module_codes, self._module_code, self.tell
         begin, end, no_grad = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), int(MarkKind.MODULE_BEGIN_NO_GRAD)
 
-        # Where Dynamo traces the hooks all the same, the question is a constant to it, and nothing of them stays.
+        # If Dynamo still traces the hooks, this condition is a constant to it, and they compile to nothing.
         def before(module: torch.nn.Module, inputs: Any) -> None:
             if is_dynamo_compiling():
                 return
@@ -240,8 +240,8 @@ class Marker:
                 return users(*args, **kwargs)
             for one in self.backwards:
                 one.at_engine(begins=True)
-            try:  # an interrupt may come in all of what follows
-                if line := users_line(sys._getframe(1)):  # what the engine allocates has no Python frames
+            try:  # an interrupt may arrive anywhere below
+                if line := users_line(sys._getframe(1)):  # the engine's allocations have no Python frames
                     add((self._now(), self._code(line) + MarkKind.BACKWARD_CALL, get_ident()))
                 add((self._now(), code + MarkKind.PHASE_BEGIN, get_ident()))
                 try:
@@ -256,7 +256,7 @@ class Marker:
         return engine
 
     def tell(self, what: str, *about: Any) -> None:
-        """Tell the watch. An error there is counted and never reaches the user."""
+        """Notify the watch. An error there is counted and never reaches the user."""
         if self.watch is None:
             return
         try:
@@ -291,7 +291,7 @@ class Marker:
         return self._module_codes[module]
 
     def know(self, root: torch.nn.Module, name: str) -> None:
-        """Name a module and those in it that have no name yet; a second module of the same name gets a number."""
+        """Name a module and its unnamed submodules; a second module of the same name gets a number."""
         if root not in self._module_codes:
             numbers = (f"{name}#{number}" for number in itertools.count(2))
             name = next(one for one in itertools.chain([name], numbers) if one not in self._names)
@@ -301,11 +301,11 @@ class Marker:
                 self._module_codes[child] = self._code(f"{name}.{path}" if path else name)
 
     def path_of(self, module: torch.nn.Module) -> str:
-        """What a module is called in the marks."""
+        """The name of a module in the marks."""
         return self._texts[self._module_code(module) // _KINDS]
 
     def columns(self, begin_ns: int, end_ns: int, owner: int, since: int = 0) -> MarkColumns:
-        """The marks of a stretch of time that belong to the work of thread `owner`, without the first `since`."""
+        """The marks of a time range that belong to thread `owner`, without the first `since`."""
         with self.lock:
             rows, texts = self.log.columns(since), tuple(self._texts)
         rows = rows[:, (rows[0] >= begin_ns) & (rows[0] <= end_ns)]
@@ -318,7 +318,7 @@ class Marker:
         return MarkColumns(times[is_kept], kinds.astype("u1"), names.astype("<i4"), texts, int((~is_kept).sum()))
 
 
-# Compiled modules warn of global hooks that would fire for them as well; ours are meant to, and the cell must not tell.
+# Compiled modules warn about global hooks; ours are intended, and the cell must not show a warning.
 _HOOKS_TEXT = re.compile("Using `torch.compile.module.` when there are global hooks")
 _HOOKS_WARNING = ("ignore", _HOOKS_TEXT, UserWarning, None, 0)
 

@@ -1,7 +1,7 @@
 """One measurement from start to stop: the probes that run, the sampler, and the one Trace at the end.
 
-Unless a device is given, what the cell uses is measured. Where CUDA can be used, history is on and, until the first CUDA
-tensor appears, the CPU is tracked as well; a cell that never uses CUDA is a measurement of the CPU, and CUDA stays uninitialised.
+Unless a device is given, the one that the cell uses is measured. If CUDA is available, history is on and, until the first CUDA
+tensor appears, the CPU is tracked as well; a cell that never uses CUDA is measured on the CPU, and CUDA stays uninitialised.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """What to measure: a device type, or None for what the cell will use; an index, or None for all of them."""
+    """What to measure: a device type, or None for whatever the cell uses; an index, or None for all of them."""
 
     type: str | None = None
     index: int | None = None
 
     @classmethod
     def parse(cls, device: str | torch.device | None) -> Target:
-        """Read "cpu", "cuda:1", "mps" ...; None or "auto" leaves it to the cell. ProbeError where there is no such device."""
+        """Read "cpu", "cuda:1", "mps" ...; None or "auto" leaves it to the cell. ProbeError if there is no such device."""
         if device is None or str(device) == "auto":
             return cls()
         try:
@@ -101,14 +101,14 @@ class Measurement:
         started, live = [], None
         tensor_labels.acquire()
         try:
-            # Once for all probes; not where only CUDA is measured, and is not up.
+            # Once for all probes; not if only CUDA is measured, and is not initialised.
             if self._cpu is not None or torch.cuda.is_initialized():
                 live = tensor_labels.label_everything()
             for probe in self._probes:
                 probe.start(live)
                 started.append(probe)
             live = None  # it keeps tensors alive
-            self.start_ns = time.time_ns()  # one beginning for all of them, and for the samples
+            self.start_ns = time.time_ns()  # one start time for all of them, and for the samples
             for probe in self._probes:
                 probe.start_ns = self.start_ns
             if self._cuda is not None and self._cpu is not None:
@@ -118,11 +118,11 @@ class Measurement:
                 self._shapes.start()
             if self._lines is not None:
                 moment = self._cpu.tracker.mark if self._cpu is not None else time.time_ns
-                # The time of a line mark is later than all that happened before it.
+                # The time of a line mark is later than everything before it.
                 clock = moment if self._cuda is None else EdgeClock(moment, lambda: cuda.recorder.is_open)
                 self._lines.start(frame or sys._getframe(1), clock, self._event_times, moment)
         except BaseException as error:
-            live = None  # the traceback keeps this frame, and those of the probes
+            live = None  # the traceback references this frame, and those of the probes
             traceback.clear_frames(error.__traceback__)
             self._stop_watching()
             for probe in reversed(started):
@@ -136,8 +136,8 @@ class Measurement:
         try:
             self._stop_watching()
             for probe in self._probes:
-                probe.end_ns = time.time_ns()  # what stopping takes is not part of the run
-            self._reader.calls = 0  # so that the last sample has NVML, too
+                probe.end_ns = time.time_ns()  # stopping is not part of the run
+            self._reader.calls = 0  # so that the last sample includes NVML
             self._sampler.stop()
         finally:
             try:
@@ -157,9 +157,9 @@ class Measurement:
                     raise
 
     def _stop_probes(self) -> Trace:
-        """Stop every probe, also where one fails (the first failure is raised); the trace of the device that was used.
+        """Stop every probe, even if one fails (the first failure is raised); return the trace of the device that was used.
 
-        Where that is CUDA, the others make no trace.
+        If that is CUDA, the others make no trace.
         """
         chosen: Trace | None = None
         is_final = False
@@ -192,7 +192,7 @@ class Measurement:
         tensor_labels.release()
 
     def _complete(self, trace: Trace) -> Trace:
-        """Add the samples of the trace's devices, what sampler and NVML could not see, shapes and lines."""
+        """Add the samples of the trace's devices, gaps of sampler and NVML, shapes and lines."""
         is_cuda = trace.made_by.engine == cuda.ENGINE
         gaps = list(self._reader.nvml.gaps) if self._reader.nvml is not None and is_cuda else []
         if self._sampler.reason:
@@ -207,7 +207,7 @@ class Measurement:
         for one in (self._shapes if is_cuda else None, self._lines):
             try:
                 trace = one.into(trace, self.start_ns) if one is not None else trace
-            except Exception as error:  # a run without them is better than none
+            except Exception as error:  # a run without them is better than no run
                 trace = trace.with_gaps(Gap("lines", f"lines or shapes could not be made out ({error!r:.200})"))
         return trace
 
@@ -232,7 +232,7 @@ class Measurement:
 
     @property
     def uses_accelerator(self) -> bool:
-        """Whether this measurement is of an accelerator, as far as is known by now."""
+        """Whether this measures an accelerator, as far as known by now."""
         if self._other is not None:
             return self.target.type is not None
         if self._cuda is None or not self._cuda.used_cuda:
@@ -241,14 +241,14 @@ class Measurement:
 
     @property
     def capacity_bytes(self) -> int | None:
-        """The whole memory of what is measured, if it can be read without initialising anything."""
+        """The total memory of the measured device, if it can be read without initialising anything."""
         if self._cuda is not None:
             index = self.target.index or 0
             return torch.cuda.get_device_properties(index).total_memory if torch.cuda.is_initialized() else None
         return HostMemory().read().total_bytes if self._other is None else None
 
     def peak_so_far(self, reading: Reading) -> tuple[int, bool]:
-        """The peak of *allocated* up to a reading, and whether it is exact: else it is the highest reading."""
+        """The peak of *allocated* up to a reading, and whether it is exact; otherwise it is the highest reading."""
         if reading.device == CPU and self._cpu is not None:
             return self._cpu.tracker.peak_bytes, not self._cpu.tracker.resized
         if reading.device != CPU and self._cuda is not None:
@@ -272,7 +272,7 @@ class OtherProbe:
         self.start_ns = time.time_ns()
 
     def discard(self) -> None:
-        """Nothing has to be given back."""
+        """Nothing to release."""
 
     def stop(self) -> Trace:
         """Read them again."""

@@ -37,9 +37,9 @@ KIND_OF_ACTION = {
 _MACHINERY = ("/IPython/core/interactiveshell.py", "/ipykernel/", "/ipykernel_launcher.py", "/asyncio/", "/tornado/")
 _LIBRARIES = ("/torch/", "/memlab/", "/site-packages/", "/dist-packages/", "<frozen ", "<string>", "/lib/python3")
 
-# History keeps whole microseconds, cut off; the middle is as far from marks before as from those after.
+# History has whole microseconds, truncated; the middle is equally far from the marks before and after.
 _HALF_A_MICROSECOND = 500
-_LENGTH = 8  # so many entries in a row are compared to find the place up to which was read
+_LENGTH = 8  # how many consecutive entries are compared to find the read position
 
 Counts = tuple[int, int]
 """Allocations and frees that a device has ever seen, by its counters."""
@@ -96,7 +96,7 @@ def segments_of(shot: dict[str, Any], device: int) -> list[dict[str, Any]]:
 
 
 def counters_as_snapshot() -> dict[str, Any]:
-    """Where an allocator has no snapshots: all that is allocated as one block, all that is reserved as one segment."""
+    """For an allocator without snapshots: everything allocated as one block, everything reserved as one segment."""
     segments = []
     for device in range(torch_internals.device_count()):
         counters = cuda_counters(device)
@@ -120,7 +120,7 @@ def pause_threads() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pause_gc() -> Iterator[None]:
-    """Keep the garbage collector from walking hundreds of thousands of new entries again and again."""
+    """Pause the garbage collector, which would walk hundreds of thousands of new entries repeatedly."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -135,7 +135,7 @@ def pause_gc() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The last entries that were read, if they stay in the ring; without them everything in it is new."""
+    """The last entries read, to find them again in the ring; without them everything in it is new."""
 
     entries: tuple[tuple[Any, ...], ...] = ()
     time_us: int = 0
@@ -149,15 +149,15 @@ class Tail:
 
 
 def _identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    # Without its time: PyTorch converts it from a cycle counter anew for each snapshot, and not always to the same.
+    # Without the time: PyTorch converts it from a cycle counter for each snapshot, not always to the same value.
     return entry["action"], entry.get("addr"), entry["size"], entry["stream"]
 
 
 def unread(entries: Stack, tail: Tail, at_least: Counts, at_most: Counts) -> int | None:
-    """The index of the first entry that was not read before; None where the tail is no longer in the ring.
+    """The index of the first unread entry; None if the tail is no longer in the ring.
 
     In a loop several places may look like the tail. After it there must be as many allocations and frees as the counters
-    say; of the places where that is so, the nearest in time is taken.
+    say; of the matching places, the nearest in time is used.
     """
     if not tail.entries:
         return 0
@@ -179,7 +179,7 @@ def _is_part(file: str, parts: tuple[str, ...]) -> bool:
 
 
 def users_line(frame: FrameType | None) -> str:
-    """The innermost line that is the user's own, of a frame and those that called it, as `Stacks` writes it; "" for none."""
+    """The innermost user line of a frame and its callers, as `Stacks` writes it; "" for none."""
     while frame is not None and not _is_part(frame.f_code.co_filename, _MACHINERY):
         if not _is_part(frame.f_code.co_filename, _LIBRARIES):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -193,8 +193,8 @@ def users_line(frame: FrameType | None) -> str:
 class Stacks:
     """Numbers Python stacks: `texts` has the text of each, `line_of` the index of the user's own line in `lines`.
 
-    Within one snapshot equal frames are the same object, so a stack is known by the ids of its frames. When the snapshot goes,
-    `forget_objects` must be called, as ids are then used again.
+    Within one snapshot equal frames are the same object, so a stack is identified by the ids of its frames. When the snapshot
+    is freed, `forget_objects` must be called, as ids are then reused.
     """
 
     def __init__(self) -> None:
@@ -219,11 +219,11 @@ class Stacks:
     def _add(self, frames: Stack) -> int:
         frames = list(python_frames(frames))
         depths = (depth for depth, frame in enumerate(frames) if any(part in frame["filename"] for part in _MACHINERY))
-        own = frames[: next(depths, len(frames))]  # inside of the notebook's own call of the cell
+        own = frames[: next(depths, len(frames))]  # inside the notebook's own call of the cell
         text = "\n".join(f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in own)
         index = self.texts.setdefault(text, len(self.texts))
         if index == len(self.line_of):
-            # The innermost line that is the user's own: not PyTorch's, not a library's.
+            # The innermost user line: not PyTorch's, not a library's.
             users = (frame for frame in own if not any(part in frame["filename"] for part in _LIBRARIES))
             line = next((f"{frame['filename']}:{frame['line']}" for frame in users), None)
             self.line_of.append(-1 if line is None else self.lines.setdefault(line, len(self.lines)))
@@ -244,7 +244,7 @@ class Entries:
 
 def columns_of(entries: Iterable[Mapping[str, Any]], stacks: Stacks) -> Entries:
     """The entries that change memory, in order."""
-    # Column by column and in C as far as it goes: this runs once per entry of a history that may have 200,000.
+    # Column by column and in C as far as possible: a history may have 200,000 entries.
     entries = list(entries)
     actions = list(map(itemgetter("action"), entries))
     if not set(actions) <= KIND_OF_ACTION.keys():
@@ -256,7 +256,7 @@ def columns_of(entries: Iterable[Mapping[str, Any]], stacks: Stacks) -> Entries:
         addresses = list(map(itemgetter("addr"), entries))
     sizes, streams, times_us = (list(map(itemgetter(name), entries)) for name in ("size", "stream", "time_us"))
     kinds = list(map(KIND_OF_ACTION.__getitem__, actions))
-    # A free has the stack of its allocation once more, which nobody asks for; a third of the entries are allocations.
+    # Frees repeat the stack of their allocation, which is not needed; a third of the entries are allocations.
     made = np.flatnonzero(np.array(kinds, np.int64) == Kind.ALLOC)
     stack = np.full(len(kinds), -1, "<i4")
     stack[made] = stacks.indices([entries[row].get("frames", ()) for row in made.tolist()])
@@ -268,7 +268,7 @@ def columns_of(entries: Iterable[Mapping[str, Any]], stacks: Stacks) -> Entries:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """Events of one device without a loss between them, and the stack of each; `time_ns` is of the Unix clock."""
+    """Events of one device without losses, and the stack of each; `time_ns` is of the Unix clock."""
 
     events: Events
     stack: Array
@@ -318,7 +318,7 @@ def held_rows(
 
 
 def reserved_row(change_bytes: int, device: int, time_ns: int = 0) -> Events:
-    """One row for a change of *reserved* of which only the sum is known; none where nothing changed."""
+    """One row for a change of *reserved* of which only the sum is known; none if nothing changed."""
     if not change_bytes:
         return Events.empty()
     kind = Kind.SEGMENT_ALLOC if change_bytes > 0 else Kind.SEGMENT_FREE
@@ -347,7 +347,7 @@ def resync_rows(old: BlockTracker, fresh: BlockTracker, device: int, time_ns: in
 
 
 def state_after(opening: Events, parts: Sequence[DeviceRows]) -> tuple[Events, int]:
-    """The PREEXISTING rows for what is in use after `parts`, and by how many bytes *reserved* changed in them."""
+    """The PREEXISTING rows for the blocks in use after `parts`, and the change of *reserved* in them."""
     events = Events.joined([opening, *(part.events for part in parts)])
     freed = events.block[events.kind == Kind.FREE]
     comes = (events.kind == Kind.PREEXISTING) | (events.kind == Kind.ALLOC)

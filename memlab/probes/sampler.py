@@ -1,6 +1,6 @@
 """The live sampler: a thread that reads counters at a steady rate, and the reader that it calls.
 
-It does not see what happens between two ticks: where a probe knows the peak, the samples only draw the curve.
+It does not see what happens between two ticks: if a probe knows the peak, the samples only draw the curve.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BUCKET = 32
 
 
 class Reading(NamedTuple):
-    """The counters of one device (-1: the host) at one tick; -1 where a counter was not read."""
+    """The counters of one device (-1: the host) at one tick; -1 if a counter was not read."""
 
     device: int
     allocated_bytes: int = NOT_READ
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One tick: nanoseconds since the start, and a reading for each device and the host."""
+    """One tick: nanoseconds since the start, and a reading per device and of the host."""
 
     time_ns: int
     readings: tuple[Reading, ...]
@@ -93,7 +93,7 @@ class SampleReader:
 
 
 def slow_every(rate_hz: float) -> int:
-    """How many ticks at this rate there are from one reading of NVML to the next (half a second)."""
+    """The number of ticks between readings of NVML (half a second)."""
     return max(1, round(rate_hz / _SLOW_HZ))
 
 
@@ -102,14 +102,14 @@ def _known(count: int | None) -> int:
 
 
 def thinned(table: np.ndarray) -> np.ndarray:
-    """Of every 32 rows of a device those in which a counter is lowest or highest, and both ends: about a third."""
+    """Of every 32 rows of a device keep those with the lowest or highest value of a counter, and both ends: about a third."""
     device, kept = table[:, _COLUMNS.index("device")], []
     for one in np.unique(device):
         rows = np.flatnonzero(device == one)
         buckets = -(-len(rows) // _BUCKET)
         padded = np.append(rows, np.full(buckets * _BUCKET - len(rows), rows[-1]))
         counters = table[padded, 2:].reshape(buckets, _BUCKET, -1)
-        # "Not read" is neither low nor high: it must not push a real minimum out.
+        # "Not read" is neither low nor high: it must not replace a real minimum.
         lows = np.where(counters == NOT_READ, np.iinfo(np.int64).max, counters).argmin(axis=1)
         first = np.arange(buckets)[:, None] * _BUCKET
         extremes = np.concatenate([first + lows, first + counters.argmax(axis=1)])
@@ -118,7 +118,7 @@ def thinned(table: np.ndarray) -> np.ndarray:
 
 
 class Sampler:
-    """A daemon thread that calls `read` at `rate_hz` and hands each sample to `on_tick`, first at once, last when it stops.
+    """A daemon thread that calls `read` at `rate_hz` and passes each sample to `on_tick`, first at once, last when it stops.
 
     Errors become texts in `errors`. After ten in a row in `read` the sampler stops; after ten in `on_tick` it no longer calls
     it; `reason` says so. `late` counts ticks that were skipped because one took too long. After a fork the child has no thread,
@@ -169,7 +169,7 @@ class Sampler:
     def stop(self, timeout_s: float = 2.0) -> bool:
         """Take the last sample and end the thread; True when it has ended. Any thread may call it, also again.
 
-        In the thread itself (in `on_tick`) it does not wait. A thread that is stuck in `read` is given up, with a `reason`, and
+        In the thread itself (in `on_tick`) it does not wait. A thread that is stuck in `read` is abandoned, with a `reason`, and
         ends when `read` returns.
         """
         thread = self._thread
@@ -198,7 +198,7 @@ class Sampler:
                     self._tick()
             if not self._given_up:
                 self._tick()
-        except BaseException as error:  # a thread's last words would be printed into the cell
+        except BaseException as error:  # the thread's traceback would be printed into the cell
             self.reason = f"the sampler ended: {self._note('thread', error)}"
 
     def _tick(self) -> None:

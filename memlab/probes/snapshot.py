@@ -1,10 +1,10 @@
 """A PyTorch memory snapshot, recorded on any machine, as a Trace.
 
 A snapshot has the state at its end and the entries that led there. They are undone one by one to find the state at the
-start; from there the blocks are followed as for a measured cell, so that *allocated* and *reserved* are exact.
+start; from there the blocks are followed as for a measured cell, so *allocated* and *reserved* are exact.
 
-Limits: of blocks older than the first entry that were freed later only the requested size is known; it is rounded up (a gap
-says how many). A snapshot has no marks; operators, shapes and names are there only if memlab wrote it.
+Limits: for blocks older than the first entry that were freed later only the requested size is known; it is rounded up (a
+gap says how many). A snapshot has no marks; operators, shapes and names are there only if memlab wrote it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _PHASE_OF = {phase.name.lower(): phase for phase in Phase}
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
-    """Read a snapshot file; TraceError with one line where it is none."""
+    """Read a snapshot file; TraceError with one line if it is not one."""
     with pause_gc():
         return trace_of(read(path), Path(path).name)
 
 
 def trace_of(found: Snapshot, name: str = "snapshot") -> Trace:
-    """The trace of a snapshot; TraceError where its entries contradict each other."""
+    """The trace of a snapshot; TraceError if its entries contradict each other."""
     try:
         stacks, devices, next_block = Stacks(), [], 0
         for index, entries in enumerate(found.traces):
@@ -59,7 +59,7 @@ def trace_of(found: Snapshot, name: str = "snapshot") -> Trace:
             devices.append(device)
         return _joined(found, name, stacks, devices)
     except (KeyError, IndexError, ValueError, OverflowError) as error:
-        # What PyTorch can cause is counted as inconsistent; what is left are entries that somebody made up.
+        # What PyTorch can cause is counted as inconsistent; anything else is a forged entry.
         kind = type(error).__name__
         raise TraceError(f"{name!r:.200} is no memory snapshot: its entries contradict each other ({kind}).") from None
 
@@ -96,7 +96,7 @@ def _followed(
 
 
 def _as_written(device: _DeviceSnapshot, found: Snapshot, stacks: Stacks) -> None:
-    """The rows of a snapshot that memlab wrote, which has every size."""
+    """The rows of a snapshot written by memlab, which has every size."""
     opening = _whole(_facts(found, device.index), "opening_rows", 0)
     rows: list[tuple[int, ...]] = []
     stack: list[int] = []
@@ -170,7 +170,7 @@ def _blocks(
 
 
 def _recategorised(devices: list[_DeviceSnapshot], order: Array, opening: int) -> Recategorised:
-    """Categories that change in time; rows of one device become rows among those of all devices."""
+    """Categories that change over time; rows of one device become rows among those of all devices."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order)) + opening
     changes: list[tuple[int, int, int]] = []
@@ -199,7 +199,7 @@ def _made_by(found: Snapshot, name: str, devices: list[_DeviceSnapshot], start_n
             levels[f"start_{of}_bytes"] = start = int(deltas(device.opening, of).sum())
             levels[f"end_{of}_bytes"] = start + int(deltas(device.rows.events, of).sum())
         known.append(Device(device.index, label, **(levels | _whole_numbers(Device, facts))))
-    # Stretches that a trace of memlab's had lost before it was saved.
+    # Ranges that a trace of memlab had lost before it was saved.
     lost = [_whole_numbers(Bounded, facts, "device") for facts in _tables(found.extra, "bounded")]
     needed = {"device", "begin_ns", "end_ns", "lost_events"}
     return MadeBy(
@@ -229,7 +229,7 @@ def _gaps(found: Snapshot, devices: list[_DeviceSnapshot]) -> list[Gap]:
     return gaps
 
 
-# --- what a file may say: anything --------------------------------------------------------------------------------------
+# --- untrusted values of a file -----------------------------------------------------------------------------------------
 
 
 def _tables(extra: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -242,7 +242,7 @@ def _facts(found: Snapshot, index: int) -> dict[str, Any]:
 
 
 def _whole_numbers(kind: type, facts: Mapping[str, Any], *more: str) -> dict[str, int]:
-    """The fields of a class that are whole numbers, as far as the file has possible values for them."""
+    """The integer fields of a class for which the file has valid values."""
     names = [field.name for field in dataclasses.fields(kind) if str(field.type) == "int" and field.name != "index"]
     return {name: _whole(facts, name, 0) for name in (*names, *more) if _whole(facts, name, -2) > -2}
 
@@ -257,7 +257,7 @@ def _whole(facts: Mapping[str, Any], name: str, default: int) -> int:
 
 @dataclass(slots=True)
 class _SnapshotBlock:
-    """A block in use; `size` is None where the snapshot does not say what it really took."""
+    """A block in use; `size` is None if the snapshot does not have its allocated size."""
 
     requested: int
     size: int | None = None
@@ -265,12 +265,12 @@ class _SnapshotBlock:
     is_guess: bool = False
 
     def measure(self, room: int, settings: Settings) -> int:
-        """What the block took of the `room` up to the next block or the segment's end, with what is too small to split off."""
+        """Set the size from the `room` up to the next block or the segment's end, including a remainder too small to split off."""
         if self.size is None:
             size = settings.round(self.requested)
             splits = size < room and settings.splits(room, size)
             self.size = size if splits else room
-            # Where everything from 512 bytes on is split off, the size is certain; else up to 1 MiB more may be its own.
+            # If remainders from 512 bytes on are split off, the size is certain; else it may have up to 1 MiB more.
             self.is_guess = splits and not settings.splits(size + MIN_BLOCK, size)
         return min(self.size, room)
 
@@ -278,7 +278,7 @@ class _SnapshotBlock:
 def _rewound(
     segments: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]], settings: Settings
 ) -> tuple[list[dict[str, Any]], int]:
-    """The segments of one device before `entries`, from those after them; and how many block sizes are a guess."""
+    """The segments of one device before `entries`, from those after them; and the number of estimated block sizes."""
     ranges, live = AddressRanges(), dict[int, _SnapshotBlock]()
     for segment in segments:
         ranges.add(segment["address"], segment["total_size"], segment["stream"], mapped=segment["is_expandable"])

@@ -17,13 +17,13 @@ from memlab.trace.columns import Array
 
 PREEXISTING, ALLOC, FREE = int(Kind.PREEXISTING), int(Kind.ALLOC), int(Kind.FREE)
 ROOM = 2048
-"""So many entries of the log are written into the books at once."""
+"""How many log entries are written to columns at once."""
 
 _UNDATED = np.iinfo(np.int64).max
 
 
 class StorageRef(weakref.ref[Any]):
-    """A weak reference to a storage. `block` is -1 for a storage of no bytes, `time_ns` for what is older than the log."""
+    """A weak reference to a storage. `block` is -1 for a storage of no bytes, `time_ns` for one older than the log."""
 
     __slots__ = ("birth", "block", "key", "nbytes", "time_ns")
     birth: int
@@ -35,14 +35,14 @@ class StorageRef(weakref.ref[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A block was replaced by another of the same storage; when the storage dies, that is not the end of this block."""
+    """A block was replaced by another of the same storage, whose free does not end this block."""
 
     block: int
     nbytes: int
 
 
 class Births:
-    """Gives a number to each (operator, dtype, shape) that storages are made with."""
+    """Numbers each (operator, dtype, shape) with which storages are made."""
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[int, ...], int] = {}
@@ -62,9 +62,9 @@ class Births:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The state of the books, and the entries that were taken from the log but not yet written.
+    """The state of the columns, and the entries taken from the log but not yet written.
 
-    It is one value, so that an interrupt falls before or after a write and never in the middle.
+    It is one value, so that an interrupt comes before or after a write and never in the middle.
     """
 
     row: int = 0
@@ -79,10 +79,10 @@ class Totals:
 
 
 class Books:
-    """The events as columns that grow, and are thinned out when there are too many.
+    """The events as growing columns, thinned out when there are too many.
 
-    In the log each StorageRef stands twice: where it was made, and where its weak reference reported the death. A number
-    between them is a time: everything in front of it had happened by then.
+    Each StorageRef is in the log twice: when it was made, and when its weak reference reported the free. A number between
+    them is a time: everything before it had happened by then.
     """
 
     def __init__(self, limit: int, clock: Callable[[], int]) -> None:
@@ -96,14 +96,14 @@ class Books:
         """Write what is in the log. Any thread may call it; while one writes, another gets the totals as they are."""
         if self._is_writing:
             return self.totals
-        self._is_writing = True  # no call since the look at it: neither a thread nor Ctrl-C gets in between
+        self._is_writing = True  # no call since the check: neither a thread nor Ctrl-C can intervene
         try:
             while log or self.totals.taken:
                 if self._rows.shape[1] - self.totals.row < ROOM:
                     self._make_room()
-                if not self.totals.taken:  # in one piece of C: an entry is in the log or taken, whoever interrupts
+                if not self.totals.taken:  # in one C call: an entry is in the log or taken, even if interrupted
                     self.totals.taken.extend(islice(iter(log.popleft, None), min(len(log), ROOM)))
-                # What dates the last deaths of a batch: a moment that was left for the next one, or the time now.
+                # The time of the last frees of a batch: one left for the next batch, or the time now.
                 try:
                     now_ns = log[0] if type(log[0]) is int else self.clock()
                 except IndexError:
@@ -125,7 +125,7 @@ class Books:
         self._rows[:, before.row : before.row + len(kind)] = times, 4 * block + kind, nbytes, birth, key
         preexisting = np.where(kind == PREEXISTING, nbytes, 0)
         level = before.current + np.cumsum(np.where(kind == FREE, -nbytes, nbytes))
-        # What is preexisting late was there all along, at the peak too: it makes no new one.
+        # A late preexisting block existed all along, at the peak too: it makes no new peak.
         above = np.where(kind == ALLOC, level - np.cumsum(preexisting), -1)
         at, more = int(np.argmax(above)), int(preexisting.sum())
         is_peak = above[at] > before.peak
@@ -141,9 +141,9 @@ class Books:
         )
 
     def _make_room(self) -> None:
-        """Grow, or at the limit drop the smallest blocks that came and went in the older half.
+        """Grow, or at the limit drop the smallest blocks made and freed in the older half.
 
-        Blocks alive at the peak stay, so the peak, what held it and the bytes alive now remain exact. Before `lost_until_ns`
+        Blocks alive at the peak are kept, so the peak, what held it and the bytes alive now remain exact. Before `lost_until_ns`
         the curve may be too low.
         """
         totals = self.totals
@@ -185,7 +185,7 @@ class Books:
         block_id, first = np.unique(block[born], return_index=True)
         first_row, peak_row = int((kind == PREEXISTING).sum()), totals.peak_row
         return {
-            "time_ns": np.maximum.accumulate(time_ns[order]),  # readers on other threads date by their own look
+            "time_ns": np.maximum.accumulate(time_ns[order]),  # readers on other threads use their own time
             "kind": kind[order].astype("u1"),
             "block": np.searchsorted(block_id, block[order]).astype("i4"),
             "nbytes": nbytes[order],
@@ -202,7 +202,7 @@ def _read(entries: list[Any], blocks: int, replaced: frozenset[int]) -> tuple[An
     """Entries of the log as columns: time (_UNDATED where none is known), kind, block, bytes, birth, key.
 
     Also the replaced blocks whose storages are still alive. `blocks` is how many there were before; a block number higher
-    than all before it is an allocation. What has no time of its own gets that of the next entry that has one.
+    than all before it is an allocation. Undated entries get the time of the next dated one.
     """
     number = np.array([~one if type(one) is int else one.block for one in entries], np.int64)
     is_moment = number < -1
@@ -220,7 +220,7 @@ def _read(entries: list[Any], blocks: int, replaced: frozenset[int]) -> tuple[An
         for at, one in enumerate(entries):
             if type(one) is Replaced:
                 waiting.add(one.block)
-            elif not is_birth[at] and int(block[at]) in waiting:  # the storage died whose block had given way before
+            elif not is_birth[at] and int(block[at]) in waiting:  # the freed storage's block had been replaced before
                 waiting.remove(int(block[at]))
                 block[at] = -1
     keep = np.flatnonzero(block >= 0)

@@ -1,8 +1,8 @@
 """Labels of tensors: which storages are parameters, buffers, gradients, optimizer state or inputs.
 
 Modules are read when they are first called, gradients when a backward ends, optimizer state after a step, inputs when an
-outermost module was called, and all that is alive at the start and the end of a track. No tensor is kept alive: a storage is
-known by its address (on the CPU by its id) at a time.
+outermost module was called, and everything alive at the start and the end of a track. No tensor is kept alive: a storage is
+identified by its address (on the CPU by its id) at a time.
 
 Limits: gradients of tensors of no module and no optimizer are found only if they are alive at the start or end.
 """
@@ -28,10 +28,10 @@ from memlab.trace.columns import Array, Category
 from memlab.trace.trace import Gap
 
 MAX_KEPT = 4_000_000
-"""How many (storage, time) pairs are kept; the older half of the snapshots goes first."""
+"""How many (storage, time) pairs are kept; the older half of the snapshots is dropped first."""
 
 LEAVE_ALONE = 8
-"""Optimizer state that looks unchanged is read at every eighth step."""
+"""Optimizer state that looks unchanged is read every eighth step."""
 
 Parameter = torch.nn.Parameter
 _Pairs = Iterable[tuple[Any, int]]
@@ -65,7 +65,7 @@ class LiveTensors(NamedTuple):
 
 
 def storage_key(tensor: Any) -> int:
-    """The address that the events of a trace have for a tensor's storage; 0 if it holds no memory of its own."""
+    """The address of a tensor's storage in the events of a trace; 0 if it has no memory of its own."""
     try:
         if tensor.is_cpu:
             return id(TensorBase.untyped_storage(tensor))
@@ -88,7 +88,7 @@ class _Known:
 class _Stepper:
     """A known optimizer: a weak reference, the labels of its state, and whether it has tensors of no module.
 
-    `seen` is what its state looked like last time, `skips` how often it has looked like that since.
+    `seen` is a fingerprint of its state, `skips` how often it was unchanged since.
     """
 
     __slots__ = ("has_foreign", "labels", "ref", "seen", "skips")
@@ -100,7 +100,7 @@ class _Stepper:
         self.skips = 0
 
     def may_have_changed(self, state: Any) -> bool:
-        """Whether the state has to be read: its length or its ends differ, or it was not read for a while."""
+        """Whether the state has to be read: its length or its ends differ, or it was not read for some steps."""
         looks: tuple[Any, ...] = ()
         if state:
             ends = (next(iter(state.values())), state[next(reversed(state))])
@@ -111,7 +111,7 @@ class _Stepper:
 
 
 class TensorLabels:
-    """Listens to the marker while somebody uses it; one per process, as the marker is."""
+    """Listens to the marker while it has users; one per process, like the marker."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -153,7 +153,7 @@ class TensorLabels:
         return live
 
     def label_at_end(self) -> None:
-        """Label everything at the end of a run, which must not be lost: here a walk that fails is counted as well."""
+        """Label everything at the end of a run, which must not be lost: a failing walk is counted as well."""
         marker.tell("named_alive")
         marker.tell("strays_alive", None)
 
@@ -186,7 +186,7 @@ class TensorLabels:
         self._note_keys(source, [key for key, _ in known], [label for _, label in known])
 
     def _note_keys(self, source: Any, keys: list[int], labels: list[int]) -> None:
-        """The same with keys. Where nothing has changed, only the time is kept."""
+        """The same with keys. If nothing has changed, only the time is logged."""
         now = time_ns()
         latest = self._latest.get(source)
         if latest is None or latest[0] != keys or latest[1] != labels:
@@ -200,7 +200,7 @@ class TensorLabels:
         latest[2].append(now)
 
     def columns(self, begin_ns: int, end_ns: int) -> LabelColumns:
-        """The labels of a stretch of time."""
+        """The labels of a time range."""
         with self._lock:
             snapshots, labels = list(self._snapshots), tuple(self._labels)
         moments = [np.array(times, np.int64) for _, _, times in snapshots]
@@ -216,7 +216,7 @@ class TensorLabels:
         order = np.argsort(time, kind="stable")
         return LabelColumns(time[order], key[order], label[order], labels)
 
-    # --- what the marker tells: these run in the user's steps, and must never fail them ----------------------------------
+    # --- callbacks of the marker: these run in the user's steps, and must never fail them--------------------------------
 
     def met(self, root: Any) -> None:
         """A module was called for the first time, and not by a known one."""
@@ -224,7 +224,7 @@ class TensorLabels:
 
     def called(self, root: Any, args: Any, kwargs: Any) -> None:
         """An outermost module was called with these."""
-        # What has a graph was computed: between two outermost modules it is an activation.
+        # A tensor with a graph was computed: between two outermost modules it is an activation.
         given = [one for one in (*_tensors_in(args), *_tensors_in(kwargs)) if one.grad_fn is None]
         if given:
             path = marker.path_of(root)
@@ -355,7 +355,7 @@ class TensorLabels:
     def _state_of(self, optimizer: Any, stepper: _Stepper) -> Iterator[tuple[Any, int]]:
         """The tensors of an optimizer's state; runs after each step."""
         labels, places = stepper.labels, dict[int, str]()
-        if len(labels) > 100_000:  # parameters that come and go: their ids are used again
+        if len(labels) > 100_000:  # parameters come and go, and ids are reused
             labels.clear()
         for parameter, values in list(optimizer.state.items()):
             if type(values) is not dict:

@@ -1,4 +1,4 @@
-"""The techniques that can be switched on, one file for each mechanism; `techniques` gathers them."""
+"""The techniques that can be switched on, one file per mechanism; `techniques` is the registry."""
 
 from __future__ import annotations
 

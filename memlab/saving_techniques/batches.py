@@ -33,7 +33,7 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 def _examples_in(batch: Batch) -> int:
-    """How many examples a batch has; refused where its tensors do not agree."""
+    """The number of examples in a batch; refused if its tensors do not agree."""
     sizes = list(dict.fromkeys(one.shape[0] for one in tensors_in(batch) if one.dim()))
     if len(sizes) != 1:
         found = ", ".join(map(str, sizes)) or "no tensors"
@@ -57,7 +57,7 @@ def pieces_of(batch: Batch) -> list[Batch]:
 
 
 def shares_of(pieces: list[Batch]) -> list[float]:
-    """What each piece adds to the mean of all: by the targets that count, where they are classes; else by examples."""
+    """The weight of each piece in the mean: by counted targets if they are classes, else by examples."""
     examples = weights = [_examples_in(piece) for piece in pieces]
     targets = [piece[-1] for piece in pieces]
     if all(isinstance(one, Tensor) and one.dim() and not one.is_floating_point() for one in targets):
@@ -94,7 +94,7 @@ def _accumulate(job: Job) -> None:
 
 
 def _caveats(model: nn.Module) -> list[str]:
-    """What a model in training computes of a batch as a whole, so that pieces of it change the result."""
+    """Computations of a model in training over the whole batch, whose result changes with pieces."""
     notes = []
     if norms := [name for name, one in model.named_modules() if isinstance(one, BatchNorm) and one.training]:
         more = f" and {len(norms) - 1} more" * (len(norms) > 1)
@@ -143,7 +143,7 @@ def _half_batch(job: Job) -> None:
 
 
 def _half_input(job: Job) -> None:
-    """Whether the model takes it is tried with one example, in evaluation mode and without gradients."""
+    """Try the smaller input with one example, in evaluation mode and without gradients."""
     tensors = [one for one in (job.batch[:-1] if job.trains else job.batch) if isinstance(one, Tensor)]
     images = [one for one in tensors if _is_image(one)]
     texts = [one for one in tensors if one.dim() == 2 and not one.is_floating_point()]
@@ -183,7 +183,7 @@ without_norm = functools.partial(conv_stack, 4, 8, lambda width: nn.Tanh(), imag
 
 
 def without_gradients() -> Parts:
-    """The same convolutions, whose weights ask for no gradient, on 16 images."""
+    """The same convolutions, with frozen weights, on 16 images."""
     model, _, batch, _ = without_norm()
     return model.requires_grad_(False), None, batch[:-1], None
 

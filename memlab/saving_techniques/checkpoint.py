@@ -1,9 +1,9 @@
-"""Checkpointing: keep the input of a part, discard what the part computed, and run it again in backward.
+"""Checkpointing: keep the input of a part, discard what it computed, and recompute it in backward.
 
 The parts are a model's repeated blocks, or segments of a long nn.Sequential: a fixed number of them, or the square root of N.
 Selective checkpointing keeps results of matrix products and convolutions, and recomputes only the cheap operators.
 
-Running statistics are updated once, in the forward, as without it; PyTorch's own `checkpoint` updates them twice. A block
+Running statistics are updated once, in the forward, as usual; PyTorch's own `checkpoint` updates them twice. A block
 that changes its input in place, or a buffer that is no norm's (a running average, the vectors of spectral_norm), cannot be
 run again and is refused when it does so.
 """
@@ -33,7 +33,7 @@ from memlab.torch_internals.layers import NormWithStatistics
 from memlab.workloads.job import Job, Parts
 
 Contexts = Callable[[], tuple[Any, Any]]
-"""Gives the contexts around the forward and around its repetition."""
+"""Returns the contexts for the forward and its recomputation."""
 _CHAINS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -142,7 +142,7 @@ EXPENSIVE = frozenset(
     | {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"}
     | {"_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable"}
 )
-"""Operators whose results selective checkpointing keeps."""
+"""The operators whose results selective checkpointing keeps."""
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -162,7 +162,7 @@ def _checkpoint_cheap(model: nn.Module) -> None:
 # --- segments of a chain ---
 
 SHORTEST = 4
-"""Layers that a Sequential has at least to be worth cutting."""
+"""The minimum number of layers of a Sequential to cut."""
 Count = Callable[[int], int]
 """Number of layers -> number of segments."""
 
@@ -209,7 +209,7 @@ def _begins_in_place(layer: nn.Module) -> bool:
 
 
 def _segmented(chain: nn.Sequential, count: Count, value: Any) -> Any:
-    """The chain's forward, in segments. They are found at each call: other techniques may make layers in-place later.
+    """The chain's forward, in segments, which are found at each call: other techniques may make layers in-place later.
 
     Unlike those of PyTorch's `checkpoint_sequential`, they never begin with an in-place operation, which would change the
     input that they are run again from.
@@ -223,7 +223,7 @@ def _segmented(chain: nn.Sequential, count: Count, value: Any) -> Any:
     *early, last = segments(chain, count(len(chain)))
     for layers in early:
         value = recomputed(functools.partial(through, layers), layers, _no_contexts, value)
-    return through(last, value)  # its backward comes at once: discarding would save nothing
+    return through(last, value)  # its backward follows at once: discarding would save nothing
 
 
 def _segment(count: Count, job: Job) -> None:

@@ -63,7 +63,7 @@ class Chunked:
         dtype = self.head.weight.dtype
         if torch.is_autocast_enabled(hidden.device.type) or hidden.dtype == dtype:
             return self.loss(self.project(hidden), target)
-        # Another technique takes the loss in another dtype than the model's.
+        # Another technique may compute the loss in another dtype than the model's.
         return self.loss(self.project(hidden.to(dtype)).to(hidden.dtype), target)
 
 
@@ -83,7 +83,7 @@ def _refuse_other_losses(loss: Loss, target: Any, classes: int) -> None:
         try:
             whole = loss(logits, labels)
             halves = [loss(a, b) for a, b in zip(logits.chunk(2, -2), labels.chunk(2, -1), strict=True)]
-        except Exception as error:  # the user's function, given what it may not know
+        except Exception as error:  # the user's function, with inputs it may not expect
             raise DoesNotApply(
                 f"the loss is not of logits alone, so it cannot be taken in chunks ({type(error).__name__})."
             ) from error

@@ -1,9 +1,9 @@
-"""What only CUDA shows: activations moved to the host, and what is said to the caching allocator.
+"""Techniques for CUDA only: activations moved to the host, and settings of the caching allocator.
 
 On the CPU the host is the device. Weights that a layer saves for its backward travel too. `torch.cuda.empty_cache()` returns
-what nothing uses to the driver, so that the peak of what is used does not change. Expandable segments grow in place, so that
-blocks of many sizes leave no holes; what is allocated does not move. The allocator has to know before it starts: predictions
-show it, and fresh processes on a GPU.
+unused memory to the driver, so the peak of used memory does not change. Expandable segments grow in place, so that
+blocks of many sizes leave no holes; what is allocated does not move. It must be set before the allocator starts:
+in a prediction, or in a new process on a GPU.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _empty_cache(job: Job) -> None:
 
 
 class Growing(nn.Module):
-    """A network whose input is longer in each step, as sentences are: blocks of each step fit into none of the last."""
+    """A network whose input gets longer with each step, as for sentences: no block fits into those of the last step."""
 
     def __init__(self, width: int = 256, depth: int = 4) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Growing(nn.Module):
         self.steps = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean over the rows of the batch, however often it was repeated."""
+        """The mean over the rows of the batch."""
         self.steps += 1
         return self.layers(x.repeat(self.steps, 1)).mean()
 

@@ -1,6 +1,6 @@
 """Attention without its S x S matrix: scaled_dot_product_attention in place of the softmax written out.
 
-Which kernel PyTorch takes depends on device, dtype and arguments; the "math" kernel makes the matrix all the same.
+Which kernel PyTorch chooses depends on device, dtype and arguments; the "math" kernel still makes the matrix.
 Attention that the user's model writes out itself cannot be found: its forward has to be changed by hand.
 """
 
@@ -50,9 +50,9 @@ def written_out(
 
 
 class _Replacing(TorchFunctionMode):
-    """Each call of the fused function becomes one of another.
+    """Replace each call of the fused function by another.
 
-    Not where a checkpoint runs a forward again: PyTorch lets no mode into backward. Hence `attend`, where there is one.
+    This misses recomputation by a checkpoint: modes are not active in backward. Hence `attend`, where it exists.
     """
 
     def __init__(self, other: Callable[..., Any] = written_out) -> None:
@@ -90,7 +90,7 @@ def _baseline(job: Job) -> None:
             return plain(*args, **kwargs)
 
     for one in job.model.modules():
-        if callable(getattr(one, "attend", None)):  # the one place where our own workloads mix positions
+        if callable(getattr(one, "attend", None)):  # the attention of memlab's own workloads
             one.attend = functools.partial(attend, one.attend)  # type: ignore[assignment]
     job.around.append(_Replacing)
 

@@ -1,6 +1,6 @@
-"""Activations that write over their input, where nothing else needs it.
+"""In-place activations, where nothing else needs the input.
 
-Whether something does is read from the model's graph (torch.fx); where that cannot be traced, from the parts that can.
+Whether something needs it is read from the model's graph (torch.fx), or from the parts that can be traced.
 A layer is changed only if a layer in the same module just made its input, does not need it again, and passes it nowhere else.
 Hooks that keep outputs elsewhere are not seen, nor are calls of `functional.relu`.
 """
@@ -24,7 +24,7 @@ from memlab.torch_internals.layers import BatchNorm, Convolution
 
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 MAKERS = (Convolution, BatchNorm, nn.Linear, nn.GroupNorm, nn.LayerNorm, *POOLS)
-"""Layers that make a new tensor and do not save it for their backward."""
+"""Layers that return a new tensor and do not save it for backward."""
 FUNCTIONS = {operator.add, torch.add, torch.cat, functional.conv2d, functional.linear}
 
 
@@ -53,7 +53,7 @@ class _Tracer(fx.Tracer):
 
 
 def changeable(model: nn.Module) -> list[nn.Module]:
-    """The activations that may write over their input wherever they are called, and do not yet."""
+    """The activations that could be in-place at all of their calls, and are not."""
     verdicts: dict[nn.Module, bool] = {}
     for layer, is_safe in _calls(model):
         verdicts[layer] = verdicts.get(layer, True) and is_safe
@@ -61,7 +61,7 @@ def changeable(model: nn.Module) -> list[nn.Module]:
 
 
 def _calls(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Every call of an activation, and whether it may write over its input."""
+    """Every call of an activation, and whether it could be in-place."""
     tracer = _Tracer()
     try:
         graph = tracer.trace(module)

@@ -1,8 +1,8 @@
-"""Inference without a graph, and with a simpler network: what no_grad does, what is mistaken for it, layers that are merged.
+"""Inference without a graph, and with a simpler network: no_grad, what is mistaken for it, merged layers.
 
-An output that is kept is kept with or without a graph. Under no_grad a list of features costs what is in it; otherwise each
-keeps everything that autograd saved on the way to it. BatchNorm is folded into the convolution before it, and branches of
-RepVGG and ACNet, each linear, become one convolution. Other people's modules are merged where they provide it:
+Under no_grad a list of features holds just the features; otherwise each also holds everything that autograd saved on the way
+to it. BatchNorm is folded into the convolution before it, and branches of
+RepVGG and ACNet, each linear, become one convolution. Modules of other libraries are merged if they provide it:
 `switch_to_deploy` (RepVGG, ACNet), `reparameterize` (timm, MobileOne).
 """
 
@@ -35,10 +35,10 @@ from memlab.workloads.workload import inference
 
 
 plain_inference = functools.partial(conv_stack, 6, 16, nn.BatchNorm2d, relu, training=False)
-"""Six convolutions with BatchNorm, as written without a thought of gradients."""
+"""Six convolutions with BatchNorm, written without thinking of gradients."""
 layers_that_train = functools.partial(linear_stack, 4, 64, 512, activation=nn.Tanh, lr=0.01)
 vgg_features = inference(workloads["vgg16"].sized("tiny"))  # type: ignore[index]  # the module is a mapping
-"""VGG-16 on a batch of images; nobody wrote no_grad."""
+"""VGG-16 on a batch of images, without no_grad."""
 
 
 def _enter(mode: Callable[[], AbstractContextManager[Any]], job: Job) -> None:
@@ -112,7 +112,7 @@ _NORMS = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d, nn.Conv3d: nn.Ba
 
 
 def pairs(model: nn.Module) -> list[tuple[str, str]]:
-    """Names of the convolutions and BatchNorms of which each is only followed, or preceded, by the other.
+    """Names of convolutions and BatchNorms, where the convolution feeds only the BatchNorm.
 
     They are read from a trace of the forward; where that cannot be traced, from the order in nn.Sequential. Convolutions used
     twice, or whose output something else reads too, are left out.
@@ -182,10 +182,10 @@ class Branches(Parallel):
         return merged.train(self.training)
 
     def _kernel(self, branch: Any) -> tuple[Tensor, Tensor]:
-        """The branch as a kernel of the block's size, and a shift."""
+        """The branch as a kernel of the block's size, and a bias."""
         if isinstance(branch, nn.Sequential):
             kernel, norm = cast(Tensor, branch[0].weight), cast(nn.BatchNorm2d, branch[1])
-        else:  # the input itself is a 1 x 1 convolution by the unit matrix
+        else:  # the identity is a 1 x 1 convolution by the unit matrix
             norm = branch
             kernel = torch.eye(self.width).reshape(self.width, self.width, 1, 1).to(norm.weight)
         assert norm.running_mean is not None and norm.running_var is not None
@@ -212,7 +212,7 @@ class AcBlock(Branches):
 
 @torch.no_grad()
 def merge(kind: type[Branches], model: nn.Module) -> nn.Module:
-    """The model with each block of that kind as one convolution; where it has none, modules that can merge themselves."""
+    """The model with each such block as one convolution; without any, merge modules that provide a method for it."""
     if model.training:
         raise DoesNotApply("the model is in training mode, where each branch has its own BatchNorm statistics.")
     if isinstance(model, kind):

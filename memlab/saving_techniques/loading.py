@@ -29,7 +29,7 @@ State = dict[str, Tensor]
 
 @contextlib.contextmanager
 def _stored(state: State) -> Iterator[Callable[[torch.device, bool], State]]:
-    """Write the state to a file that is deleted at the end; give what reads it (a mapped file lives until it is unmapped)."""
+    """Write the state to a file that is deleted at the end; yield a function that reads it (a mapped file lives until unmapped)."""
     with tempfile.TemporaryDirectory(prefix="memlab-") as folder:
         path = Path(folder) / "weights.pt"
         try:
@@ -45,13 +45,13 @@ def _stored(state: State) -> Iterator[Callable[[torch.device, bool], State]]:
 
 
 def _baseline(job: Job) -> None:
-    """As it is often written: a model with random weights, then its state from a file, then one into the other."""
+    """The usual way: a model with random weights, its state from a file, then `load_state_dict`."""
     with _stored(job.model.state_dict()) as read:
         job.model.load_state_dict(read(job.device, False))
 
 
 def _reload(mapped: bool, job: Job) -> None:
-    """Write the weights to a file, free them, and make the parameters of what is read."""
+    """Write the weights to a file, free them, and use the loaded tensors as parameters."""
     model = job.model
     names: dict[int, list[str]] = {}  # several for one parameter where modules share it
     for name, one in model.named_parameters(remove_duplicate=False):
@@ -90,7 +90,7 @@ def _free_weights(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _patch() -> Iterator[None]:
-    """Every torch.load of a file maps it, where it can."""
+    """Make every torch.load map its file, if possible."""
     load = torch.load
 
     def mapping(file: Any, *args: Any, **settings: Any) -> Any:
@@ -107,7 +107,7 @@ def _patch() -> Iterator[None]:
 
 
 def large_inference() -> Parts:
-    """Weights and next to nothing else, without training."""
+    """Almost nothing but weights, without training."""
     model, _, batch, _ = linear_stack(8, 256, 4)
     return model.requires_grad_(False), None, batch[:1], None
 

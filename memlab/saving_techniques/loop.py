@@ -1,4 +1,4 @@
-"""What a training loop keeps alive: names of outputs and losses, a graph that backward retains, gradients between two steps.
+"""What a training loop keeps alive: outputs and losses by name, a retained graph, gradients between steps.
 
 How much a name keeps depends on the graph. Backward frees the tensors of a graph, so that a name keeps an output and a
 number. Without a backward, in a validation loop that forgot no_grad, a name keeps every activation of its forward. With
@@ -29,7 +29,7 @@ from memlab.workloads.nested import tensors_in
 
 
 def names_stay(job: Job) -> None:
-    """`output = model(x)` and `loss = criterion(output, y)`: each lives until the line assigns its name again."""
+    """`output = model(x)` and `loss = criterion(output, y)`: each lives until its name is assigned again."""
     names: dict[str, Any] = {}
     keep, forward, backward = job.keep, job.forward, job.backward
 
@@ -139,14 +139,14 @@ def _set_to_none(job: Job) -> None:
 
 
 def _trained(job: Job) -> list[Tensor]:
-    """Every parameter that the optimizer of now updates, once."""
+    """Every parameter that the current optimizer updates, once."""
     groups = optimizer_of(job, "a training loop").param_groups
     return list({id(one): one for group in groups for one in group["params"]}.values())
 
 
 @contextlib.contextmanager
 def _patch_zeros() -> Iterator[None]:
-    """Every call for zeros sets to None; raises DoesNotApply at the end where nothing called for zeros."""
+    """Make every zero_grad set gradients to None; raises DoesNotApply at the end if none wanted zeros."""
 
     def freeing(original: Callable[..., None]) -> Callable[..., None]:
         def zero_grad(self: Any, set_to_none: bool = True) -> None:
@@ -163,7 +163,7 @@ def _patch_zeros() -> Iterator[None]:
 
 
 balanced = functools.partial(linear_stack, 40, 96, 100, activation=nn.Tanh)
-"""Weights and activations of one size, plain SGD: gradients that wait through forward meet all of its activations."""
+"""Weights and activations of equal size, plain SGD: gradients kept during forward add to all of its activations."""
 
 
 def _clip(job: Job, context: Callable[[], Any]) -> None:

@@ -1,7 +1,7 @@
-"""Which optimizer, and how it goes through the parameters.
+"""Optimizers with less state, and how a step iterates over the parameters.
 
-Plain SGD keeps nothing of a parameter between two steps, momentum one number, Adam two; Adafactor keeps a row and a column of
-each matrix. With foreach, PyTorch's default on CUDA, an intermediate of the formula exists for all parameters at once: as many
+Per parameter plain SGD keeps nothing between steps, momentum one number, Adam two; Adafactor keeps a row and a column per
+matrix. With foreach, PyTorch's default on CUDA, an intermediate of the formula exists for all parameters at once: as many
 bytes as they have themselves. How many intermediates there are depends on the formula: plain SGD has none.
 """
 
@@ -25,7 +25,7 @@ SGD, Adafactor = torch.optim.SGD, torch.optim.Adafactor
 
 
 def _exchange(what: str, kind: Any, lean: tuple[type[Optimizer], ...], settings: dict[str, float], job: Job) -> None:
-    """Another optimizer with the learning rate of the job's; refused where that is plain SGD or among `lean`."""
+    """Another optimizer with the job's learning rate; refused if the job's is plain SGD or among `lean`."""
     optimizer = optimizer_of(job, what)
     stateless = type(optimizer) is SGD and not any(one["momentum"] for one in optimizer.param_groups)
     if stateless or isinstance(optimizer, lean):
@@ -53,7 +53,7 @@ def _foreach(job: Job) -> None:
 
 
 def _set(optimizer: Optimizer, **settings: bool) -> None:
-    for group in (optimizer.defaults, *optimizer.param_groups):  # the defaults are those of groups that come later
+    for group in (optimizer.defaults, *optimizer.param_groups):  # the defaults apply to groups added later
         group.update(settings)
 
 

@@ -1,4 +1,4 @@
-"""What a job does and trains: conditions that techniques share, and its optimizer changed without losing the user's settings."""
+"""Conditions on jobs shared by techniques, and changing a job's optimizer without losing the user's settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memlab.workloads.job import Job
 
 
 def only_training(job: Job) -> None:
-    """Refuse an inference: it has no backward that something would be kept for."""
+    """Refuse inference: there is no backward that tensors would be kept for."""
     if not job.trains:
         raise DoesNotApply("this is an inference: switch gradients off instead, then nothing is kept for a backward.")
 
@@ -27,20 +27,20 @@ def only_inference(job: Job) -> None:
 
 
 def only_plain_step(job: Job) -> None:
-    """Refuse a model with a step of its own, such as a GAN's, of which one forward is only a part."""
+    """Refuse a model with its own step, such as a GAN, of which one forward is only a part."""
     if hasattr(job.model, "job_step"):
         raise DoesNotApply(f"{type(job.model).__name__} has a step of its own, with more than one forward.")
 
 
 def optimizer_of(job: Job, what: str) -> Optimizer:
-    """The optimizer; refused where the job is an inference."""
+    """The optimizer; refused if the job is inference."""
     if job.optimizer is None:
         raise DoesNotApply(f"{what} changes how a model is trained, and this job is an inference.")
     return job.optimizer
 
 
 def keep_parameters_of(model: nn.Module, optimizer: Optimizer | None) -> None:
-    """Take the others out of the optimizer, which would keep them and their state alive; `model` may be a part of one."""
+    """Remove all other parameters from the optimizer, which would keep them and their state alive; `model` may be a submodule."""
     if optimizer is None:
         return
     kept = {id(one) for one in model.parameters()}
@@ -53,12 +53,12 @@ def keep_parameters_of(model: nn.Module, optimizer: Optimizer | None) -> None:
 def rebuild(optimizer: Optimizer, groups: list[dict[str, Any]] | None = None, **settings: Any) -> Optimizer:
     """An optimizer of the same kind and groups that has not taken a step; `settings` replace those of every group."""
     kept = [{**group, **settings} for group in groups or optimizer.param_groups]
-    # AdamW has among its defaults what its constructor does not take (decoupled_weight_decay, torch/optim/adamw.py).
+    # AdamW's defaults include an argument that its constructor does not take (decoupled_weight_decay, torch/optim/adamw.py).
     takes = inspect.signature(type(optimizer)).parameters
     defaults = {key: value for key, value in {**optimizer.defaults, **settings}.items() if key in takes}
     try:
         return type(optimizer)(kept, **defaults)
-    except Exception as error:  # the user's own optimizer may want anything
+    except Exception as error:  # the user's own optimizer may require anything
         raise DoesNotApply(f"{type(optimizer).__name__} cannot be rebuilt from its settings: {error}") from error
 
 

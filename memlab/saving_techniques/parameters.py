@@ -1,9 +1,9 @@
-"""Which parameters a model has and trains: the last layer alone, low-rank adapters, one table for both ends, none unused.
+"""Fewer parameters, or fewer trained ones: only the last layer, low-rank adapters, tied embeddings, no unused layers.
 
-Training only the last layer, the rest asks for no gradient (freezing), or does not even record a graph (feature extraction).
+To train only the last layer, the rest needs no gradient (freezing), or does not even record a graph (feature extraction).
 The last layer is the last module that has parameters of its own. If the others are only left out of the optimizer, autograd
-goes on saving activations and computing gradients for all of them. BatchNorm goes on updating its running statistics in a
-frozen part, unless that is set to eval().
+still saves activations and computes gradients for all of them. BatchNorm still updates its running statistics in a frozen
+part, unless that is set to eval().
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memlab.workloads.nested import tensors_in
 
 
 def head_of(model: nn.Module) -> nn.Module:
-    """The last module with parameters of its own; refused where that is all there is."""
+    """The last module with its own parameters; refused if it is the only one."""
     layers = [one for one in model.modules() if any(True for _ in one.parameters(recurse=False))]
     if len(layers) < 2:
         raise DoesNotApply(f"{type(model).__name__} has {len(layers)} layers with parameters: there is none to freeze.")
@@ -49,7 +49,7 @@ def _trained_head(job: Job, what: str = "freezing") -> nn.Module:
 
 
 def _leave_out(job: Job) -> None:
-    """The others are left out of the optimizer, and that is all."""
+    """Only leave the others out of the optimizer."""
     try:
         keep_parameters_of(_trained_head(job), job.optimizer)
     except DoesNotApply:
@@ -57,7 +57,7 @@ def _leave_out(job: Job) -> None:
 
 
 def _freeze(job: Job) -> None:
-    """No gradient for any parameter outside of the last layer; the optimizer forgets them."""
+    """Freeze all parameters but the last layer's, and remove them from the optimizer."""
     head = _trained_head(job)
     kept = {id(one) for one in head.parameters()}
     for one in job.model.parameters():
@@ -100,7 +100,7 @@ RANK = 4
 
 
 class LowRank(nn.Linear):
-    """A frozen linear layer plus `up(down(x))`; as `up` starts with zeros, it starts as the layer was."""
+    """A frozen linear layer plus `up(down(x))`; `up` starts with zeros, so the output is unchanged at first."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
@@ -116,7 +116,7 @@ class LowRank(nn.Linear):
 
 def adapt(model: nn.Module) -> list[nn.Parameter]:
     """Freeze the model and give its linear layers adapters; returns the parameters that are trained now."""
-    # Layers of subclasses are used in their own ways: that of MultiheadAttention is never called.
+    # Subclasses of Linear have their own uses: that of MultiheadAttention is never called.
     layers = [
         (parent, name, child)
         for parent in model.modules()
@@ -144,7 +144,7 @@ def _adapt(job: Job) -> None:
 
 
 def _tie(job: Job) -> None:
-    """The first embedding and the last linear layer with weights of the same shape, (vocabulary, width), for the same words."""
+    """The first embedding and the last linear layer with weights of the same shape, (vocabulary, width)."""
     heads = [one for one in job.model.modules() if isinstance(one, nn.Linear)][::-1]
     for table in [one for one in job.model.modules() if isinstance(one, nn.Embedding)]:
         for head in heads:
@@ -167,10 +167,10 @@ def untied() -> Parts:
 
 
 def unused_in(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, nn.Module]:
-    """Path -> outermost module with parameters of which nothing is used in a forward.
+    """Path -> outermost module whose parameters are not used in a forward.
 
     Tried with one example, in evaluation mode: neither called, nor reached by the graph of the output. A layer that is used
-    only in training, or only for some inputs, looks unused then.
+    only in training, or only for some inputs, looks unused.
     """
     called: set[int] = set()
     hooks = [one.register_forward_pre_hook(lambda module, _: called.add(id(module))) for one in model.modules()]
@@ -223,7 +223,7 @@ def _remove_unused(job: Job) -> None:
 
 
 class Heads(nn.ModuleList):
-    """Two deep heads, for two tasks, of which one is trained."""
+    """Two deep heads, for two tasks, only one of which is trained."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The output of the first head."""
@@ -231,7 +231,7 @@ class Heads(nn.ModuleList):
 
 
 def several_heads() -> Parts:
-    """One head of two waits for a task that never comes; the peak is at the start, with both heads made."""
+    """One of two heads is never used; the peak is at the start, with both heads initialized."""
     model = Heads(nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))) for _ in range(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return model, optimizer, (torch.randn(8, 256), torch.randn(8, 256)), nn.MSELoss()

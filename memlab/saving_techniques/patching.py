@@ -1,4 +1,4 @@
-"""Switching a technique on for code that does not know of it, for the advisor; only ever entered in a child process.
+"""Patches that switch a technique on for unmodified code, for `advise`; only used in a child process.
 
 Models and optimizers are changed in place just before they are first used: outermost modules when they are called, optimizers
 when they step.
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def must_happen(otherwise: str) -> Iterator[list[bool]]:
-    """Give a list for whether the technique changed something; raise DoesNotApply at the end where nothing did."""
+    """Yield a list that records changes by the technique; raise DoesNotApply at the end if there are none."""
     happened: list[bool] = []
     yield happened
     if not any(happened):
@@ -39,9 +39,9 @@ def to_model(
     condition: Callable[[Job], None] = lambda job: None,
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> dict[str, Callable[..., Any]]:
-    """How a change of a model is applied to a job that fulfils the condition, and patched into other code.
+    """Apply a change of a model to a job that meets the condition, and patch it into other code.
 
-    `change` works in place, or gives another model, and raises DoesNotApply where it finds nothing. `around` is for the patch.
+    `change` works in place, or returns another model, and raises DoesNotApply if it finds nothing. `around` is for the patch.
     """
 
     def apply(job: Job) -> None:
@@ -62,13 +62,13 @@ def _changed(change: Callable[[nn.Module], nn.Module | None], model: nn.Module) 
 
 
 def to_optimizer(change: Callable[[Optimizer], None], what: str) -> dict[str, Callable[..., Any]]:
-    """How a change of an optimizer, in place, is applied to a job that has one, and patched into other code."""
+    """Apply an in-place change of an optimizer to a job that has one, and patch it into other code."""
     return {"apply": lambda job: change(optimizer_of(job, what)), "patch": lambda: on_optimizers(change)}
 
 
 @contextlib.contextmanager
 def on_models(change: Callable[[nn.Module], nn.Module | None]) -> Iterator[None]:
-    """Change every outermost module before its first call; raise DoesNotApply at the end where none could be changed."""
+    """Change every outermost module before its first call; raise DoesNotApply at the end if none could be changed."""
 
     def in_place(model: nn.Module) -> None:
         if _changed(change, model) is not model:
@@ -86,7 +86,7 @@ def on_models(change: Callable[[nn.Module], nn.Module | None]) -> Iterator[None]
 
 @contextlib.contextmanager
 def on_optimizers(change: Callable[[Optimizer], None]) -> Iterator[None]:
-    """Change every optimizer before its first step; raise DoesNotApply at the end where none could be changed."""
+    """Change every optimizer before its first step; raise DoesNotApply at the end if none could be changed."""
     with _each_once(change, "no optimizer took a step") as changed:
         hook = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: changed(optimizer))
         try:
@@ -97,7 +97,7 @@ def on_optimizers(change: Callable[[Optimizer], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _each_once(change: Callable[[T], None], nothing: str) -> Iterator[Callable[[T], None]]:
-    """Give the change, made once to each object; raise the first reason at the end where it could never be made."""
+    """Yield the change, made once per object; raise the first reason at the end if it could never be made."""
     seen: set[int] = set()
     reasons: list[str] = []
 
@@ -118,10 +118,10 @@ def _each_once(change: Callable[[T], None], nothing: str) -> Iterator[Callable[[
 
 @contextlib.contextmanager
 def outermost_calls(around: Callable[[nn.Module, Callable[[], Any]], Any]) -> Iterator[None]:
-    """Call `around(module, forward)` for each module that no other module calls; what it gives is the module's output.
+    """Call `around(module, forward)` for each module that no other module calls; it returns the module's output.
 
-    Replaced is the call itself, as a module that runs its hooks has looked up its forward already. What backward runs
-    again, as a checkpoint's forward, is part of the model that was called before.
+    The call itself is replaced, as a module that runs its hooks has already looked up its forward. A forward recomputed in
+    backward, as by a checkpoint, is part of the model that was called before.
     """
     depth = 0
     engine, plain = torch_internals.engine_entry(), nn.Module.__call__
@@ -137,7 +137,7 @@ def outermost_calls(around: Callable[[nn.Module, Callable[[], Any]], Any]) -> It
     is_on = True
 
     def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        if not is_on:  # somebody has kept it
+        if not is_on:  # something has kept it
             return plain(self, *args, **kwargs)
         forward = functools.partial(plain, self, *args, **kwargs)
         return inside(forward) if depth else inside(around, self, forward)
@@ -148,23 +148,23 @@ def outermost_calls(around: Callable[[nn.Module, Callable[[], Any]], Any]) -> It
         yield
     finally:
         is_on = False
-        if nn.Module.__call__ is call:  # else somebody else has replaced it meanwhile
+        if nn.Module.__call__ is call:  # else other code has replaced it meanwhile
             nn.Module.__call__ = plain  # type: ignore[method-assign]
         torch_internals.replace_engine_entry(engine)
 
 
 def refusing(why: str) -> Callable[..., None]:
-    """A function that raises DoesNotApply, whatever it is called with."""
+    """A function that always raises DoesNotApply."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise DoesNotApply(why)  # anew each time: a Mock would keep the arguments, one instance the frames
+        raise DoesNotApply(why)  # a new one each time: a Mock would keep the arguments, a single instance the frames
 
     return refuse
 
 
 @contextlib.contextmanager
 def refusing_backward(mode: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> Iterator[None]:
-    """The mode around code that does not know of it; DoesNotApply where that code goes backward."""
+    """Run unmodified code in this mode; DoesNotApply if it calls backward."""
     refuse = refusing("this calls backward, and it is for inference.")
     with mock.patch.multiple(torch.autograd, backward=refuse, grad=refuse), mode():
         yield

@@ -1,8 +1,8 @@
-"""Fewer bits for a number: autocast, everything in bfloat16, single where numpy brought double, half or int8 at inference.
+"""Fewer bits per number: autocast, everything in bfloat16, float32 instead of numpy's float64, half or int8 at inference.
 
 Autocast halves what matrix products and convolutions read and compute. Weights, their gradients and the optimizer's state stay
-in float32, and the 16-bit copies of the weights, kept until autocast ends, come on top. On the CPU other operators are on its
-lists than on CUDA. bfloat16 throughout halves those too, and loses an update smaller than the last bit of a weight.
+in float32, and the 16-bit copies of the weights, kept until autocast ends, come on top. On the CPU
+its lists differ from CUDA's. bfloat16 throughout halves those too, and loses an update smaller than the last bit of a weight.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCALE = 2.0**12
 
 
 def _autocast(job: Job, dtype: torch.dtype) -> None:
-    """Autocast casts float32 only; weights that are half or double already stay as they are."""
+    """Autocast casts float32 only; half and double weights are unchanged."""
     floats = {one.dtype for one in job.model.parameters() if one.is_floating_point()}
     if torch.float32 not in floats:
         names = ", ".join(sorted(map(str, floats))) or "no floating point"
@@ -49,7 +49,7 @@ def _autocast(job: Job, dtype: torch.dtype) -> None:
 class _Update:
     """The optimizer as the scaler needs it, whose step is the job's whole update, including what other techniques wrapped.
 
-    A fused optimizer would unscale by itself, told by attributes that the scaler sets on what it is given: here it finds none.
+    A fused optimizer would unscale by itself, using attributes that the scaler sets on its argument: here there are none.
     """
 
     _step_supports_amp_scaling = False
@@ -73,12 +73,12 @@ def _float16(job: Job) -> None:
     backward, update = job.backward, _Update(job, job.update)
 
     def scaled_backward(loss: Tensor) -> None:
-        with torch.enable_grad():  # a backward may be called where gradients are off; this product is still forward
+        with torch.enable_grad():  # backward may be called with gradients off; this product is still part of forward
             scaled = scaler.scale(loss)
         backward(scaled)
 
     def scaled_update() -> None:
-        scaler.step(update)  # type: ignore[arg-type]  # what it needs of an optimizer
+        scaler.step(update)  # type: ignore[arg-type]  # the part of an optimizer that it needs
         scaler.update()
 
     job.backward, job.update = scaled_backward, scaled_update
@@ -109,7 +109,7 @@ FULL = (torch.float32, torch.float64)
 
 
 def _converted(value: Any, dtype: torch.dtype, *of: torch.dtype) -> Any:
-    """The floats of a batch or an output in another dtype; with `of` only those of these dtypes."""
+    """Cast the floats of a batch or an output to another dtype; with `of` only those of these dtypes."""
 
     def convert(one: Tensor) -> Tensor:
         is_wanted = one.dtype in of if of else one.is_floating_point()
@@ -125,7 +125,7 @@ def _holds(model: nn.Module, *dtypes: torch.dtype) -> bool:
 def _to_bfloat16(job: Job) -> None:
     if not any(one.dtype == torch.float32 for one in job.model.parameters()):
         raise DoesNotApply(f"{type(job.model).__name__} has no float32 weights to halve.")
-    job.model.to(torch.bfloat16)  # each parameter stays the same object: the optimizer goes on with it
+    job.model.to(torch.bfloat16)  # each parameter stays the same object: the optimizer keeps using it
     job.batch = _converted(job.batch, torch.bfloat16)
     if (loss := job.loss) is not None:
         job.loss = lambda output, target: loss(_converted(output, torch.float32), _converted(target, torch.float32))
@@ -133,15 +133,15 @@ def _to_bfloat16(job: Job) -> None:
 
 
 def _to_double(job: Job) -> None:
-    """A batch that came from numpy, whose default is float64, and a model made to fit it."""
+    """A batch from numpy, whose default is float64, and a model to match."""
     job.batch = _converted(job.batch, torch.float64)
     job.model.double()
-    if isinstance(job.loss, nn.Module):  # it may have weights of classes
+    if isinstance(job.loss, nn.Module):  # it may have class weights
         job.loss.double()
 
 
 def _to_single(job: Job) -> None:
-    """Doubles become singles; a job that has none is already as it should be."""
+    """Cast float64 to float32; a job without float64 is fine already."""
     for part in (job.model, job.loss):
         if isinstance(part, nn.Module) and _holds(part, torch.float64):
             part.float()
@@ -149,7 +149,7 @@ def _to_single(job: Job) -> None:
 
 
 def _half_of(device: torch.device) -> torch.dtype:
-    """The half precision that is fast there: bfloat16 has float32's range, float16 three more bits and ends at 65504."""
+    """The half precision that is fast on the device: bfloat16 has float32's range, float16 three more bits, up to 65504."""
     return torch.float16 if device.type == "cuda" else torch.bfloat16
 
 
@@ -202,12 +202,12 @@ class Int8Linear(nn.Module):
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product with the dequantized weight, which lives only as long as it takes."""
+        """The product with the dequantized weight, which is freed at once."""
         return functional.linear(x, self.weight.to(x.dtype).mul_(self.scale), self.bias)
 
 
 def quantized(model: nn.Module) -> nn.Module:
-    """The model with every linear layer in int8, one after another; shared layers stay shared, tied weights stay.
+    """The model with every linear layer in int8, one after another; shared layers stay shared, tied weights are skipped.
 
     Only linear layers, which hold nearly all weights of a language model.
     """

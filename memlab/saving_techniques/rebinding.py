@@ -1,8 +1,8 @@
-"""Names deleted in forward after their last use, so that a tensor does not live until the function returns.
+"""Delete names in forward after their last use, so that a tensor does not live until the function returns.
 
-The forward is rewritten from its source: `del` after the statement that uses a name last, nothing else. Arguments that are
-not assigned to are left: the caller holds them whatever the function does. Functions with closures (also `super()`),
-`locals()` or private names are left as they are.
+The forward is rewritten from its source: it gets a `del` after the statement that uses a name last. Arguments that are never
+assigned are skipped: the caller holds them anyway. Functions with closures (also `super()`),
+`locals()` or private names are not rewritten.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOKS_AT_NAMES = {"locals", "vars", "dir", "eval", "exec", "breakpoint"}
 
 
 def with_deletions(function: types.FunctionType) -> types.FunctionType | None:
-    """The function with `del` after the last use of each name that it binds; None where there is none to add."""
+    """The function with `del` after the last use of each name that it binds; None if there is nothing to add."""
     code = function.__code__
     if code.co_freevars or code.co_cellvars or _LOOKS_AT_NAMES & set(code.co_names):
         return None
@@ -75,7 +75,7 @@ def _add_deletions(function: ast.FunctionDef) -> bool:
 
 
 def _bound(body: list[ast.stmt]) -> list[str]:
-    """Names that the function's own statements assign to, not only a branch: those certainly exist."""
+    """Names assigned at the function's top level, not only in a branch: those certainly exist."""
     targets: list[ast.expr] = []
     declared: set[str] = set()
     for part in body:
@@ -90,7 +90,7 @@ def _bound(body: list[ast.stmt]) -> list[str]:
 
 
 def _compiled(tree: ast.FunctionDef, function: types.FunctionType) -> types.FunctionType:
-    """The tree as a function in the place of the other; annotations and defaults, evaluated before, are that one's."""
+    """Compile the tree as a replacement of the function; annotations and defaults are taken from the original."""
     tree.returns = None
     for one in ast.walk(tree.args):
         if isinstance(one, ast.arg):
@@ -128,7 +128,7 @@ def _apply(job: Job) -> None:
 
 @contextlib.contextmanager
 def _patch() -> Iterator[None]:
-    """The code of the functions is exchanged: a forward of its own would be a cycle that keeps a module alive."""
+    """Replace the code of the functions: a forward set on the instance would be a cycle that keeps the module alive."""
     before: dict[types.FunctionType, types.CodeType] = {}
 
     def change(model: nn.Module) -> None:
@@ -155,7 +155,7 @@ class NamedUNet(nn.Module):
         self.head = nn.Conv2d(width, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of each pixel."""
+        """Scores per pixel."""
         conv1 = functional.relu(self.down1(x))
         conv2 = functional.relu(self.down2(conv1))
         pooled = functional.max_pool2d(conv2, 2)
@@ -172,7 +172,7 @@ class NamedUNet(nn.Module):
 
 
 def named_unet() -> Parts:
-    """An inference of a U-Net that keeps every name; its weights are frozen, so that autograd saves nothing."""
+    """Inference of a U-Net that keeps every name; its weights are frozen, so that autograd saves nothing."""
     return NamedUNet(8).requires_grad_(False), None, (torch.randn(4, 3, 64, 64),), None
 
 

@@ -1,8 +1,8 @@
-"""BatchNorm, ReLU and concatenations recomputed in backward: what goes in is kept, what comes out is computed again.
+"""BatchNorm, ReLU and concatenations recomputed in backward: inputs are kept, outputs are recomputed.
 
-Autograd saves tensors through `saved_tensors_hooks`. Where the tensor that it saves is the result of such an operator, the
-hook hands it the recipe of that result instead: the function and what it read. Only `functional.batch_norm`,
-`functional.relu` (which the layers call) and `torch.cat` are known; a result that was changed in place is saved as it is.
+Autograd saves tensors through `saved_tensors_hooks`. If a saved tensor is the result of such an operator, the
+hook saves a recipe instead: the function and its inputs. Only `functional.batch_norm`,
+`functional.relu` (which the layers call) and `torch.cat` are known; a result that was changed in place is saved as usual.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ CAT = (torch.cat, torch.concat, torch.concatenate)
 
 
 class Recipe:
-    """How to compute a tensor again: a function, and what it read, tensors or other recipes."""
+    """How to recompute a tensor: a function and its inputs, tensors or other recipes."""
 
     def __init__(self, function: Callable[..., Tensor], inputs: list[Any]) -> None:
         self.function, self.inputs = function, inputs
         self.versions = [one._version if isinstance(one, Tensor) else None for one in inputs]
         self.keep = False
-        """Whether the result is kept until `last_value`: the operator that made it is the last to read it."""
+        """Whether the result is kept until `last_value`: its own operator reads it last."""
         self._kept: Tensor | None = None
 
     def value(self) -> Tensor:
-        """The tensor, computed again."""
+        """The recomputed tensor."""
         value = self._kept
         if value is None:
             for read, version in zip(self.inputs, self.versions, strict=True):
@@ -62,14 +62,14 @@ class Recipe:
 
 
 class Recomputing(TorchFunctionMode):
-    """While it is on, results of BatchNorm, of ReLU after it and, if wanted, of concatenations are saved as recipes."""
+    """While active, results of BatchNorm, of ReLU after it and, optionally, of concatenations are saved as recipes."""
 
     def __init__(self, concatenations: bool = False) -> None:
         super().__init__()
         self.saved = 0
         """How many tensors were saved as recipes."""
         self._recipes: Any = WeakIdKeyDictionary()
-        """Storage of a result -> what tells whether it is unchanged, and its recipe."""
+        """Storage of a result -> its version, to detect changes, and its recipe."""
         self._rules: dict[Any, Callable[..., Tensor]] = {functional.batch_norm: self._batch_norm}
         self._rules |= dict.fromkeys(RELU, self._relu)
         if concatenations:
@@ -77,12 +77,12 @@ class Recomputing(TorchFunctionMode):
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Around forward and loss."""
+        """The context for forward and loss."""
 
         def pack(tensor: Tensor) -> Any:
             recipe = self._recipe_of(tensor)
             if recipe is None:
-                return tensor.detach()  # an output that knows its node would keep it, and itself, forever
+                return tensor.detach()  # an output that references its node would be a cycle
             self.saved += 1
             return recipe.value
 
@@ -93,7 +93,7 @@ class Recomputing(TorchFunctionMode):
             self._recipes.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Follow the rule for the function, if it has one and a graph is being recorded."""
+        """Apply the function's rule, if it has one and a graph is being recorded."""
         rule = self._rules.get(func) if torch.is_grad_enabled() else None
         return func(*args, **(kwargs or {})) if rule is None else rule(func, *args, **(kwargs or {}))
 
@@ -114,7 +114,7 @@ class Recomputing(TorchFunctionMode):
             return result
         recipe = Recipe(functional.relu, [source])
 
-        def pack(tensor: Tensor) -> Any:  # the result is not known by its recipe before the operator has returned
+        def pack(tensor: Tensor) -> Any:  # the result has no recipe before the operator returns
             self.saved += 1
             recipe.keep = True
             return recipe.last_value
@@ -150,7 +150,7 @@ def _geometry(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _batch_norm(training: bool, eps: float, x: Tensor, weight: Any, bias: Any, *statistics: Any) -> Tensor:
-    """In training, copies of the running statistics are updated; without any the kernel would compute in other dtypes."""
+    """In training, copies of the running statistics are updated; without them the kernel would compute in other dtypes."""
     mean, variance = (one.clone() if training and one is not None else one for one in statistics)
     return functional.batch_norm(x, mean, variance, weight, bias, training, 0.0, eps)
 

@@ -1,4 +1,4 @@
-"""All techniques by name, and how several of them go together."""
+"""All techniques by name, and how they are combined."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LESSONS = {
     **dict.fromkeys(("channels_last", "cudnn_benchmark", "cudnn_deterministic", "reproducible_seeding"), "16_design"),
     **dict.fromkeys(("cuda_launch_blocking", "cuda_visible_devices"), "18_out_of_memory"),
 }
-"""Practices, about time, safety or knowing, that memlab does not switch on -> the lesson that shows each."""
+"""Practices that memlab does not switch on -> the lesson about each."""
 
 
 class Techniques(Mapping[str, Technique]):
@@ -97,7 +97,7 @@ class Techniques(Mapping[str, Technique]):
     # --- several at once ---------------------------------------------------------------------------------------------------
 
     def conflict(self, names: Iterable[str]) -> str:
-        """Why these cannot be on together, in a sentence; "" where they can."""
+        """Why these cannot be combined, in a sentence; "" if they can."""
         chosen = [self[name] for name in names]
         for first in chosen:
             for second in chosen:
@@ -106,7 +106,7 @@ class Techniques(Mapping[str, Technique]):
         return ""
 
     def ordered(self, names: Iterable[str]) -> list[Technique]:
-        """The techniques in the order in which they are applied; raises where two exclude each other."""
+        """The techniques in the order in which they are applied; raises if two exclude each other."""
         if isinstance(names, str):
             raise MemlabError(f"techniques is a list of names, got {names!r:.80}.")
         names = list(dict.fromkeys(names))
@@ -118,7 +118,7 @@ class Techniques(Mapping[str, Technique]):
     def prepare(
         self, job: Job, make: Callable[[], Parts], names: Iterable[str] = (), habits: Iterable[str] = ()
     ) -> None:
-        """Build the parts of `make` into the job, with these techniques, and with the baseline patterns of `habits`."""
+        """Build the job from the parts of `make`, with these techniques, and with the baseline patterns of `habits`."""
         chosen = self.ordered(names)
         job.build(make)
         for name in habits:

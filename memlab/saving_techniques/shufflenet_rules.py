@@ -1,7 +1,7 @@
 """The four rules of ShuffleNetV2 on memory access: at equal FLOPs, fewer bytes to keep and to move.
 
-The widths are such that both designs of a block have equal FLOPs, as in the paper's tables. Limits: no design rule can be
-applied to a finished network: these replace blocks that were made here to show them, and refuse any other model.
+The widths are such that both designs of a block have equal FLOPs, as in the paper's tables. Limits: a design rule cannot
+be applied to an existing network: these replace the demo blocks of this module, and refuse any other model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Shortcut(nn.Module):
 
 
 Design = tuple[int, Callable[[], nn.Module]]
-"""The width of a network, and what makes one of its blocks."""
+"""The width of a network, and a function that makes one of its blocks."""
 DESIGNS: Mapping[str, tuple[Design, Design]] = {  # rule: the usual design, the better one
     "equal_channels": (
         (32, lambda: nn.Sequential(_point(32, 512), _point(512, 32))),
@@ -54,7 +54,7 @@ BLOCKS = 6
 
 
 class Designed(nn.Sequential):
-    """A small classifier of six blocks, by the rule or as the rule warns of."""
+    """A small classifier of six blocks, which follow or break the rule."""
 
     def __init__(self, rule: str, better: bool = False) -> None:
         width, block = DESIGNS[rule][better]

@@ -1,6 +1,6 @@
-"""The optimizer's step inside of backward: each parameter is updated, and its gradient freed, as soon as that is computed.
+"""The optimizer's step inside backward: each parameter is updated, and its gradient freed, as soon as it is computed.
 
-Not for what looks at all gradients together: accumulation, clipping by the global norm, a gradient scaler.
+Not for what needs all gradients at once: accumulation, clipping by the global norm, a gradient scaler.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Eager:
             raise DoesNotApply(f"{type(optimizer).__name__} is no optimizer of single parameters.")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise DoesNotApply("LBFGS looks at all gradients together.")
-        self.optimizer = weakref.ref(optimizer)  # which may hold this: without a cycle both go with the last name
+        self.optimizer = weakref.ref(optimizer)  # which may hold this object: avoid a cycle
         self.stepped: set[int] = set()
-        """Which parameters have taken this step's update."""
+        """The parameters already updated in this step."""
         self.handles: list[Any] = []
         # Weak, as the garbage collector does not look into the hooks of a parameter: a cycle through them stays forever.
         eager = weakref.ref(self)
@@ -83,7 +83,7 @@ def _apply(job: Job) -> None:
 
 @contextlib.contextmanager
 def _patch() -> Iterator[None]:
-    """Every optimizer made from now on steps in backward; what looks at all gradients together is refused."""
+    """Make every new optimizer step in backward; refuse what needs all gradients at once."""
     init, made = Optimizer.__init__, list[weakref.ref[Eager]]()
 
     def eager_init(self: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -91,7 +91,7 @@ def _patch() -> Iterator[None]:
         eager = Eager(self)
         made.append(weakref.ref(eager))
 
-        # The loop's own step finds no gradient, and does nothing; that of a copy for one parameter comes by here too.
+        # The loop's own step finds no gradients and does nothing; copies for one parameter are handled here too.
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if optimizer is eager.optimizer():
                 if len(args) > 1 or kwargs.get("closure") is not None:
@@ -106,7 +106,7 @@ def _patch() -> Iterator[None]:
             (nn.utils.clip_grad_norm_, "clipping by the global norm needs all gradients together."),
             (nn.utils.clip_grad_value_, "clipping needs the gradients before the step."),
         ):
-            # Under every name by which a module knows it: it may have been imported long ago.
+            # Under every name in every module: it may have been imported long ago.
             for module in list(sys.modules.values()):
                 for name in [key for key, value in getattr(module, "__dict__", {}).items() if value is function]:
                     stack.enter_context(mock.patch.object(module, name, refusing(why)))

@@ -1,4 +1,4 @@
-"""What is known of one technique: how to apply it, which memory it reduces, what stays equal, its price, when not to use it."""
+"""A technique: how to apply it, which memory it reduces, what stays equal, its price, when not to use it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from memlab.workloads.job import Job, Parts
 Kind = Literal["saving", "myth"]
 """A saving lowers a peak; a myth is often said to, and does not."""
 Stage = Literal["build", "model", "optimizer", "step"]
-"""What it changes, in the order in which several are applied."""
+"""The part of a job that it changes, in the order of application."""
 STAGES: tuple[Stage, ...] = ("build", "model", "optimizer", "step")
 TEXTS = tomllib.loads(Path(__file__).with_name("techniques.toml").read_text(encoding="utf-8"))
-"""Name -> the text of each technique, in the order in which they are listed, and applied within a stage."""
+"""Name -> texts of a technique, in the order of listing, and of application within a stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """How results with the technique compare to those without: bitwise equal, within a relative tolerance, or different."""
+    """How results with the technique compare with those without: bitwise equal, within a relative tolerance, or different."""
 
     kind: Literal["exact", "close", "changes"]
     relative: float = 0.0
@@ -35,10 +35,10 @@ class Equality:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Where the effect can be measured, for tests and benchmarks: a workload, a device, and the least share of the peak saved.
+    """How to measure the effect, for tests and benchmarks: a workload, a device, and the minimum share of the peak saved.
 
     `workload` is a name, or a function that makes one for this technique. `device` "cuda" is for what the CPU cannot
-    show. `of` says which peak. For a myth `share` is how far the peak may move at most.
+    show. `of` says which peak. For a myth `share` is the largest change of the peak.
     """
 
     workload: str | Callable[[], Parts]
@@ -51,12 +51,12 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """One way to save memory, or one that is said to.
+    """A way to save memory, or a myth.
 
-    `apply` changes a built job in place and raises DoesNotApply where it finds nothing to change. `baseline_pattern` makes
-    the job do what the technique replaces, as it is often written: without it the plain job would have nothing to save.
-    `patch` gives a context manager that switches the technique on for code that does not know of it; it may patch
-    anything, as it is only entered in a child process.
+    `apply` changes a built job in place and raises DoesNotApply if it finds nothing to change. `baseline_pattern` gives the
+    job the common code that the technique replaces: without it the plain job would have nothing to save. `patch` returns a
+    context manager that switches the technique on for unmodified code; it may patch anything, as it is only used in a child
+    process.
     """
 
     name: str
@@ -69,22 +69,22 @@ class Technique:
     price: str
     not_when: str
     code: str
-    """What a reader would paste."""
+    """The code to paste."""
     references: tuple[str, ...]
     demo: Demo
     apply: Callable[[Job], None]
     slower: bool = False
-    """Whether a step takes longer with it, as far as is known before it is measured."""
+    """Whether a step is expected to take longer."""
     tips: tuple[str, ...] = ()
-    """The rows of the classic tips that it answers, as A6 or C2."""
+    """The rows of docs/tips.md that it answers, such as A6 or C2."""
     excludes: Mapping[str, str] = field(default_factory=dict)
     """Name of another technique -> why both cannot be on."""
     conf: str = ""
-    """What it adds to PYTORCH_CUDA_ALLOC_CONF."""
+    """Its setting in PYTORCH_CUDA_ALLOC_CONF."""
     baseline_pattern: Callable[[Job], None] | None = None
     patch: Callable[[], AbstractContextManager[Any]] | None = None
 
-    # The names of earlier versions. What was done before a job is built belonged to practices, which are no techniques now.
+    # Earlier names. What was done before a job is built belonged to practices, which are no longer techniques.
     before = None
     habit = property(lambda self: self.baseline_pattern)
     outside = property(lambda self: self.patch)
@@ -102,7 +102,7 @@ class Technique:
 
 
 def described(name: str, demo: Demo, /, apply: Callable[[Job], None], **code: Any) -> Technique:
-    """The technique of that name: what techniques.toml says of it, and the code that demonstrates, applies and patches it."""
+    """The technique of that name: its texts from techniques.toml, and the code that demonstrates, applies and patches it."""
     text: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in TEXTS[name].items()
     }

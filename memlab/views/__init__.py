@@ -1,1 +1,1 @@
-"""Value -> picture: theme, tables, figures, the live view."""
+"""Value -> text, HTML and figures: theme, tables, the live view."""

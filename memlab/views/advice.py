@@ -1,4 +1,4 @@
-"""An advice as a page: what saves most, all that was tried, and the code to paste."""
+"""An advice as a page: the recommendation, everything that was tried, and the code to paste."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def advice_page(found: Findings, code: str = "") -> Page:
         parts.append(Table("", _COLUMNS, tuple(rows), bar=1, strong=strong))
     failed = [(one.name, one.failed) for one in (*found.tried, *found.combined) if one.failed]
     for heading, reasons in (("Could not be tried", failed), ("Not tried", found.left_out)):
-        names: dict[str, list[str]] = {}  # of the same reason, in one line
+        names: dict[str, list[str]] = {}  # those with the same reason, in one line
         for name, why in reasons:
             names.setdefault(why, []).append(name)
         lines = tuple(one_line(f"{', '.join(named)}: {why}") for why, named in names.items())
@@ -74,6 +74,6 @@ def _sentences(found: Findings) -> Iterator[str]:
 
 def _share(saved: ByteRange, found: Findings) -> float:
     before = found.before_bytes
-    if max(map(abs, (*saved, *before))) >= UNBOUNDED:  # what is certain
+    if max(map(abs, (*saved, *before))) >= UNBOUNDED:  # the certain part
         return max(saved.low, 0) / max(before.low, 1)
     return sum(saved) / max(sum(before), 1)

@@ -1,7 +1,7 @@
-"""Two runs compared: a page whose first line says what the second costs or saves, and a picture of both.
+"""A comparison of two runs: a page whose first line says what the second costs or saves, and a figure of both.
 
-The picture has both timelines on one axis, each from 0, and next to them, on the same scale, who held each peak. Where
-seconds would hide the shorter run, or were not measured, the axis is the share of each run, and says so; buttons switch.
+The figure has both timelines on one axis, each from 0, and next to them, on the same scale, who held each peak. If seconds
+would hide the shorter run, or were not measured, the axis is the share of each run, and says so; buttons switch.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from memlab.views.timeline import sparkline
 
 SIDES = (theme.SERIES["reserved"], theme.SERIES["allocated"])
 """The colours of both runs."""
-_ABOVE = 1.12  # the room above the higher peak, for its label
-_SHOWN = 7  # rows of a table, before the rest is summed up
+_ABOVE = 1.12  # space above the higher peak, for its label
+_SHOWN = 7  # rows of a table, before the rest is summarized
 _NAME, _CODE = 44, 48
 
 
 def peak_words(a: Side, b: Side) -> str:
-    """Both peaks, and what lies between them."""
+    """Both peaks and their difference."""
     if saved(a, b) == (0, 0):
         return f"peak {b.peak}, as before"
     return f"peak {b.peak} instead of {a.peak} ({saved_words(a, b)})"
 
 
 def saved_words(a: Side, b: Side) -> str:
-    """What lies between both peaks, in bytes and as a share of the first."""
+    """The difference of the peaks, in bytes and as a share of the first."""
     low, high = saved(a, b)
     if low == high == 0:
         return "0 B"
     if max(abs(low), abs(high)) >= UNBOUNDED:
         return "by how much is not known"
-    ends: dict[str, str] = {}  # as text they may be equal
+    ends: dict[str, str] = {}  # their texts may be equal
     for change in (-low, -high):
         share = 100 * abs(change) / a.peak.low if a.peak.low else 0
         digits = f"{share:.0f}" if share >= 0.95 else f"{share:.1f}" if share >= 0.05 else "<0.1" if share else "0"
@@ -52,7 +52,7 @@ def saved_words(a: Side, b: Side) -> str:
 
 
 def time_words(of: str, ratio: float) -> str:
-    """Who took how many times as long."""
+    """The ratio of durations."""
     return f"{'a step takes' if of == 'step' else 'the run took'} {times(ratio)} as long"
 
 
@@ -68,12 +68,12 @@ def times(ratio: float) -> str:
 
 
 def results_words(results: ResultCheck) -> str:
-    """Whether results agree, or how far off they are."""
+    """Whether results agree, or how much they differ."""
     return f"results {one_line(results.short, 160)}"
 
 
 def level_row(of: str, a: ByteRange | str, b: ByteRange | str, words: str = "") -> tuple[Cell, ...]:
-    """One row of figures of both runs; `words` say their difference, else it is in bytes where both are exact."""
+    """One row of figures of both runs; `words` describe their difference; by default it is in bytes if both are exact."""
     difference: Cell = words or None
     if not words and isinstance(a, ByteRange) and isinstance(b, ByteRange) and a.is_exact and b.is_exact:
         difference = b.low - a.low
@@ -84,7 +84,7 @@ def comparison_page(
     sentence: str, names: tuple[str, str], levels: Iterator[tuple[Cell, ...]], tables: Iterator[Differences], results: ResultCheck,
     notes: tuple[str, ...] = (),
 ) -> Page:  # fmt: skip
-    """The sentence, both names, the figures, and who makes the difference."""
+    """The sentence, both names, the figures, and the differences by category, line and module."""
     both = [f"{side}: {one_line(name, 120)}" for side, name in zip("ab", names, strict=True)]
     marks = ""
     for text, colour in zip(both, SIDES, strict=True):
@@ -107,7 +107,7 @@ def _columns(head: str) -> tuple[Column, ...]:
 
 
 def _differences(table: Differences) -> Table:
-    """The rows that are worth it: of modules and lines those that differ."""
+    """The rows to show: of modules and lines those that differ."""
     rows = list(table.items())
     if table.by != "category":
         rows = [row for row in rows if row[1].difference_bytes] or rows
@@ -127,7 +127,7 @@ def _differences(table: Differences) -> Table:
 
 
 def comparison_scene(picture: Picture, words: str, heading: str = "") -> Scene:
-    """Both runs; `words` is the sentence of its text twins."""
+    """The figure of both runs; `words` is its text alternative."""
     height = Axis.of_bytes(picture.top_bytes * _ABOVE)
     lines, shares, held = [], [], []
     labels: list[Item] = []
@@ -139,7 +139,7 @@ def comparison_scene(picture: Picture, words: str, heading: str = "") -> Scene:
         below = f"share of each run{f' ({picture.why})' if picture.why else ''}"
         shares.append(Axis(0.0, whole_s, ticks, below))
         held.append(dict(drawn.shares))
-        # What stands above a bar, and from where to where the peak may lie.
+        # The label above a bar, and the range of the peak.
         low, high = drawn.peak
         text = str(drawn.peak).replace(" to ", "\nto ")
         if low < high < UNBOUNDED:
@@ -157,7 +157,7 @@ def comparison_scene(picture: Picture, words: str, heading: str = "") -> Scene:
 
 
 def described(picture: Picture, words: str) -> str:
-    """The picture in words: its twin for whoever cannot see it."""
+    """The text alternative of the figure."""
     lines = [one_line(words, 500)]
     for side, drawn in zip("ab", picture.sides, strict=True):
         curve = sparkline(Curve("allocated", drawn.time_s, drawn.bytes, True), drawn.duration_s, 50)

@@ -1,7 +1,7 @@
-"""The explorer: a widget in which zooming and panning ask the kernel for the detail of the part that is seen.
+"""The explorer: a widget in which zooming and panning request detail of the visible part from the kernel.
 
-It holds no timeline: the caller's `window` function answers for any part of it. It is a widget, so it stands beside a
-static output and never replaces one.
+It holds no timeline: the caller's `window` function returns any part of it. As a widget it is shown next to a static
+output and never replaces one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memlab.torch_internals import let_clicks_through
 from memlab.views import theme
 from memlab.views.live import static
 
-# Of each series: the times (seconds) at which stretches begin, and the lowest and highest value in each.
+# Per series: the start times (seconds) of bins, and the lowest and highest value in each.
 Detail = Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 Window = Callable[[float, float, int], Detail]
 
@@ -27,7 +27,7 @@ FEWEST_BINS, MOST_BINS, OVERVIEW_BINS = 16, 4000, 600
 
 
 class Explorer(anywidget.AnyWidget):
-    """A timeline to zoom into. `selection` is (begin_s, end_s) of what is seen; set it to move."""
+    """A timeline to zoom into. `selection` is (begin_s, end_s) of the visible part; set it to move."""
 
     _esm = static("uPlot.iife.min.js", "chart.js", "explorer.js")
     _css = static("uPlot.min.css", "memlab.css")
@@ -61,18 +61,18 @@ class Explorer(anywidget.AnyWidget):
 
     def _clamped(self, begin_s: float, end_s: float) -> tuple[float, float]:
         begin_s, end_s = max(begin_s, 0.0), min(end_s, self.span_s)
-        if not begin_s < end_s:  # false also for NaN, which max() and min() keep when it stands first
+        if not begin_s < end_s:  # also false for NaN, which max() and min() keep if it comes first
             raise MemlabError(f"nothing between {begin_s} and {end_s} s; the run lasts from 0 to {self.span_s} s")
         return begin_s, end_s
 
     @traitlets.observe("selection")
     def _moved(self, change: Mapping[str, Any]) -> None:
-        # What the browser asked for is not sent back: while the mouse moves it would be out of date on arrival.
+        # The browser's own request is not echoed: while the mouse moves it would be out of date on arrival.
         if change["new"] != self._asked:
             self.send({"t": "show", "begin": change["new"][0], "end": change["new"][1]})
 
     def close(self) -> None:
-        """Take the widget away and tell the caller, once."""
+        """Close the widget and notify the caller, once."""
         if not self.closed:
             self.closed = True
             self._quietly(self._on_close)
@@ -111,7 +111,7 @@ class Explorer(anywidget.AnyWidget):
 
 
 def packed(detail: Detail) -> tuple[list[dict[str, Any]], bytes]:
-    """The heads of all series, and their numbers in one buffer: f8 times, f4 lows, f4 highs."""
+    """The headers of all series, and their numbers in one buffer: f8 times, f4 lows, f4 highs."""
     heads, parts = [], []
     for position, (name, (times, lows, highs)) in enumerate(detail.items()):
         if not len(times) == len(lows) == len(highs):

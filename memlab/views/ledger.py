@@ -1,4 +1,4 @@
-"""The ledger as a page: a row for each busy cell and device, and what grows."""
+"""The ledger as a page: one row per busy cell and device, and what grows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLUMNS = (
 
 def ledger_page(accounts: Accounts) -> Page:
     """The latest cells that did something; the rest is counted."""
-    busy = []  # where a cell left or freed something, or its peak rose above both ends
+    busy = []  # if a cell left or freed something, or its peak exceeded both ends
     for entry in accounts.entries:
         for level in entry.levels:
             rose = level.peak is not None and level.peak.low_bytes > max(level.before_bytes, level.after_bytes)
@@ -63,12 +63,12 @@ def _row(entry: Entry, level: LevelAfterRun, numbers: Mapping[int, int]) -> tupl
 
 
 def _number(number: int) -> str:
-    """A cell as notebooks write it; the number of some interrupted cells is not known."""
+    """The execution count as notebooks write it; unknown for some interrupted cells."""
     return f"[{number or '?'}]"
 
 
 def _names(entry: Entry, level: LevelAfterRun, mine: list[Left], numbers: Mapping[int, int]) -> str:
-    """What a cell did not free by variable, the largest first, and what has been freed since."""
+    """What a cell did not free, by variable, the largest first, and what has been freed since."""
     groups: dict[str, list[Left]] = {}
     for one in mine:
         if one.is_there_after(entry.index) and (one.path or one.died is None):

@@ -1,4 +1,4 @@
-"""What each line took: a listing as text and as HTML, and the classic plain form."""
+"""The memory of each line: a listing as text and as HTML, and the classic plain form."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from memlab.views import theme
 from memlab.views.table import signed
 
 SECTION_HTML, SECTION_TEXT = 15_000, 5_000
-"""How long a listing may be that stands below the report of a cell, in characters."""
+"""The maximum length of a listing below the report of a cell, in characters."""
 LEGEND = (
     "held: come less gone while the line was on; peak: the most above its start; freed: of what was older than the line"
 )
-_FOLD_FROM = 4  # so many lines in a row without memory are folded where a listing is too long
+_FOLD_FROM = 4  # this many consecutive lines without memory are folded if a listing is too long
 _WIDTH = 110
 
 
@@ -31,12 +31,12 @@ class ListedLine:
 
     @property
     def peak_bytes(self) -> int:
-        """How high it rose; -1 where it took nothing."""
+        """Its peak; -1 if it had none."""
         return -1 if self.row is None or self.row.is_quiet else self.row.peak_bytes
 
 
 Section = tuple[str, list[ListedLine | int]]
-"""The name of a source, and its lines; a number stands for so many left out."""
+"""The name of a source, and its lines; a number means that many omitted lines."""
 _COLUMNS: dict[str, tuple[str, Callable[[int], str]]] = {
     "held": ("held_bytes", signed),
     "in backward": ("backward_bytes", signed),
@@ -45,7 +45,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[int], str]]] = {
     "freed": ("freed_bytes", format_bytes),
     "×": ("executions", "×{}".format),
 }
-"""Head -> the figure of a row, and how it is written; nothing stands for 0."""
+"""Head -> the figure of a row and its format; blank for 0."""
 
 
 def listing_text(table: LineTable, name: str = "", limit: int = 0) -> str:
@@ -100,14 +100,14 @@ def listing_html(table: LineTable, name: str = "", limit: int = 0) -> str:
 
 
 _TABLE = "border-collapse:collapse;margin:2px 0;color:inherit;font-family:monospace;font-size:12px;white-space:pre"
-# JupyterLab sets these for every cell of a table, so they are set again where they matter.
+# JupyterLab styles every cell of a table, so these are set again where they matter.
 _LEFT = "style='text-align:left;white-space:pre;padding:1px 0 1px 16px'"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _BAR = theme.shade(theme.SERIES["allocated"], 0.35)
 
 
 def _columns(table: LineTable) -> list[str]:
-    """The heads of the columns that this table needs."""
+    """The columns that this table needs."""
     needed = {
         "in backward": any(row.backward_bytes for row in table.rows),
         "with calls": any(row.total_bytes != row.held_bytes for row in table.rows),
@@ -129,13 +129,13 @@ def _cells(entry: ListedLine | int, columns: list[str]) -> list[str]:
 
 
 def _shortened(table: LineTable, limit: int, render: Callable[[list[Section]], str]) -> str:
-    """The listing, with the least lines left out until it is short enough."""
+    """The listing, omitting the smallest lines until it is short enough."""
     rows: dict[str, dict[int, LineRow]] = {}
     for row in table.rows:
         if row.text != BACKWARD:
             rows.setdefault(row.source, {})[row.line] = row
     found: list[tuple[str, list[ListedLine]]] = []
-    for source, by_line in rows.items():  # executed lines whose text is not known come as well
+    for source, by_line in rows.items():  # include executed lines whose text is unknown
         texts = table.sources.get(source, {})
         numbers = sorted({*texts, *by_line})
         found.append((source, [ListedLine(n, _plain(texts.get(n, "")), by_line.get(n)) for n in numbers]))
@@ -152,7 +152,7 @@ def _shortened(table: LineTable, limit: int, render: Callable[[list[Section]], s
 
 
 def _folded(lines: list[ListedLine], least: int) -> list[ListedLine | int]:
-    """The lines with at least so high a peak, and how many lie between them."""
+    """The lines with at least this peak, and the number omitted between them."""
     kept: list[ListedLine | int] = []
     for is_kept, alike in itertools.groupby(lines, lambda line: line.peak_bytes >= max(least, 0)):
         group = list(alike)
@@ -161,7 +161,7 @@ def _folded(lines: list[ListedLine], least: int) -> list[ListedLine | int]:
 
 
 def _closing(table: LineTable) -> list[str]:
-    """What belongs to no line, and what all of it comes to."""
+    """What belongs to no line, and the total."""
     parts = [f"Over the run: {signed(table.change_bytes)}"]
     for row in table.rows:
         if row.text == BACKWARD:
@@ -177,12 +177,12 @@ def _title(table: LineTable, name: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that cannot break a line or steer a terminal; it may come from a file."""
+    """Text without line breaks and terminal escapes; it may come from a file."""
     return plain(text.replace("\t", "    "))
 
 
 def plain_text(table: LineTable) -> str:
-    """Line by line the total on the device after it, then the tensors that came (+) and went (-), by kind.
+    """Line by line the total on the device after it, then the tensors allocated (+) and freed (-), by kind.
 
     Sizes of tensors are in millions of bytes, as this form has always had them; the total is in MiB.
     """

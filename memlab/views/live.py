@@ -1,10 +1,10 @@
 """The live view: a widget that draws the memory of a cell while the cell runs, fed by the sampler's thread.
 
-It measures nothing, keeps nothing exact (the report does) and never raises into the thread that feeds it.
+It measures nothing, is not exact (the report is) and never raises into the thread that feeds it.
 
-What goes over the wire, at most 4 kB a tick: numbered chunks (`{t: "a", seq, ...}` and one buffer with the new points)
+The protocol, at most 4 kB a tick: numbered chunks (`{t: "a", seq, ...}` and one buffer with the new points)
 and, at rising intervals and at the end, a key frame (the synced trait `key`): the history thinned to its extremes, then
-the new points as in a chunk. A view that missed nothing takes only the new points from it; any other starts from it.
+the new points as in a chunk. A view that missed nothing uses only its new points; any other starts from it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ import traitlets
 from memlab.torch_internals import let_clicks_through
 from memlab.views import theme
 
-# 4,096 bytes less the envelope that Jupyter puts around a message and some air: on the websocket the heaviest weighed
-# 3,436 bytes.
+# 4,096 bytes minus Jupyter's message envelope and a margin: on the websocket the largest message was 3,436 bytes.
 PAYLOAD_BYTES = 2900
 NOTES_BYTES = 600
 PHASES_PER_CHUNK, PHASES_PER_KEY = 24, 48
 HISTORY_POINTS, HISTORY_PHASES = 4096, 512
 KEY_TIMES_S, KEY_EVERY_S = (0.2, 0.5, 1.0), 2.0
-MIXED = 255  # the code of a stretch whose phases are too short to be told apart
+MIXED = 255  # the code of a bin whose phases are too short to be drawn
 
 STATIC = Path(__file__).parent / "static"
 
 
 def static(*names: str) -> str:
-    """The text of bundled files, as one: the browser fetches nothing."""
+    """The bundled files as one text: the browser fetches nothing."""
     return "\n".join((STATIC / name).read_text("utf-8") for name in names)
 
 
 class LiveView(anywidget.AnyWidget):
-    """Memory that moves while the cell runs, with a Stop button where one is wanted."""
+    """A live curve of memory, with an optional Stop button."""
 
     _esm = static("uPlot.iife.min.js", "chart.js", "live.js")
     _css = static("uPlot.min.css", "memlab.css")
@@ -93,7 +92,7 @@ class LiveView(anywidget.AnyWidget):
         """Show new points. `phases` are those begun or ended since the last push; the same begin again moves its end.
 
         Times are seconds since the start. A column that is absent, or NaN, is a gap. More points than fit into a tick
-        (about 100) are thinned to their extremes. Anything that goes wrong ends up in `broken`, once.
+        (about 100) are thinned to their extremes. The first error is stored in `broken`.
         """
 
         def send() -> None:
@@ -109,11 +108,11 @@ class LiveView(anywidget.AnyWidget):
         self._quietly(send)
 
     def finish(self) -> None:
-        """Send the last key frame: whoever looks later sees the whole curve, and no Stop button."""
+        """Send the last key frame: later views show the whole curve, and no Stop button."""
         self._quietly(lambda: self._send_key(self._points((), {}), phase_table(()), done=True))
 
     def close(self) -> None:
-        """Take the widget away; the caller has replaced its output before."""
+        """Close the widget; the caller has already replaced its output."""
         with contextlib.suppress(Exception):
             super().close()
 
@@ -148,7 +147,7 @@ class LiveView(anywidget.AnyWidget):
     def _send_key(self, points: np.ndarray, phases: np.ndarray, done: bool = False) -> None:
         self._sequence += 1
         self._wants_key = False
-        # The next one is due soon at first, because a view may take a second to appear.
+        # The first interval is short, because a view may take a second to appear.
         elapsed_s = self._head.get("e", 0.0)
         self._next_key_s = next((at for at in KEY_TIMES_S if at > elapsed_s), elapsed_s + KEY_EVERY_S)
         notes = shorten(self._notes)
@@ -160,7 +159,7 @@ class LiveView(anywidget.AnyWidget):
         old_points = thin(old_points, room - points.shape[1])
         counts = {"n": old_points.shape[1], "tail": points.shape[1], "m": len(old_phases), "mtail": len(phases)}
         head = {"seq": self._sequence, "at": 0.0, **counts, **self._head, "notes": notes, "done": done}
-        # The length of the head (u4), the head as JSON padded to a multiple of four, the numbers.
+        # The length of the header (u4), the header as JSON padded to a multiple of four, the numbers.
         text = json.dumps(head, ensure_ascii=False).encode()
         text += b" " * (-len(text) % 4)
         numbers = body(np.hstack((old_points, points)), np.vstack((old_phases, phases)), 0.0)
@@ -209,10 +208,10 @@ class History:
 
 
 def thin(points: np.ndarray, limit: int) -> np.ndarray:
-    """At most `limit` points (row 0: times), two for each stretch: its lowest and its highest value, row by row.
+    """At most `limit` points (row 0: times), two per bin: its lowest and its highest value, row by row.
 
-    The two are put in the order in which the stretch rises or falls, so that no peak is lost and no plateau is bent.
-    The last point stays as it is: it is what the view calls the value now. A limit below 3 counts as 3.
+    The two are in the order in which they occur, so that no peak is lost and no plateau is bent. The last point is kept:
+    the view shows it as the current value. A limit below 3 counts as 3.
     """
     count = points.shape[1]
     if count <= limit:
@@ -235,7 +234,7 @@ def phase_table(phases: Iterable[tuple[float, float, int]]) -> np.ndarray:
 
 
 def fold(phases: np.ndarray, limit: int) -> np.ndarray:
-    """At most `limit` rows: short neighbours become one row that says MIXED."""
+    """At most `limit` rows: short neighbours are merged into one row, MIXED."""
     if len(phases) <= limit:
         return phases
     span = phases[-1, 1] - phases[0, 0]

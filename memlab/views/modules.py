@@ -1,7 +1,7 @@
-"""The modules of a run as a tree: as text that stands alone, as HTML to unfold, and as a figure on request.
+"""The modules of a run as a tree: as text, as collapsible HTML, and as a figure on request.
 
-What is largest is unfolded first, and what does not fit is summed up in a row of its own; the figure has the largest few
-hundred modules.
+The largest modules are expanded first, and what does not fit is summed in one row; the figure has the largest few hundred
+modules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memlab.views.plotly import escaped
 from memlab.views.table import BOX, Column, Table
 
 TEXT_ROWS, HTML_ROWS, FIGURE_TILES = 30, 60, 300
-_CHILDREN = 12  # so many of one module are shown; a row sums up the others
+_CHILDREN = 12  # how many children of a module are shown; a row sums the others
 _NAME = 60
 _SIZES = {"held_bytes": "at the peak", "kept_bytes": "for backward", "transient_bytes": "transient"}
 _COLUMNS = (*_SIZES.values(), "calls")
@@ -35,7 +35,7 @@ _NOBODY = "No module was called, and none held anything at the peak."
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the tree: a module, or (module None) what is summed up or belongs to none."""
+    """One line of the tree: a module, or (module None) a sum or memory outside any module."""
 
     depth: int
     name: str
@@ -44,7 +44,7 @@ class Row:
     rows: tuple[Row, ...] = ()
 
     def walk(self) -> Iterator[Row]:
-        """It and all below it, as they are read."""
+        """It and its descendants, in reading order."""
         yield self
         for row in self.rows:
             yield from row.walk()
@@ -71,7 +71,7 @@ def rows(tree: ModuleTree, limit: int) -> tuple[Row, ...]:
 
 
 def _unfolded(roots: Sequence[Module], limit: int) -> set[str]:
-    """The paths that are unfolded: the largest first, as long as there is room."""
+    """The paths to expand: the largest first, as long as they fit."""
     waiting = [(-module.largest_bytes, place, module) for place, module in enumerate(_largest(roots))]
     heapq.heapify(waiting)
     found: set[str] = set()
@@ -89,13 +89,13 @@ def _unfolded(roots: Sequence[Module], limit: int) -> set[str]:
 
 
 def _largest(modules: Sequence[Module]) -> list[Module]:
-    """The largest few, in their own order."""
+    """The largest few, in their original order."""
     numbers = sorted(range(len(modules)), key=lambda i: -modules[i].largest_bytes)[:_CHILDREN]
     return [modules[i] for i in sorted(numbers)]
 
 
 def _name(module: Module, depth: int) -> str:
-    """Below its parent a module needs only the last part of its path."""
+    """The last part of the path, as shown below its parent."""
     return one_line(components(module.path)[-1] if depth else module.path, _NAME)
 
 
@@ -130,7 +130,7 @@ _BARS = (theme.SERIES["allocated"], theme.CATEGORIES["activation"], theme.CATEGO
 
 
 def html(tree: ModuleTree, limit: int = HTML_ROWS) -> str:
-    """The tree to unfold, with bars; everything in it is escaped."""
+    """The collapsible tree, with bars; everything in it is escaped."""
     head = f"<div style='{BOX};max-width:820px'><div><b>{escape(title(tree))}</b></div>"
     if not tree.roots:
         return f"{head}<div>{_NOBODY}</div></div>"
@@ -148,7 +148,7 @@ def html(tree: ModuleTree, limit: int = HTML_ROWS) -> str:
             return f"<div style='padding-left:15px'>{line}</div>"
         is_open = " open" if row.depth < 2 else ""
         below = "".join(map(shown, row.rows))
-        # Only the left side moves in, so that the columns on the right stay where they are.
+        # Only the left side is indented, so that the columns on the right stay aligned.
         return f"<details{is_open}><summary>{line}</summary><div style='padding-left:15px'>{below}</div></details>"
 
     columns = "".join(f"<span style='{_CELL}'>{name}</span>" for name in _COLUMNS)
@@ -158,7 +158,7 @@ def html(tree: ModuleTree, limit: int = HTML_ROWS) -> str:
 
 
 def figure(tree: ModuleTree) -> Any:
-    """An icicle of what the modules held at the peak, else of what they left for backward."""
+    """An icicle of what the modules held at the peak, or else kept for backward."""
     import plotly.graph_objects as go
 
     size = next((size for size in _SIZES if any(getattr(one, size) for one in tree.values())), None)
@@ -178,7 +178,7 @@ def _tiles(tree: ModuleTree, size: str) -> dict[str, Any]:
     kept = {module.path for module in largest if getattr(module, size)}
     shown = [module for module in tree.values() if module.path in kept]  # in the order of the model
     parents = {child.path: module.path for module in tree.values() for child in module.children}
-    # The first level with more than one module gives each of them a colour, and all below it the same.
+    # Each module of the first level with more than one gets a colour, shared by its descendants.
     level: Sequence[Module] = tree.roots
     while len(level) == 1 and level[0].children:
         level = level[0].children

@@ -1,6 +1,6 @@
-"""What a result says, as one value: a title and parts below it, as text that stands alone and as HTML. Both say the same.
+"""A report as one value: a title and parts below it, as text and as HTML with the same content.
 
-Whatever comes from outside (names, paths, messages) is kept to one line, and escaped in HTML.
+External text (names, paths, messages) is kept to one line, and escaped in HTML.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _LIMIT = 500  # characters of a line
 
 @dataclass(frozen=True, slots=True)
 class PageLines:
-    """Sentences below each other, with a heading where they need one."""
+    """Sentences, one per line, with an optional heading."""
 
     lines: tuple[str, ...]
     heading: str = ""
     colour: str = ""
 
     def text(self) -> str:
-        """The heading, and one line for each sentence."""
+        """The heading, and one line per sentence."""
         heading = [self.heading] if self.heading else []
         return "\n".join(one_line(line, _LIMIT) for line in [*heading, *self.lines])
 
@@ -35,7 +35,7 @@ class PageLines:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Tables that stand next to each other where there is room, and below each other in text."""
+    """Tables side by side in HTML if they fit, and below each other in text."""
 
     tables: tuple[Table, ...]
     heading: str = ""
@@ -53,7 +53,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A part that a notebook shows when its heading is clicked."""
+    """A collapsed part, which a notebook expands on a click."""
 
     heading: str
     part: PageLines | Table | Markup
@@ -78,13 +78,13 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """HTML that memlab wrote, and its words for everything else."""
+    """HTML written by memlab, and a text alternative."""
 
     content: str
     words: str = ""
 
     def text(self) -> str:
-        """The words, which may be none."""
+        """The text, which may be empty."""
         return self.words
 
     def html(self) -> str:
@@ -97,7 +97,7 @@ Part = str | PageLines | Table | Beside | Folded | Markup
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A title and the parts below it; a part that is a text is a sentence."""
+    """A title and the parts below it; a string is a sentence."""
 
     title: str
     parts: tuple[Part, ...] = ()
@@ -115,7 +115,7 @@ class Page:
         return f"<div style='{BOX}'><div{colour}><b>{safe(self.title)}</b></div>{parts}</div>"
 
     def _filled(self) -> list[PageLines | Table | Beside | Folded | Markup]:
-        """The parts in which anything stands; sentences that follow each other are one."""
+        """The parts that are not empty; consecutive sentences are merged."""
         parts: list[PageLines | Table | Beside | Folded | Markup] = []
         for part in self.parts:
             before = parts[-1] if parts else None
@@ -129,7 +129,7 @@ class Page:
 
 
 def code_block(code: str) -> Markup:
-    """Python to copy, as it is: indented in text."""
+    """Python code to copy; indented in text."""
     words = "\n" + "\n".join(f"    {line}".rstrip() for line in code.splitlines())
     return Markup(f"<pre style='margin:4px 0;white-space:pre-wrap'>{escape(code)}</pre>", words)
 

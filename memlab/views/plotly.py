@@ -28,12 +28,12 @@ def figure(scene: Scene) -> Any:
     layout = _layout(scene)
     further = itertools.count(len(scene.panels) + 1)
     for number, panel in enumerate(scene.panels, 1):
-        # The horizontal axes are x, x2, ... of the panels, then the further ones of each.
+        # The horizontal axes are x, x2, ... for the panels, then their additional ones.
         numbers = [number, *itertools.islice(further, len(panel.axes) - 1)]
         axes = [f"x{one if one > 1 else ''}" for one in numbers]
         layout |= _axes(scene, panel, axes)
         if len(panel.views) > 1:
-            # What the axis counts: the first annotation, which the buttons change; an axis title would run into them.
+            # The axis title, as the first annotation, which the buttons change; a real axis title would overlap them.
             below = {"xref": "paper", "yref": "paper", "x": 0, "y": -0.09, "xanchor": "left", "yanchor": "top"}
             drawn["annotations"].append({"text": escaped(panel.axes[0].title), "showarrow": False, **below})
             drawn["updatemenus"].append(_switch(panel, axes))
@@ -49,12 +49,12 @@ def figure(scene: Scene) -> Any:
 
 
 def escaped(text: str) -> str:
-    """Plotly reads a few HTML tags in its texts; a user's name must stay text."""
+    """Plotly interprets a few HTML tags in its texts; names must stay plain text."""
     return plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _drawn(item: Item, panel: Panel, axes: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What an item becomes, and in which list of the figure it stands."""
+    """Convert an item; returns it and the list of the figure that it belongs to."""
     axis = axes[item.axis] if isinstance(item, Line) else axes[0]
     place: dict[str, Any] = {} if axis == "x" else {"xaxis": axis}
     look: dict[str, Any]
@@ -74,7 +74,7 @@ def _drawn(item: Item, panel: Panel, axes: list[str]) -> Iterator[tuple[str, dic
                     "marker": look, "width": item.width, "legend": "legend2", **place,
                 }  # fmt: skip
         case Line():
-            # One pixel: an edge of 1.8 takes half as many bytes again in the PNG that JupyterLab saves.
+            # One pixel: an edge of 1.8 makes the PNG that JupyterLab saves half as large again.
             look = {"width": 1, "color": item.colour, "shape": "hv"}
             if item.shape != "stair":
                 look = {"width": 1.3, "color": item.colour, "dash": "dash"}
@@ -85,7 +85,7 @@ def _drawn(item: Item, panel: Panel, axes: list[str]) -> Iterator[tuple[str, dic
             trace |= {"visible": "legendonly"} if item.hidden else {}
             yield "data", trace | ({} if item.named else {"showlegend": False})
         case Strip():
-            # One row of cells on an axis of its own: a byte for each stretch of time.
+            # One row of cells on its own axis: a byte per time bin.
             stretch = (panel.axes[0].high - panel.axes[0].low) / len(item.codes)
             codes = len(item.colours)
             steps = enumerate(colour or _CLEAR for colour in item.colours)
@@ -171,7 +171,7 @@ def _layout(scene: Scene) -> dict[str, Any]:
 
 
 def _axes(scene: Scene, panel: Panel, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The horizontal axes of a panel; the further ones lie over the first."""
+    """The horizontal axes of a panel; additional ones overlay the first."""
     is_whole = (panel.begin, panel.end) == (0.0, 1.0)
     for axis, name in zip(panel.axes, names, strict=True):
         made: dict[str, Any] = {} if is_whole else {"domain": [panel.begin, panel.end]}
@@ -190,7 +190,7 @@ def _axes(scene: Scene, panel: Panel, names: list[str]) -> Iterator[tuple[str, d
 
 
 def _counts(axis: Axis) -> bool:
-    """Whether plotly may choose the ticks: an axis of seconds, which a reader zooms into."""
+    """Whether plotly chooses the ticks: for an axis of seconds, which can be zoomed."""
     return axis.unit == "s"
 
 
@@ -204,7 +204,7 @@ def _scale(axis: Axis) -> dict[str, Any]:
 
 
 def _switch(panel: Panel, names: list[str]) -> dict[str, Any]:
-    """Small buttons at the end of the axis, one for each way to count it."""
+    """Small buttons at the end of the axis, one per unit."""
     buttons = []
     for label, axes in panel.views.items():
         changes = {f"xaxis.{key}": value for key, value in _scale(axes[0]).items()}

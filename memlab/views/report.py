@@ -1,4 +1,4 @@
-"""The report of a run as a page, and that of an out-of-memory."""
+"""The report of a run and of an out-of-memory error, as pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEVELS = (
 
 
 def report(summary: Summary, pointer: str = "") -> Page:
-    """The page of a run; `pointer` is a line that says where to go on."""
+    """The page of a run; `pointer` is a line with the next step."""
     held = ("allocated", "reserved")
     shown = [one for one in summary.devices if any(lv.peak.high_bytes > 0 for lv in one.levels if lv.of in held)]
     shown = shown or list(summary.devices[:1])
@@ -33,7 +33,7 @@ def report(summary: Summary, pointer: str = "") -> Page:
     for number, device in enumerate(shown):
         parts += [PageLines((), headline(device, summary.provenance))] if number else []
         parts.append(_levels(device))
-        # Categories say what phases say, and more.
+        # Categories imply phases.
         known = {share.by for share in device.shares}
         left_out = "phase" if "category" in known else ""
         parts.append(Beside(tuple(share_table(share) for share in device.shares if share.by != left_out)))
@@ -60,7 +60,7 @@ def _line(line: str) -> str:
 
 
 def _levels(summary: DeviceSummary) -> Table:
-    """The figures of a device: one row for what is allocated, reserved, used."""
+    """The figures of a device: one row each for allocated, reserved and used."""
     device, peak = summary.device, summary.levels[0].peak
     rows: list[tuple[Cell, ...]] = []
     for level in summary.levels:
@@ -82,11 +82,11 @@ def _levels(summary: DeviceSummary) -> Table:
 
 
 def share_table(share: Breakdown) -> Table:
-    """The largest shares with bars, and what is left in one more row."""
+    """The largest shares with bars, and the rest in one more row."""
     is_folded = share.by in ("tensor", "module")
     named = _folded(share) if is_folded else [(_called(share.by, name), count) for name, count in share.items()]
     total = max(share.total_bytes, 1)
-    large = [one for one in named if one[1] * 200 >= total]  # "0 %" is not worth a row
+    large = [one for one in named if one[1] * 200 >= total]  # no row for "0 %"
     shown = (large or named)[: _ROWS_SHOWN.get(share.by, 5)]
     rows: list[tuple[Cell, ...]] = [(name, count, count / total) for name, count in shown]
     if len(named) > len(shown):
@@ -99,7 +99,7 @@ def share_table(share: Breakdown) -> Table:
 
 
 def _folded(share: Breakdown) -> list[tuple[str, int]]:
-    """Names of equal layers (other numbers, as many bytes) in one row; the largest first."""
+    """Merge equal layers (different index, same bytes) into one row; the largest first."""
     alike: dict[tuple[str, int], list[str]] = {}
     for name, count in share.items():
         alike.setdefault((re.sub(r"\d+", "#", name), count), []).append(name)
@@ -115,7 +115,7 @@ def _folded(share: Breakdown) -> list[tuple[str, int]]:
 
 
 def _called(by: str, name: str) -> str:
-    """A name of a share; a tensor without one is called after what made it."""
+    """The name of a share; an unnamed tensor is called after the operator and line that made it."""
     if by == "line":
         return _line(name)
     if by == "module" and name == ELSEWHERE:
@@ -131,7 +131,7 @@ _HOLDS = (Column("", limit=160), Column("", "bytes"), Column("", limit=300, wrap
 
 
 def oom_page(found: Explanation, cell: str = "", pointer: str = "") -> Page:
-    """What happened, what to do, what the numbers are, and what is still alive."""
+    """What happened, what to do, the numbers, and what is still alive."""
     actions: list[tuple[Cell, ...]] = []
     for number, action in enumerate(found.actions, 1):
         about = "about " if action.is_estimate and action.gives.low > 0 else ""
@@ -152,7 +152,7 @@ def oom_page(found: Explanation, cell: str = "", pointer: str = "") -> Page:
 
 
 def named_table(title: str, named: Sequence[Named], more: int = 0) -> Table:
-    """What keeps memory alive, and how many more there are."""
+    """What keeps memory alive, and the number of further entries."""
     rows: list[tuple[Cell, ...]] = []
     for one in named:
         count = f"{one.count} storages, " if one.count > 1 else ""

@@ -1,6 +1,6 @@
-"""A picture as one value: panels with axes, and the curves, bands, bars and labels in them.
+"""A figure as one value: panels with axes, and the curves, bands, bars and labels in them.
 
-Values are data, not pixels: `svg` and `plotly` draw the same scene, and what one shows the other shows.
+Values are data, not pixels: `svg` and `plotly` draw the same scene.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LINE_OF_HEADING = 105  # characters
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From `low` to `high`, with ticks (value, text); pointers read `unit`s of `divisor`."""
+    """An axis from `low` to `high`, with ticks (value, text); hover text is in `unit`s of `divisor`."""
 
     low: float
     high: float
@@ -33,7 +33,7 @@ class Axis:
 
     @classmethod
     def of_bytes(cls, top_bytes: float) -> Axis:
-        """An axis from zero up, which counts in MiB, or in less for small runs."""
+        """An axis from zero up in MiB, or a smaller unit for small runs."""
         ticks = tuple((tick, short_bytes(tick)) for tick in byte_ticks(top_bytes))
         divisor, unit = next((unit for unit in ((MiB, "MiB"), (KiB, "KiB")) if top_bytes >= unit[0]), (1, "B"))
         return cls(0.0, top_bytes, ticks, divisor=divisor, unit=unit, has_grid=True)
@@ -48,10 +48,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """A curve. `shape` is "stair" (it holds its value until the next point), "samples" or "joined"; `fill` the area's strength.
+    """A curve. `shape` is "stair" (it holds its value until the next point), "samples" or "joined"; `fill` the area's opacity.
 
-    One that is `hidden` can be asked for where a picture answers; one that is not `named` has no key. `axis` is the number
-    of the horizontal axis, where a panel has several.
+    A `hidden` one can be switched on in interactive figures; one that is not `named` has no legend entry. `axis` is the
+    number of the horizontal axis, if a panel has several.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bands:
-    """Areas that lie on each other, the lowest first: name -> height at each x."""
+    """Stacked areas, bottom first: name -> height at each x."""
 
     x: Array
     layers: Mapping[str, Array]
@@ -76,7 +76,7 @@ class Bands:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bars:
-    """Bars at 0, 1, 2, ...: name -> height of its piece in each, the lowest first."""
+    """Stacked bars at 0, 1, 2, ...: name -> height in each, bottom first."""
 
     layers: Mapping[str, Sequence[float]]
     opacity: tuple[float, ...]
@@ -85,7 +85,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Strip:
-    """Codes of equal stretches below the curves: positions in `colours`; "" is not drawn."""
+    """A strip of equal bins below the curves: indices into `colours`; "" is not drawn."""
 
     codes: Array
     colours: tuple[str, ...]
@@ -93,7 +93,7 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """A stretch of the horizontal axis behind everything."""
+    """A range of the horizontal axis, behind everything."""
 
     begin: float
     end: float
@@ -113,7 +113,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A point: a "dot", a "ring" or a "cross", with words that a pointer finds."""
+    """A point: a "dot", a "ring" or a "cross", with hover text."""
 
     x: float
     y: float
@@ -124,7 +124,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Words above a place; one that `points` shows where it is."""
+    """A label above a point; with `points` the point is marked."""
 
     x: float
     y: float
@@ -139,9 +139,9 @@ Item = Line | Bands | Bars | Strip | Shade | Rule | Mark | Label
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A part of the picture from `begin` to `end` of its width.
+    """A part of the figure from `begin` to `end` of its width.
 
-    `views` are the ways to count its horizontal axes, by name, of which the reader may choose; `opened` is the first.
+    `views` are its horizontal axes by name, which the reader can switch; `opened` is the initial one.
     """
 
     y: Axis
@@ -153,7 +153,7 @@ class Panel:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The horizontal axes as it opens."""
+        """The initial horizontal axes."""
         return self.views[self.opened]
 
 
@@ -161,7 +161,7 @@ class Panel:
 class Scene:
     """Panels on one vertical axis, and a heading above them.
 
-    `title` and `words` are the twins for whoever cannot see it. `keys` (name, colour) explain a strip.
+    `title` and `words` are its text alternative. `keys` (name, colour) explain a strip.
     """
 
     title: str
@@ -177,17 +177,17 @@ class Scene:
 
     @property
     def heading_lines(self) -> list[str]:
-        """The heading, broken into lines as wide as the picture."""
+        """The heading, wrapped to the width of the figure."""
         return textwrap.wrap(one_line(self.heading, 500), _LINE_OF_HEADING)
 
     @property
     def above(self) -> int:
-        """The pixels that the heading takes."""
+        """The height of the heading in pixels."""
         return self.line_height * len(self.heading_lines)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of bands and bars, the lowest first, in the order of categories."""
+        """The names of bands and bars, bottom first, in the order of categories."""
         items = (item for panel in self.panels for item in panel.items if isinstance(item, Bands | Bars))
         names = list(dict.fromkeys(name for item in items for name in item.layers))
         known = [*theme.CATEGORIES, *names]
@@ -195,7 +195,7 @@ class Scene:
 
     @property
     def legend(self) -> tuple[str, ...]:
-        """The layers that need a name."""
+        """The layers that need a legend entry."""
         return () if self.layers == ("other",) else self.layers
 
 
@@ -210,7 +210,7 @@ def byte_ticks(top_bytes: float, count: int = 4) -> list[int]:
 
 
 def short_bytes(count: int) -> str:
-    """A tick's text: no needless digits.
+    """A tick's text, without unnecessary digits.
 
     >>> short_bytes(512 * MiB), short_bytes(3 * GiB // 2)
     ('512 MiB', '1.5 GiB')

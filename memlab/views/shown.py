@@ -1,4 +1,4 @@
-"""How a result shows itself: as text, as HTML, and as a figure where it has one."""
+"""Mixins for displaying results: as text, as HTML, and as a figure."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ SVG = "image/svg+xml"
 
 
 class Shown:
-    """Mixin of what prints as text and shows itself in a notebook.
+    """Mixin for results that print as text and display in a notebook.
 
-    A subclass gives `page`, or `text` and `html`. (A dataclass needs `repr=False`, or its own `__repr__` replaces this one.)
+    A subclass defines `page`, or `text` and `html`. (A dataclass needs `repr=False`, or its own `__repr__` replaces this one.)
     """
 
     __slots__ = ()
 
     @property
     def page(self) -> Page:
-        """What is shown: by default the words that a subclass gives as `text`."""
+        """The page to show: by default the subclass's `text`."""
         if type(self).text is Shown.text:
             raise NotImplementedError
         return Page("", (PageLines(tuple(self.text.splitlines())),))
 
     @property
     def text(self) -> str:
-        """It as plain text."""
+        """The result as plain text."""
         return self.page.text()
 
     @property
     def html(self) -> str:
-        """It as HTML; everything from outside is escaped."""
+        """The result as HTML; external text is escaped."""
         return self.page.html()
 
     def bundle(self) -> dict[str, Any]:
-        """MIME type -> content; a front end shows the richest that it knows."""
+        """MIME type -> content; a front end shows the richest that it supports."""
         return {"text/html": self.html, "text/plain": self.text}
 
     def __str__(self) -> str:
@@ -58,20 +58,20 @@ class Shown:
 
 
 class ShownWithFigure(Shown):
-    """Mixin of what has a figure above its words: two outputs, as HTML hides an SVG."""
+    """Mixin for results with a figure above their text: two outputs, as HTML would hide an SVG."""
 
     __slots__ = ()
 
     def figure_bundle(self) -> dict[str, Any]:
-        """MIME type -> content of the figure and its twins."""
+        """MIME type -> the figure as plotly, SVG or text."""
         raise NotImplementedError
 
     def table_bundle(self) -> dict[str, Any]:
-        """MIME type -> content of the words below the figure."""
+        """MIME type -> content of the text below the figure."""
         return super().bundle()
 
     def bundle(self) -> dict[str, Any]:
-        """MIME type -> content of all in one; a front end shows the richest that it knows."""
+        """MIME type -> everything in one; a front end shows the richest that it supports."""
         return {**self.figure_bundle(), **self.table_bundle()}
 
     def _ipython_display_(self) -> None:
@@ -85,41 +85,41 @@ class ShownWithFigure(Shown):
 
 
 class ShownPicture(Shown):
-    """Mixin of what is a picture: a subclass gives `scene`, and `text` for its words."""
+    """Mixin for figures: a subclass defines `scene`, and `text` as its alternative."""
 
     __slots__ = ()
 
     def scene(self) -> Scene:
-        """What is drawn."""
+        """The scene to draw."""
         raise NotImplementedError
 
     def bundle(self) -> dict[str, Any]:
-        """MIME type -> the picture and its words."""
+        """MIME type -> the figure and its text."""
         return bundle(self.scene())
 
     def figure(self) -> Any:
-        """The picture as a plotly figure."""
+        """The scene as a plotly figure."""
         return figure(self.scene())
 
     def svg(self) -> str:
-        """The picture as SVG."""
+        """The scene as SVG."""
         return svg(self.scene())
 
 
 def bundle(scene: Scene) -> dict[str, Any]:
-    """MIME type -> content of a picture, for JupyterLab and for everything else."""
-    # Not `responsive`: JupyterLab's extension resizes by itself, and with it a change of theme folds the figure to nothing.
+    """MIME type -> content of a figure, for JupyterLab and for other front ends."""
+    # Not `responsive`: JupyterLab's extension resizes by itself; with it a change of theme collapses the figure.
     content = json.loads(figure(scene).to_json())
     return {PLOTLY: {**content, "config": {"displaylogo": False}}, SVG: svg(scene), "text/plain": scene.words}
 
 
 def weight(bundle: dict[str, Any]) -> int:
-    """About how many bytes a bundle takes in a saved notebook."""
+    """The approximate size of a bundle in a saved notebook."""
     return sum(len(json.dumps(content)) for content in bundle.values())
 
 
 def print_text(text: str) -> None:
-    """Print, also to a terminal that lacks some characters; a closed one is no reason to fail."""
+    """Print, replacing characters that the terminal lacks; errors of a closed one are ignored."""
     with contextlib.suppress(OSError, ValueError):
         try:
             print(text)

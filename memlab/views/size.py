@@ -23,14 +23,14 @@ _COLOURS = {
         ("activations", "activation"), ("outputs", "temporary"), ("inputs", "input"), ("held otherwise", "other"),
     )
 }  # fmt: skip
-"""The colour that each part has elsewhere in memlab."""
+"""The colour of each part, as everywhere in memlab."""
 _NOT_COUNTED = (
     "Not counted: a loss outside of the model, temporaries of operators and of backward, the allocator's rounding."
 )
 
 
 def size_page(sizes: Sizes) -> Page:
-    """All that is known of the sizes, in words."""
+    """The sizes as a page."""
     mode = "training" if sizes.is_training else "eval"
     more = len(sizes.inputs) - _INPUTS_SHOWN
     given = ", ".join(sizes.inputs[:_INPUTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
@@ -101,5 +101,5 @@ def _classic(sizes: Sizes) -> Folded:
 
 
 def _decimal(count: int, digits: int = 4) -> str:
-    """Millions of bytes, as the classic has them."""
+    """Millions of bytes, as in the classic estimate."""
     return f"{count / 1e6:,.{digits}f} MB"

@@ -1,4 +1,4 @@
-"""A scene as a small SVG, for where plotly cannot draw (GitHub, nbconvert, e-mail)."""
+"""Draw a scene as a small SVG, where plotly is not available (GitHub, nbconvert, e-mail)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ORDER = (Strip, Shade, Bands, Bars, Line, Rule, Mark, Label)  # from the lowest
 
 
 def svg(scene: Scene) -> str:
-    """Draw a scene; its title and its words are part of it."""
+    """Draw a scene, including its title and text alternative."""
     above, heading = scene.above, ""
     for number, line in enumerate(scene.heading_lines):
         heading += f'<text x="10" y="{14 + scene.line_height * number}" font-weight="600">{_text(line)}</text>'
@@ -29,7 +29,7 @@ def svg(scene: Scene) -> str:
         parts += _axes(space, has_levels=not number)
         for kind in _ORDER:
             items = [item for item in panel.items if isinstance(item, kind)]
-            for item in reversed(items) if kind is Line else items:  # the first curve lies above the others
+            for item in reversed(items) if kind is Line else items:  # the first curve is drawn on top
                 parts += _drawn(item, space)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {scene.height + above}" width="{WIDTH}" role="img" '
@@ -40,7 +40,7 @@ def svg(scene: Scene) -> str:
 
 
 class Space:
-    """Where the values of a panel lie in the picture."""
+    """The coordinates of a panel in the figure."""
 
     def __init__(self, scene: Scene, panel: Panel) -> None:
         self.panel = panel
@@ -60,12 +60,12 @@ class Space:
 
 
 def right_of(scene: Scene) -> int:
-    """Where the panels end."""
+    """The bottom of the panels."""
     return WIDTH - RIGHT - (LEGEND_WIDTH if scene.legend else 0)
 
 
 def _axes(space: Space, has_levels: bool) -> Iterator[str]:
-    """The grid, the levels at its left, and the ticks below it."""
+    """The grid, the labels on its left, and the ticks below it."""
     levels = [(int(space.y(value)), text) for value, text in space.panel.y.ticks]
     lines = "".join(f"M{space.left} {y}H{space.right}" for y, _ in levels)
     yield f'<path d="{lines}" stroke="{theme.TEXT}" stroke-opacity=".25"/>'
@@ -128,7 +128,7 @@ def _line(line: Line, space: Space) -> Iterator[str]:
         path = f"M{x[0]} {y[0]}" + "".join(f"l{a} {b}" for a, b in steps)
         stroke += ' stroke-dasharray="5 3"' if line.shape == "samples" else ""
     if line.fill:
-        # One path for line and area: the dash ends with the curve, so the sides stay bare.
+        # One path for line and area: the dash pattern ends with the curve, so the sides have no stroke.
         length = int(np.abs(np.diff(x)).sum() + np.abs(np.diff(y)).sum())
         area = f'd="{path}V{space.floor}H{x[0]}Z" fill="{line.colour}" fill-opacity="{line.fill:g}"'
         yield f'<path {area} {stroke} stroke-dasharray="{length} 99999"/>'
@@ -137,7 +137,7 @@ def _line(line: Line, space: Space) -> Iterator[str]:
 
 
 def _outline(x: Array, y: Array) -> str:
-    """A stair as a path, with a point only where it turns."""
+    """A step curve as a path, with points only at its corners."""
     turns = np.append(np.flatnonzero(np.diff(y)) + 1, len(y) - 1)
     across, down = np.diff(np.append(x[0], x[turns])).tolist(), np.diff(np.append(y[0], y[turns])).tolist()
     steps = ((f"h{a}" if a else "") + (f"v{b}" if b else "") for a, b in zip(across, down, strict=True))
@@ -145,13 +145,13 @@ def _outline(x: Array, y: Array) -> str:
 
 
 def _bands(bands: Bands, space: Space) -> Iterator[str]:
-    """The layers from the highest down, each opaque and to the floor: no edge leaks."""
+    """The layers from the top down, each opaque and to the bottom: no gaps at the edges."""
     x, below, edge = space.x(bands.x), "", np.zeros(len(bands.x))
     paths = []
     for name, height in bands.layers.items():
         edge = edge + height
         path = _outline(x, space.y(edge))
-        if path != below:  # else nobody could see it
+        if path != below:  # else it would be invisible
             paths.append(f'<path d="{path}V{space.floor}H{x[0]}Z" fill="{theme.category_colour(name)}"/>')
         below = path
     yield from reversed(paths)
@@ -171,7 +171,7 @@ def _bars(bars: Bars, space: Space) -> Iterator[str]:
 
 
 def _strip(strip: Strip, space: Space) -> Iterator[str]:
-    """One path per code: a little box for each run of stretches in which it stands."""
+    """One path per code: a small box for each run of bins with it."""
     edges = np.round(np.linspace(space.left, space.right, len(strip.codes) + 1)).astype(int)
     changes = np.flatnonzero(np.diff(strip.codes.astype(int), prepend=-1))
     boxes = [""] * len(strip.colours)
@@ -197,7 +197,7 @@ def _label(label: Label, space: Space) -> Iterator[str]:
 
 
 def _keys(scene: Scene) -> Iterator[str]:
-    """Curves and strip in one line above; the names of layers next to them, as they lie."""
+    """Legend of curves and strip in one line above; names of layers next to them, in order."""
     lines = [item for panel in scene.panels for item in panel.items if isinstance(item, Line)]
     named = [(one.name, one.colour) for one in lines if one.named and not one.hidden]
     x, keys = scene.left, []

@@ -1,6 +1,6 @@
 """A table as one value: columns with units and rows of plain values, as text, as HTML, and as a pandas DataFrame.
 
-Texts come from users and files: each is kept to one line, cannot steer a terminal, and is escaped in HTML.
+Texts come from users and files: each is kept to one line, without terminal escapes, and is escaped in HTML.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from memlab.units import UNBOUNDED, ByteRange, format_bytes, format_seconds, one
 from memlab.views import theme
 
 Cell = str | int | float | ByteRange | None
-"""A value in the unit of its column, None for nothing, or words in its place."""
+"""A value in the unit of its column, None for blank, or text instead."""
 
 BOX = "font-size:13px;line-height:1.5;font-variant-numeric:tabular-nums"
-# The cells' own space at the left is taken back: what stands above and below a table begins where its words do.
+# Undo the cells' left padding, to align a table with the text above and below it.
 _TABLE = "margin:2px -4px;border-collapse:collapse;text-align:right;font-size:inherit"
-_CELL = "padding:0 4px"  # JupyterLab styles the cells of tables, so each has to say what it wants
+_CELL = "padding:0 4px"  # JupyterLab styles table cells, so each needs its own style
 _LONGEST_BAR, _BAR_WIDTH = 12, 7  # characters in text, em in HTML
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The head of a column, the unit of its values, and how much of a text is shown.
+    """The heading of a column, the unit of its values, and the limit of text.
 
     Units are "bytes", "change" (bytes with a sign), "seconds", "share" (of 1), "times", "count" and "text".
     """
@@ -37,7 +37,7 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """Whether its values stand at the right."""
+        """Whether its values are right-aligned."""
         return self.unit in _FORMATS
 
     @property
@@ -62,8 +62,8 @@ class Column:
 class Table:
     """Rows of values below named columns, with a title above and notes below.
 
-    `bar` is the number of the column that bars show, -1 for none. `colours` has one for each row, "" for none: that of its
-    bar and of the mark before it. `strong` are the numbers of the rows that stand out. Columns without a value are left out.
+    `bar` is the index of the column with bars, -1 for none. `colours` has one per row, "" for none, for its bar and the mark
+    before it. `strong` are the indices of emphasized rows. Empty columns are omitted.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Table:
         return "\n".join([*title, *shown, *map(one_line, self.notes)])
 
     def html(self) -> str:
-        """A small table that takes the colours of its text from the page."""
+        """A small table that inherits the text colours of the page."""
         heads, rows = "", [""] * len(self.rows)
         used, bars = self._used(), self._bars()
         for place, (at, column, values) in enumerate(used):
@@ -102,7 +102,7 @@ class Table:
                     style += ";font-weight:700"
                 elif not place:
                     style += ";font-weight:400"
-                if not place:  # it heads the row
+                if not place:  # the row's heading
                     mark = f"<span style='color:{colour}'>■</span> " if colour else ""
                     rows[number] += f"<th style='{style}'>{mark}{text}</th>"
                     continue
@@ -118,7 +118,7 @@ class Table:
         return (table if self.rows or caption else "") + notes
 
     def to_pandas(self) -> Any:
-        """The rows, with units in the names of the columns; of a range both ends."""
+        """The rows, with units in the column names; both ends of a range."""
         import pandas
 
         data: dict[str, list[Any]] = {}
@@ -134,12 +134,12 @@ class Table:
         return pandas.DataFrame(data)
 
     def _used(self) -> list[tuple[int, Column, list[Cell]]]:
-        """The columns in which anything stands: number, column, values."""
+        """The columns that are not empty: index, column, values."""
         found = ((at, column, [row[at] for row in self.rows]) for at, column in enumerate(self.columns))
         return [one for one in found if not self.rows or any(value not in (None, "") for value in one[2])]
 
     def _bars(self) -> list[float]:
-        """How long the bar of each row is, as a share of the longest."""
+        """The length of each row's bar, as a share of the longest."""
         sizes: list[float] = []
         for row in self.rows:
             value = row[self.bar] if self.bar >= 0 else None
@@ -159,7 +159,7 @@ def signed(count: int) -> str:
 
 
 def signed_range(change: ByteRange) -> str:
-    """A change that lies between two bounds."""
+    """A change with two bounds."""
     low, high = signed(change.low), signed(change.high)
     if change.high >= UNBOUNDED:
         return "unknown" if change.low <= -UNBOUNDED else f"≥ {low}"

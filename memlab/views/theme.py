@@ -1,11 +1,11 @@
-"""The colours of memlab: one for each category, series and phase, chosen to be read on a white and on a black page.
+"""The colours of memlab: one per category, series and phase, legible on white and on black pages.
 
-It knows no figure library and no front end; it does not decide what is shown.
+Independent of figure libraries and front ends.
 """
 
 from __future__ import annotations
 
-# A saved figure cannot know on which page it is opened, so what is written and drawn stands in the middle:
+# A saved figure cannot know the background of its page, so its colours are of middle lightness:
 # text and series reach a contrast of 4.1 on both #ffffff and #111111, areas (which have edges and labels) 3.0.
 PAGES = ("#ffffff", "#111111")
 TEXT = "#757982"
@@ -15,7 +15,7 @@ WARNING = "#bd600f"
 
 SERIES = {"allocated": "#2e75e8", "reserved": "#bd600f", "used": "#148971", "rss": "#a35dba"}
 
-# In the order in which they are stacked. They differ in lightness too, so that neighbours stay apart for colour-blind eyes.
+# In stacking order. They differ in lightness too, so that neighbours can be distinguished with colour blindness.
 CATEGORIES = {
     "parameter": "#586fdf",
     "buffer": "#13a0c8",
@@ -34,17 +34,17 @@ PHASES = ("forward", "backward", "optimizer", "other")
 PHASE_COLOURS = {"forward": "#269872", "backward": "#da5918", "optimizer": "#9052c5", "other": "#7c818b"}
 PHASE_ALPHA = {"forward": 0.12, "backward": 0.11, "optimizer": 0.16, "other": 0.0}
 
-# For what has no colour of its own (modules, lines, tensors); neighbours differ.
+# For names without their own colour (modules, lines, tensors); neighbours differ.
 PALETTE = tuple(CATEGORIES[name] for name in CATEGORIES if name not in ("other", "rounding"))
 
 
 def colour_of(name: str, index: int = 0) -> str:
-    """The colour of a series or category; any other name takes one of the palette."""
+    """The colour of a series or category; any other name gets one from the palette."""
     return SERIES.get(name) or CATEGORIES.get(name) or PALETTE[index % len(PALETTE)]
 
 
 def category_colour(name: str) -> str:
-    """The colour of a category or series; what is neither has that of `other`."""
+    """The colour of a category or series; any other name has that of `other`."""
     return CATEGORIES.get(name) or SERIES.get(name, CATEGORIES["other"])
 
 

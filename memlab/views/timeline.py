@@ -12,7 +12,7 @@ from memlab.units import format_bytes, format_seconds
 from memlab.views import theme
 from memlab.views.scene import Axis, Bands, Item, Label, Line, Panel, Rule, Scene, Shade, Strip
 
-_CAPACITY_SHOWN_FROM = 0.25  # the capacity is a line where the curves come at least this near to it
+_CAPACITY_SHOWN_FROM = 0.25  # the capacity is drawn if the curves come at least this close to it
 
 
 def timeline_scene(curves: Curves, title: str = "") -> Scene:
@@ -50,12 +50,12 @@ def timeline_scene(curves: Curves, title: str = "") -> Scene:
 
 
 def described(curves: Curves) -> str:
-    """The picture in a sentence or two: its twin for whoever cannot see it."""
+    """The text alternative of the figure, in a sentence or two."""
     allocated, peak = curves.curves[0], curves.peak
     when = f" at {format_seconds(peak.time_ns / 1e9)}" if peak.time_ns >= 0 else ""
     bound = "" if peak.is_exact else "at least "
     first, last = format_bytes(curves.start_bytes), format_bytes(int(allocated.bytes[-1]))
-    # Which categories held the peak, the largest first, where the drawn curve reaches it.
+    # The categories that held the peak, largest first, if the drawn curve reaches it.
     at, held = int(allocated.bytes.argmax()), ""
     if curves.areas is not None and peak.time_ns >= 0 and int(allocated.bytes[at]) == peak.low_bytes:
         levels = ((int(level[at]), name) for name, level in curves.areas.layers.items() if level[at])
@@ -69,7 +69,7 @@ def described(curves: Curves) -> str:
 
 
 def sparkline(curve: Curve, duration_s: float, width: int = 60) -> str:
-    """A stair as a row of block characters: the highest value in each stretch.
+    """A step curve as a row of block characters: the highest value in each bin.
 
     >>> from numpy import array
     >>> sparkline(Curve("a", array([0.0, 1.0, 2.0]), array([0, 8, 4]), True), 3.0, width=3)
