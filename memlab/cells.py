@@ -57,7 +57,9 @@ def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
     if _PREDICTED.search(options):
         return [f"get_ipython().{PREDICT}({options!r}, {''.join(lines[1:])!r})\n"]
     call = f"get_ipython().{ARM}({options!r})"
-    blank, body = _begun(lines[1:])
+    # As IPython does to a cell, of which the call in the first line hides the body: no blank lines first, no indent.
+    first = next((row for row, line in enumerate(lines[1:], 1) if line.strip()), len(lines))
+    blank, body = lines[1:first], textwrap.dedent("".join(lines[first:])).splitlines(keepends=True)
     if body and body[0].startswith("%%"):
         body = transform_rest("".join(body)).splitlines(keepends=True)
     place = _end_of_future_imports(body)
@@ -66,15 +68,6 @@ def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
     row, column = place
     body[row] = f"{body[row][:column]}; {call}{body[row][column:]}"
     return ["\n", *blank, *body]
-
-
-def _begun(body: list[str]) -> tuple[list[str], list[str]]:
-    """The blank lines above the first line of code, and the rest without an indent that all of it has.
-
-    IPython does both to a cell, but the call in the first line hides the body from it.
-    """
-    first = next((i for i, line in enumerate(body) if line.strip()), len(body))
-    return body[:first], textwrap.dedent("".join(body[first:])).splitlines(keepends=True)
 
 
 def _end_of_future_imports(body: list[str]) -> tuple[int, int] | None:

@@ -22,8 +22,8 @@ from memlab.api.ledger import depth_of, error_of, the_ledger
 from memlab.api.oom import note_oom
 from memlab.api.run import Run
 from memlab.api.track import Track
-from memlab.errors import BudgetExceeded, MemlabError
-from memlab.magics.line_magics import LineMagics, close_labs
+from memlab.errors import BudgetExceeded
+from memlab.magics.line_magics import LineMagics, close_labs, usage_errors
 from memlab.magics.track import TrackMagics, asked_of, options_of, parse
 
 MAGICS: tuple[type[Magics], ...] = (TrackMagics, LineMagics)
@@ -55,10 +55,8 @@ class CellTracker(threading.local):
         track = Track(parse(line))
         if not self._cells:
             raise UsageError("%memtrack: this cell runs silently, so its end is not seen; use memlab.track() in it.")
-        try:
+        with usage_errors("memtrack"):
             track.start()
-        except MemlabError as error:
-            raise UsageError(f"%memtrack: {error}") from None
         info, tracks = self._cells[-1]
         track.run.cell_text = cells.body_of(info.raw_cell)
         tracks.append(track)

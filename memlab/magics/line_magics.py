@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def _usage_errors(magic: str) -> Iterator[None]:
+def usage_errors(magic: str) -> Iterator[None]:
     """Show the errors of memlab in one line, without a traceback."""
     try:
         yield
@@ -77,7 +77,7 @@ class LineMagics(Magics):
                 f"%memoom: unknown {line.strip()[:80]!r}. %memoom explains the last out-of-memory; "
                 "%memoom release [--keep-outputs] frees what it still holds."
             )
-        with _usage_errors("memoom"):
+        with usage_errors("memoom"):
             return explain_oom()
 
     @line_magic
@@ -86,7 +86,7 @@ class LineMagics(Magics):
         """A run against the GPUs: `%memfit`, `%memfit RUN`, `%memfit RUN RTX 4060, A100 80GB`."""
         from memlab.api.fit import fit
 
-        with _usage_errors("memfit"):
+        with usage_errors("memfit"):
             return fit(*_run_and_cards(line.strip()))
 
     @line_magic
@@ -95,7 +95,7 @@ class LineMagics(Magics):
         """The second run against the first: `%memcompare A B`, names, files or `last`; `%memcompare` alone: the last two."""
         from memlab.api.compare import compare
 
-        with _usage_errors("memcompare"):
+        with usage_errors("memcompare"):
             return compare(*_two_runs(line))
 
     @line_magic
@@ -106,7 +106,7 @@ class LineMagics(Magics):
         from memlab.lab.state import known_workloads
 
         words = line.replace(",", " ").split()
-        with _usage_errors("memlab"):
+        with usage_errors("memlab"):
             if not words:
                 return Lab()
             own = self.shell.user_ns.get(words[0]) if self.shell is not None else None

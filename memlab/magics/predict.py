@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
-
-from IPython.core.error import UsageError
 
 from memlab.api.display import Progress
 from memlab.api.predict import Prediction, configured, failure, prediction_from
 from memlab.api.runs import runs
 from memlab.api.track import Options
 from memlab.errors import BudgetExceeded, MemlabError
+from memlab.magics.line_magics import usage_errors
 from memlab.prediction.cards import Card, find
 from memlab.prediction.child import Child, ChildOutcome
 from memlab.prediction.child.work import Around
 from memlab.prediction.dry_run import dry_run, dry_runs, prepare
+from memlab.torch_internals.shell import show_as
 from memlab.units import format_bytes
 
 
@@ -33,10 +33,8 @@ def predict_cell(
 
     `local` has the names of the function that contains the magic.
     """
-    try:
+    with usage_errors("memtrack --predict"):
         card, conf = find(asked.predict), configured(None)
-    except MemlabError as error:
-        raise UsageError(f"%memtrack --predict: {error}") from None
     names = None if local is shell.user_ns else local  # those of a function
     prepare()
     with Progress(card.name) as progress:
@@ -73,7 +71,7 @@ def _raise(outcome: ChildOutcome, found: Prediction | None, wanted: Options) -> 
     """The error of the cell, if there is one."""
     if outcome.error is not None:  # it has the name, text and traceback of the child's error; nothing is unpickled
         kind = type(outcome.error.name, (CellError,), {"__module__": "builtins"})
-        raise _shown_as(outcome.error.traceback, kind(outcome.error.text))
+        raise show_as(kind(outcome.error.text), functools.partial(list, outcome.error.traceback))
     problem: MemlabError | None = None
     limit = wanted.budget_bytes
     if found is None:
@@ -85,12 +83,6 @@ def _raise(outcome: ChildOutcome, found: Prediction | None, wanted: Options) -> 
     if problem is not None:
         lines = [f"{type(problem).__name__}: {problem}", *getattr(problem, "__notes__", ())]
         try:
-            raise _shown_as(lines, problem)
+            raise show_as(problem, functools.partial(list, lines))
         finally:
             del problem  # otherwise the error holds this frame, and with it the user's objects
-
-
-def _shown_as(lines: Sequence[str], error: Exception) -> Exception:
-    """The error, shown by the shell with these lines and none of our frames."""
-    error._render_traceback_ = lambda: list(lines)  # type: ignore[attr-defined]
-    return error

@@ -20,7 +20,7 @@ from IPython.core.magic import (
 )
 
 from memlab.api.track import Options, Track
-from memlab.errors import MemlabError
+from memlab.magics.line_magics import usage_errors
 
 
 class _Parser(argparse.ArgumentParser):
@@ -87,10 +87,8 @@ def options_of(asked: argparse.Namespace) -> Options:
     ring = {} if asked.ring is None else {"entries": asked.ring}
     same: dict[str, Any] = {name: getattr(asked, name) for name in ("device", "budget", "save", "lines", "shapes")}
     same |= {"live": not asked.no_live, "show": not asked.quiet, "rate_hz": asked.rate}
-    try:
+    with usage_errors("memtrack"):
         return Options(asked.name, functions=asked.function or (), **same, **ring)
-    except MemlabError as error:
-        raise UsageError(f"%memtrack: {error}") from None
 
 
 @magics_class

@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+Error = TypeVar("Error", bound=BaseException)
 Say = Callable[[str, Any], None]
 SHOWN = ("display_data", "update_display_data", "execute_result", "clear_output", "error")
 """The messages that make an output. Widgets (comms) and states have no meaning outside of the process that sends them."""
@@ -44,9 +45,7 @@ class Funnel:
         shell.events.register("post_execute", self._higher)
         shell._showtraceback = self._show_error
         module = sys.modules.get("IPython.core.interactiveshell")
-        if (
-            module is not None and type(shell) is module.InteractiveShell
-        ):  # without a front end, as `spawned` makes them
+        if module is not None and type(shell) is module.InteractiveShell:  # without a front end, as of `spawned`
             self._results_as_outputs(shell.displayhook)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
@@ -207,9 +206,10 @@ def first_of_others(place: TracebackType | None, ours: Callable[[str], bool]) ->
     return found or place
 
 
-def show_as(error: BaseException, render: Callable[[], list[str]]) -> None:
-    """Let IPython show an error by these lines; it asks errors for `_render_traceback_`."""
+def show_as(error: Error, render: Callable[[], list[str]]) -> Error:
+    """The error, of which IPython shows these lines; it asks errors for `_render_traceback_`."""
     error._render_traceback_ = render  # type: ignore[attr-defined]
+    return error
 
 
 def show_without(error: BaseException, shell: Any, ours: Callable[[str], bool]) -> None:
