@@ -26,7 +26,7 @@ from memlab.probes.rows import pause_gc
 from memlab.references import memory
 from memlab.references.graphs import look_limit
 from memlab.references.live_tensors import holds_memory, live_tensors
-from memlab.torch_internals import dispatch, graph, sequence
+from memlab.torch_internals import dispatch, graph
 
 BUDGET_S = 0.05
 """The time limit of one walk over graphs."""
@@ -40,7 +40,6 @@ _TOO_DEEP = (
 _HIDDEN = "what a graph keeps of a tensor whose view was changed in place"
 _HAS_YOUNG = sys.version_info < (3, 14) and not hasattr(sys, "_is_gil_enabled")
 _storage_of: Any = dispatch.TensorBase.untyped_storage
-_is_leaf: Any = dispatch.TensorBase.is_leaf.__get__
 
 
 class LiveStorage(weakref.ref[Any]):
@@ -86,11 +85,11 @@ class LiveSet:
         """
         if not _HAS_YOUNG or self._mark[0] != _collections():
             return True  # new objects may have aged by now
-        return self._mark != (_collections(), sequence.next_number(), _young_tensors())
+        return self._mark != (_collections(), graph.next_number(), _young_tensors())
 
     def mark(self) -> None:
         """Count what is made from here on as new; call it after a complete scan."""
-        self._mark = (_collections(), sequence.next_number(), _young_tensors())
+        self._mark = (_collections(), graph.next_number(), _young_tensors())
 
     def look(self) -> list[LiveStorage]:
         """The new storages among all objects."""
@@ -104,7 +103,7 @@ class LiveSet:
                     continue
                 self._enter(thing)
                 with contextlib.suppress(RuntimeError):
-                    if not _is_leaf(thing):  # without looking at the node
+                    if not graph.is_leaf(thing):  # without looking at the node
                         with_graphs.append(thing)
             thing = None
             self.graphs.walk(with_graphs, self._enter)
@@ -200,12 +199,12 @@ class Graphs:
         elif graph.nodes_stay and len(tensors) > MAX_DEPTH - self._deepest:
             self.unseen = _TOO_MANY  # each of them might be the next in the chain
             return
-        nodes = [node for tensor in tensors if (node := node_of(tensor)) is not None]
-        starts = [sequence.number_of(node) for node in nodes]
+        nodes = [node for tensor in tensors if (node := memory.asked(graph.grad_fn, tensor)) is not None]
+        starts = [graph.number_of(node) for node in nodes]
         self.unseen, self._getters = "", {}
         self._follow(nodes, enter)
         self._deepest = max((self._depth.get(number, self._deepest) for number in starts), default=0)
-        self._number = sequence.next_number()
+        self._number = graph.next_number()
 
     def may_search(self) -> bool:
         """Whether a search for names may walk graphs now: only once if not all was walked."""
@@ -225,19 +224,19 @@ class Graphs:
         until = time.thread_time() + BUDGET_S
         while nodes:
             node = nodes.pop()
-            number = sequence.number_of(node)
-            if number in found or not self._number <= number < sequence.LEAF:
+            number = graph.number_of(node)
+            if number in found or not self._number <= number < graph.LEAF:
                 continue
             if len(found) >= most or (not len(found) & 63 and time.thread_time() > until):
                 self.unseen = _TOO_MANY
-                for rest in (number, *map(sequence.number_of, nodes)):
+                for rest in (number, *map(graph.number_of, nodes)):
                     depth.setdefault(rest, deepest)
                 break
             behind = self._behind(node, enter)
-            found[number] = [sequence.number_of(other) for other in behind]
+            found[number] = [graph.number_of(other) for other in behind]
             nodes += behind
         for number in sorted(found):  # a node is made after those behind it
-            below = (depth.get(other, deepest) for other in found[number] if other != sequence.LEAF)
+            below = (depth.get(other, deepest) for other in found[number] if other != graph.LEAF)
             depth[number] = 1 + max(below, default=0)
         if len(depth) > _MAX_KNOWN:
             for number in sorted(depth)[: -_MAX_KNOWN // 2]:
@@ -257,13 +256,5 @@ class Graphs:
         for _, content in graph.saved_by(node, saving):
             if memory.is_tensor(content):
                 enter(content)
-                found.append(node_of(content))
+                found.append(memory.asked(graph.grad_fn, content))
         return [other for other in found if other is not None]
-
-
-def node_of(tensor: Any) -> Any:
-    """The node of the graph that made a tensor; None for a leaf."""
-    try:
-        return graph.grad_fn(tensor)
-    except RuntimeError:
-        return None

@@ -18,7 +18,7 @@ import numpy as np
 from memlab.allocator import OutOfMemory
 from memlab.probes.storage_log import Births, StorageRef
 from memlab.torch_internals.dispatch import current_autograd_node
-from memlab.torch_internals.sequence import LEAF, next_number, number_of
+from memlab.torch_internals.graph import LEAF, next_number, number_of
 from memlab.trace.columns import Kind
 from memlab.units import GiB
 

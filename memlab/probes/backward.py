@@ -20,7 +20,7 @@ from torch.compiler import is_dynamo_compiling
 
 from memlab.probes.bounded_log import BoundedLog
 from memlab.probes.marks import marker
-from memlab.torch_internals import graph, sequence
+from memlab.torch_internals import graph
 from memlab.trace.columns import Array, MarkKind
 
 LineOf = Callable[[FrameType, bool], int]
@@ -107,7 +107,7 @@ class Backward:
         hook = None
         for tensor in (output,) if graph.is_plain(output) else tensors_in(output):
             node = graph.node_of(tensor)
-            number = sequence.number_of(node) if node is not None else -1
+            number = graph.number_of(node) if node is not None else -1
             # Nodes are numbered in order. An older one belongs to a module inside this one, or before it.
             if number > before:
                 if hook is None:

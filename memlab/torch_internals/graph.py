@@ -21,6 +21,9 @@ _functorch: Any = private("torch._C._functorch")
 _NEXT = "next_functions"
 _RAW = "_raw_saved_"
 
+LEAF = (1 << 64) - 1
+"""The number of nodes that gather gradients; they are made once for each leaf."""
+
 Getters = tuple[tuple[str, Any], ...]
 
 grad_fn: Any = TensorBase.grad_fn.__get__
@@ -35,6 +38,8 @@ base_of_view: Any = private("torch._C.TensorBase._base").__get__
 """The tensor that a view was taken of, None for others; autograd keeps it alive."""
 address_of: Any = private("torch._C._data_address")
 """Where a tensor's storage begins, 0 where nothing is behind it; unlike `data_ptr` it leaves a lazily copied storage lazy."""
+next_number: Any = private("torch.autograd._get_sequence_nr")
+"""() -> the number that the next node of this thread will get: nodes are numbered as they are made, thread by thread."""
 storage_key: Any = operator.attrgetter("_cdata")
 """What tells a storage from all others alive: the address of its C++ object (`UntypedStorage._cdata`)."""
 _rows = (("crow_indices()", TensorBase.crow_indices), ("col_indices()", TensorBase.col_indices))
@@ -115,6 +120,14 @@ def _content(saved: Any) -> Any:
 def hides_what_it_holds(kind: type) -> bool:
     """Whether a node's class shows nothing of a node that it wraps: CopySlices, of a view changed in place."""
     return type.__dict__["__name__"].__get__(kind) == "CopySlices"
+
+
+def number_of(node: Any) -> int:
+    """The number of a node, of the thread that made it; `_sequence_nr` of its class, LEAF where there is none."""
+    try:
+        return int(node._sequence_nr())
+    except (AttributeError, RuntimeError):
+        return LEAF
 
 
 # --- hooks on nodes ---

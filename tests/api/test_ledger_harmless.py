@@ -15,7 +15,7 @@ from memlab.api import ledger as cell_ledger
 from memlab.api import live_set
 from memlab.api.ledger import Ledger
 from memlab.api.live_set import Graphs
-from memlab.torch_internals import graph, sequence
+from memlab.torch_internals import graph
 
 MiB = 1 << 20
 KiB = 1 << 10
@@ -186,13 +186,13 @@ def walked(graphs: Graphs, *tensors: torch.Tensor) -> int:
 
 
 def test_nodes_are_numbered_in_the_order_of_their_making():
-    first = sequence.next_number()
+    first = graph.next_number()
     one, leaf = chain(3), torch.ones(1, requires_grad=True)
-    numbers = [sequence.number_of(node) for node in (one.grad_fn, one.grad_fn.next_functions[0][0])]
+    numbers = [graph.number_of(node) for node in (one.grad_fn, one.grad_fn.next_functions[0][0])]
     assert numbers == [first + 2, first + 1]
-    assert sequence.next_number() == first + 3
+    assert graph.next_number() == first + 3
     gathers = leaf.sin().grad_fn.next_functions[0][0]
-    assert sequence.number_of(gathers) == sequence.LEAF == sequence.number_of(object())
+    assert graph.number_of(gathers) == graph.LEAF == graph.number_of(object())
 
 
 def test_only_new_nodes_are_walked_each_once():

@@ -8,14 +8,14 @@ import linecache
 import torch
 from IPython.core.compilerop import CachingCompiler
 
-from memlab.torch_internals import cell_code, graph, sequence
+from memlab.torch_internals import cell_code, graph
 
 
 def test_nodes_are_numbered_as_they_are_made():
     x = torch.ones(3, requires_grad=True)
     first = x * 2
     second = first + 1
-    assert sequence.number_of(graph.node_of(first)) < sequence.number_of(graph.node_of(second))
+    assert graph.number_of(graph.node_of(first)) < graph.number_of(graph.node_of(second))
     assert graph.node_of(x) is None
     assert graph.node_of(torch.ones(1)) is None
 
