@@ -19,17 +19,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from memlab.errors import MemlabError
+from memlab.references.memory import is_tensor
 from memlab.torch_internals import dispatch, fakes
 
 _META = torch.device("meta")
 _DEPTH, _ITEMS = 50, 100_000
 """Containers that are nested more deeply, or longer, are not searched."""
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, deque)
-
-
-def is_tensor(thing: Any) -> bool:
-    """Checks the class, as proxies answer `isinstance` with their own code."""
-    return issubclass(type(thing), Tensor)
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:

@@ -27,11 +27,11 @@ from memlab.prediction.fake_model import (
     FakeCopies,
     FakeTensors,
     ModulePaths,
-    is_tensor,
     plain_tensors,
     storage_bytes,
     tensors_in,
 )
+from memlab.references.memory import is_tensor
 from memlab.torch_internals import dispatch, fakes
 
 _aten = torch.ops.aten

@@ -99,8 +99,10 @@ def _running() -> list[Root]:
     try:
         for thread, frame in tops.items():
             place, tier = "", FRAMES
-            if thread != here:
-                place, tier = f"thread {_name_of_thread(thread)}: ", THREADS
+            if thread != here:  # its name is that of its attribute: a subclass of the user may compute `name`
+                known = threading._active.copy().get(thread)  # type: ignore[attr-defined]
+                name = (edges.instance_dict(known) or {}).get("_name") if known is not None else None
+                place, tier = f"thread {name if type(name) is str else thread!r}: ", THREADS
             is_asking = thread == here
             while frame is not None:
                 file = frame.f_code.co_filename
@@ -116,10 +118,3 @@ def _running() -> list[Root]:
         # One of them is the frame of this function: a cycle, which would keep its callers' variables alive.
         tops.clear()
         frame = None
-
-
-def _name_of_thread(number: int) -> str:
-    """The name of a thread, from its attribute: a subclass of the user may compute `name`."""
-    thread = threading._active.copy().get(number)  # type: ignore[attr-defined]
-    name = (edges.instance_dict(thread) or {}).get("_name") if thread is not None else None
-    return repr(name) if type(name) is str else str(number)
