@@ -107,6 +107,15 @@ class ByteRange(NamedTuple):
         return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
 
 
+def signed(count: int) -> str:
+    """A change in bytes, with its sign.
+
+    >>> signed(2048), signed(-2048), signed(0)
+    ('+2.00 KiB', '−2.00 KiB', '0 B')
+    """
+    return "0 B" if not count else ("+" if count > 0 else "−") + format_bytes(abs(count))
+
+
 def parse_bytes(text: str | int) -> int:
     """Read a positive size such as "2GiB", "1.5 GB" (also binary), "300 MiB" or a plain number of bytes.
 

@@ -23,7 +23,7 @@ from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Array
 from memlab.trace.trace import Device, Trace
-from memlab.units import UNBOUNDED, ByteRange, format_bytes, plain
+from memlab.units import UNBOUNDED, ByteRange, format_bytes, plain, signed
 
 UNTOLD = "not told apart"
 """The part of a peak that no event explains: events were lost, or a predicted GPU is too small for the run."""
@@ -122,15 +122,6 @@ class Differences(Mapping[str, Difference]):
 
         rows = [(name, one.a_bytes, one.b_bytes, one.difference_bytes) for name, one in self.items()]
         return pandas.DataFrame(rows, columns=[self.by, "a_bytes", "b_bytes", "difference_bytes"]).set_index(self.by)
-
-
-def signed(count: int) -> str:
-    """A difference as text.
-
-    >>> signed(-2048), signed(5), signed(0)
-    ('−2.00 KiB', '+5 B', '0 B')
-    """
-    return "0 B" if not count else ("+" if count > 0 else "−") + format_bytes(abs(count))
 
 
 def saved(a: Side, b: Side) -> ByteRange:

@@ -82,9 +82,12 @@ class Comparison(ShownWithFigure):
         peaks = view.peak_words(self.side_a, self.side_b)
         if self.a is self.b:
             return f"{one_line(self.a.name, 80) or 'a run'}: the same run twice, so nothing differs; {peaks}"
-        time = [view.time_words(self.seconds.of, self.seconds.ratio)] if self.seconds else []
-        title = changed(self.a, self.b) or one_line(self.side_b.name, 80)
-        return f"{title}: {', '.join([peaks, *time, view.results_words(self.results)])}"
+        said = [peaks]
+        if self.seconds:
+            what = "a step takes" if self.seconds.of == "step" else "the run took"
+            said.append(f"{what} {view.times(self.seconds.ratio)} as long")
+        said.append(f"results {one_line(self.results.short, 160)}")
+        return f"{changed(self.a, self.b) or one_line(self.side_b.name, 80)}: {', '.join(said)}"
 
     @property
     def picture(self) -> Picture:

@@ -13,7 +13,7 @@ from memlab.api.run import Run
 from memlab.api.runs import last_run
 from memlab.errors import PredictionError
 from memlab.prediction.cards import Card, cards, find
-from memlab.prediction.forecast import Fits, forecast
+from memlab.prediction.forecast import ANSWERS, Fits, forecast
 from memlab.trace.trace import CPU, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes
 from memlab.views.page import Page
@@ -21,12 +21,7 @@ from memlab.views.shown import Shown
 from memlab.views.table import Column, Table
 
 Verdict = Literal["yes", "no", "close", "unknown"]
-ANSWERS = {
-    "yes": "fits",
-    "no": "does not fit",
-    "close": "too close to call",
-    "unknown": "unknown: the run raised, its whole step needs more",
-}
+_RAISED = "unknown: the run raised, its whole step needs more"
 _COLUMNS = (Column("card"), Column(""), Column("needs", "bytes"), Column("usable", "bytes"), Column("margin"))
 _BATCHES = (Column("batch", "count"), Column("fits"), Column("needs of the device", "bytes"))
 
@@ -84,7 +79,7 @@ class FitTable(Shown):
             elif low == high or (low < 0) == (high < 0):
                 nearer = low if low >= 0 else high
                 margin = f"{format_bytes(abs(nearer))} {'left' if nearer >= 0 else 'missing'}"
-            rows.append((row.card.name, ANSWERS[row.fits], row.needs_bytes, row.usable_bytes, margin))
+            rows.append((row.card.name, ANSWERS.get(row.fits, _RAISED), row.needs_bytes, row.usable_bytes, margin))
         notes = tuple(f"Assumed: {text}." for text in self.assumptions)
         return Page(title, (Table("", _COLUMNS, tuple(rows), notes),))
 

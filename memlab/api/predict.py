@@ -17,7 +17,7 @@ from memlab.prediction import dry_run
 from memlab.prediction.cards import Card, find
 from memlab.prediction.child import Channel, Child, ChildOutcome
 from memlab.prediction.child.runner import OnNews
-from memlab.prediction.forecast import DEVICE, Fits, Forecast, forecast, forecast_of
+from memlab.prediction.forecast import ANSWERS, DEVICE, Fits, Forecast, forecast, forecast_of
 from memlab.prediction.workspaces import WorkspacePart
 from memlab.trace.trace import Trace
 from memlab.units import ByteRange, number_of, one_line
@@ -112,10 +112,9 @@ def verdict(predicted: Forecast) -> str:
     card = predicted.card
     if asks_for_nothing(predicted):
         return f'asked nothing of {card.name}: is it written for "cuda"? What an earlier cell put on "cpu" stays there'
-    answer = {"yes": "fits", "no": "does not fit", "close": "too close to call"}[predicted.fits]
     caught = predicted.trace.made_by.device(DEVICE).num_ooms
     catches = f", as it catches {number_of(caught, 'out-of-memory error')}" if caught and predicted.fits != "no" else ""
-    return f"{answer} on {card.name}{catches}: needs {predicted.device_bytes} of {card.usable_range}"
+    return f"{ANSWERS[predicted.fits]} on {card.name}{catches}: needs {predicted.device_bytes} of {card.usable_range}"
 
 
 def asks_for_nothing(predicted: Forecast) -> bool:

@@ -22,7 +22,7 @@ from memlab.references.live_storages import (
     shape_text,
     storages_in,
 )
-from memlab.units import format_bytes
+from memlab.units import format_bytes, number_of
 from memlab.views import theme
 from memlab.views.page import Page
 from memlab.views.shown import Shown
@@ -159,7 +159,8 @@ def _who_holds(tensor: Any, name: str) -> Who:
     size, named = sum(one.nbytes for one in kept), [one for one in kept if one.path and ".grad_fn" not in one.path]
     if kept:
         own = f", {len(named):,} of them ({format_bytes(sum(one.nbytes for one in named))}) under other names too"
-        text = f"This tensor keeps {format_bytes(size)} through its graph: {counted(len(kept))}{own if named else ''}."
+        count = number_of(len(kept), "storage")
+        text = f"This tensor keeps {format_bytes(size)} through its graph: {count}{own if named else ''}."
         notes.append(f"{text} `.detach()` or `.item()` releases the graph.")
     elif graph:
         notes.append("Its graph keeps nothing but parameters and buffers.")
@@ -203,7 +204,7 @@ def _of_many(who: Who) -> Page:
     colours = tuple(theme.CATEGORIES.get(name, "") for name, _, _ in shares)
     columns = (Column("category"), Column("size", "bytes"), Column("share", "share"))
     tables = (Table("", _COLUMNS, tuple(rows)), Table("", columns, shares, bar=1, colours=colours))
-    title = ("memlab who", who.of, counted(len(who.storages)), format_bytes(who.total_bytes))
+    title = ("memlab who", who.of, number_of(len(who.storages), "storage"), format_bytes(who.total_bytes))
     return Page(" · ".join(filter(None, title)), (*(tables if who.storages else ()), *notes, *who.notes))
 
 
@@ -217,11 +218,6 @@ def cut_in_the_middle(path: str, limit: int = PATH) -> str:
     return path if len(path) <= limit else f"{path[: limit - 1 - half]}…{path[-half:]}"
 
 
-def counted(number: int) -> str:
-    """A number of storages as text."""
-    return f"{number:,} storage{'' if number == 1 else 's'}"
-
-
 def _unnamed(found: LiveStorages) -> Iterator[str]:
     """What holds the largest unnamed storages."""
     nameless = [one for one in found.storages if not one.path] if found.is_complete else []
@@ -229,7 +225,7 @@ def _unnamed(found: LiveStorages) -> Iterator[str]:
         total, holders = format_bytes(sum(one.nbytes for one in nameless)), found.holders
         held = "; ".join(f"{format_bytes(one.nbytes)} by {holders[one.key]}" for one in nameless if one.key in holders)
         why = "cycles that wait for gc.collect(), or holders that cannot be looked into"
-        yield f"No name leads to {counted(len(nameless))} ({total}): {why}. Held: {held}."
+        yield f"No name leads to {number_of(len(nameless), 'storage')} ({total}): {why}. Held: {held}."
 
 
 def _unseen(found: LiveStorages, device: str | None) -> Iterator[str]:

@@ -16,6 +16,7 @@ from memlab.api.predict import Prediction
 from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.lab.state import LabState
+from memlab.prediction.forecast import ANSWERS
 from memlab.units import ByteRange, MiB, format_bytes, one_line
 from memlab.views.table import Column, Table
 
@@ -26,7 +27,7 @@ COLUMNS = (
     Column("run", limit=180), Column("peak", "bytes"), Column("saved", "bytes"), Column("a step", "seconds"),
     Column("where"), Column("fits"), Column("results"),
 )  # fmt: skip
-_FITS = {"yes": "yes", "no": "no", "close": "too close to call"}
+_FITS = {"yes": "yes", "no": "no", "close": ANSWERS["close"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,9 @@ class LabRun:
         more["step_s"] = statistics.median(facts["step_s"]) if facts.get("step_s") else None
         more["peak_bytes"] = run.devices[0].levels[0].peak.bytes if run.devices else ByteRange.exact(0)
         if isinstance(run, Prediction):
-            fits, card = str(run.fits), run.card
-            answer = {"yes": "fits", "no": "does not fit", "close": "too close to call"}[fits]
-            needed = f"needs {run.peak_device_bytes} of {format_bytes(card.usable_bytes)} usable"
-            more |= {"peak_bytes": run.allocated_bytes, "fits": fits, "verdict": f"{answer} on {card.name}: {needed}"}
+            needed = f"needs {run.peak_device_bytes} of {format_bytes(run.card.usable_bytes)} usable"
+            verdict = f"{ANSWERS[run.fits]} on {run.card.name}: {needed}"
+            more |= {"peak_bytes": run.allocated_bytes, "fits": str(run.fits), "verdict": verdict}
         return cls(run.name, state, techniques, habits, run=run, **more)
 
     def compared(self, comparison: Any) -> LabRun:

@@ -237,8 +237,5 @@ def _checked_techniques(names: Any) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise MemlabError(f"techniques is a list of names, got {names!r:.80}.")
     chosen = tuple(dict.fromkeys(names))
-    for name in chosen:
-        techniques[name]  # an unknown name raises, and suggests similar names
-    if why := techniques.conflict(chosen):
-        raise MemlabError(f"{why}. Leave one out.")
+    techniques.ordered(chosen)  # raises for unknown names, and for two that exclude each other
     return chosen

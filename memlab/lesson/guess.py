@@ -99,21 +99,13 @@ class Outcome:
         if isinstance(self.answer, Choice):
             verdict = "right" if self.ratio == 1 else f"it was {measured}"
             return f"{self.question} You said {self.answer.text(self.guessed)}: {verdict}."
-        return f"{self.question} You said {self.answer.text(self.guessed)}, it was {measured}{_distance(self.ratio)}."
+        ratio = self.ratio
+        off = " (right)" if ratio and not math.isnan(ratio) else ""
+        if off and (times := max(ratio, 1 / ratio)) >= 1.05:
+            off = f" ({times:.2g} times too {'high' if ratio > 1 else 'low'})"
+        return f"{self.question} You said {self.answer.text(self.guessed)}, it was {measured}{off}."
 
     __repr__ = __str__
-
-
-def _distance(ratio: float) -> str:
-    """How far a guess is off, in words.
-
-    >>> _distance(7.01), _distance(0.75), _distance(0.999), _distance(0.0)
-    (' (7 times too high)', ' (1.3 times too low)', ' (right)', '')
-    """
-    if not ratio or math.isnan(ratio):
-        return ""
-    times = max(ratio, 1 / ratio)
-    return " (right)" if times < 1.05 else f" ({times:.2g} times too {'high' if ratio > 1 else 'low'})"
 
 
 class Guess:

@@ -21,6 +21,7 @@ from memlab.trace.trace import PREDICTING, Gap, Trace
 from memlab.units import ByteRange
 
 Fits = Literal["yes", "no", "close"]
+ANSWERS: dict[str, str] = {"yes": "fits", "no": "does not fit", "close": "too close to call"}
 _UNLIMITED_BYTES = 1 << 62
 """A card on which everything fits: its peaks are what a program needs."""
 _RESERVED_ERROR = 0.02

@@ -71,10 +71,7 @@ def _extract(job: Job) -> None:
     """Record nothing from the start of forward to the last layer."""
     head = _trained_head(job, "feature extraction")
     own, inside = {id(one) for one in head.parameters()}, set(head.modules())
-    for (
-        name,
-        module,
-    ) in job.model.named_modules():  # there a shared weight is trained too, and nothing would be recorded
+    for name, module in job.model.named_modules():  # where a shared weight is trained too, nothing would be recorded
         if module not in inside and own & {id(one) for one in module.parameters(recurse=False)}:
             raise DoesNotApply(f"the last layer, which is trained, shares its weight with {name}, before it.")
     _freeze(job)

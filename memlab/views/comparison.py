@@ -14,11 +14,11 @@ import numpy as np
 from memlab.analysis.comparison import Difference, Differences, Picture, Side, saved
 from memlab.analysis.curves import Curve
 from memlab.analysis.results import ResultCheck
-from memlab.units import UNBOUNDED, ByteRange, one_line
+from memlab.units import UNBOUNDED, ByteRange, one_line, signed
 from memlab.views import theme
 from memlab.views.page import Beside, Markup, Page, PageLines
 from memlab.views.scene import Axis, Bars, Item, Label, Line, Panel, Scene
-from memlab.views.table import Cell, Column, Table, signed
+from memlab.views.table import Cell, Column, Table
 from memlab.views.timeline import sparkline
 
 SIDES = (theme.SERIES["reserved"], theme.SERIES["allocated"])
@@ -51,11 +51,6 @@ def saved_words(a: Side, b: Side) -> str:
     return " to ".join(ends.values())
 
 
-def time_words(of: str, ratio: float) -> str:
-    """The ratio of durations."""
-    return f"{'a step takes' if of == 'step' else 'the run took'} {times(ratio)} as long"
-
-
 def times(ratio: float) -> str:
     """A ratio as text.
 
@@ -65,11 +60,6 @@ def times(ratio: float) -> str:
     if ratio < 0.095:
         return f"{ratio:.2g} times"
     return f"{ratio:.2f} times" if ratio < 9.995 else f"{ratio:.1f} times" if ratio < 99.95 else f"{ratio:,.0f} times"
-
-
-def results_words(results: ResultCheck) -> str:
-    """Whether results agree, or how much they differ."""
-    return f"results {one_line(results.short, 160)}"
 
 
 def level_row(of: str, a: ByteRange | str, b: ByteRange | str, words: str = "") -> tuple[Cell, ...]:

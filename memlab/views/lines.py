@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from html import escape
 
 from memlab.analysis.lines import BACKWARD, LineRow, LineTable
-from memlab.units import format_bytes, number_of, plain
+from memlab.units import format_bytes, number_of, plain, signed
 from memlab.views import theme
-from memlab.views.table import signed
 
 SECTION_HTML, SECTION_TEXT = 15_000, 5_000
 """The maximum length of a listing below the report of a cell, in characters."""

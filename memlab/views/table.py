@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from memlab.units import UNBOUNDED, ByteRange, format_bytes, format_seconds, one_line
+from memlab.units import UNBOUNDED, ByteRange, format_bytes, format_seconds, one_line, signed
 from memlab.views import theme
 
 Cell = str | int | float | ByteRange | None
@@ -147,15 +147,6 @@ class Table:
             sizes.append(0 if size is None or isinstance(size, str) else max(size, 0))
         longest = max(sizes, default=0) or 1
         return [size / longest for size in sizes]
-
-
-def signed(count: int) -> str:
-    """A change in bytes, with its sign.
-
-    >>> signed(2048), signed(-2048), signed(0)
-    ('+2.00 KiB', '−2.00 KiB', '0 B')
-    """
-    return "0 B" if not count else ("+" if count > 0 else "−") + format_bytes(abs(count))
 
 
 def signed_range(change: ByteRange) -> str:

@@ -8,7 +8,7 @@ import pytest
 from scripted_traces import GPU, HOST, Script, busy
 
 from memlab.analysis import comparison, results
-from memlab.analysis.comparison import UNTOLD, Difference, Side, differences, known_by, picture, saved, signed
+from memlab.analysis.comparison import UNTOLD, Difference, Side, differences, known_by, picture, saved
 from memlab.errors import MemlabError
 from memlab.trace import Bounded, Category
 from memlab.trace.trace import Trace
@@ -195,7 +195,3 @@ def test_the_bars_are_stacked_as_areas_are_and_what_is_not_known_lies_on_top():
     found = picture(dataclasses.replace(a, peak=ByteRange(20, a.peak.high)), held((1, {})))
     assert found.a.shares == (("parameter", 9), ("activation", 5), (UNTOLD, 6))
     assert picture(held((3, {})), held((4, {}))).b.shares == (("allocated", 4),)
-
-
-def test_differences_in_words():
-    assert [signed(n) for n in (-1, 0, 1 << 30)] == ["−1 B", "0 B", "+1.00 GiB"]
