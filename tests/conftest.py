@@ -24,6 +24,15 @@ def leaves_nothing_behind() -> Iterator[None]:
     assert not left, "the test did not clean up:\n  " + "\n  ".join(left)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Several would wait for each other on a busy machine; memory is the same."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-prediction", action="store_true", help="all frozen predictions instead of a sample")
     parser.addoption("--part", default="1/1", help="2/3: the second of three parts of the files with tests")

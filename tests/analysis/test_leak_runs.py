@@ -15,18 +15,12 @@ from torch.nn import functional
 import memlab
 from memlab.analysis.leak import Leak, leaks
 
-pytestmark = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.fakegpu)])
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.fakegpu)]),
+]
 WIDTH, BATCH = 64, 32
 ROWS = BATCH * WIDTH * 4  # bytes of one batch
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Several would wait for each other on a busy machine; memory is the same."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def net() -> nn.Sequential:

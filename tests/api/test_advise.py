@@ -19,16 +19,9 @@ from memlab.api.workload_run import run_workload, work_of
 from memlab.errors import MemlabError
 from memlab.workloads.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 BLOCKS = 6
 forks = pytest.mark.skipif(sys.platform != "linux", reason="a child is forked on Linux alone")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def blocks() -> nn.Sequential:

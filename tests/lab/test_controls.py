@@ -7,7 +7,6 @@ from typing import Any
 
 import ipywidgets
 import pytest
-import torch
 from html_text import Words
 from lab_samples import tiny
 
@@ -23,12 +22,9 @@ SAVING, OTHER = "checkpoint_sequential", "checkpoint"
 
 
 @pytest.fixture(autouse=True)
-def no_widget_is_left() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def no_widget_is_left(one_thread: None) -> Iterator[None]:
     known = set(ipywidgets.widgets.widget._instances)
     yield
-    torch.set_num_threads(before)
     assert set(ipywidgets.widgets.widget._instances) == known
 
 
