@@ -139,11 +139,10 @@ class BlockTracker:
         if room is None or room < size:
             self.inconsistencies += 1
             room = size
-        else:
-            if self.settings.splits(room, size):
-                self.free_size[address + size] = room - size
-                self.free_start_by_end[end] = address + size
-                room = size
+        elif self.settings.splits(room, size):
+            self.free_size[address + size] = room - size
+            self.free_start_by_end[end] = address + size
+            room = size
         return self._hand_out(address, requested, room, stream)
 
     def _hand_out(self, address: int, requested: int, size: int, stream: int) -> LiveBlock:

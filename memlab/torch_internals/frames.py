@@ -42,16 +42,12 @@ def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
         yield from list(frame.f_locals.items())
     elif _KNOWN and not _is_ending(frame, code):
         slots = ctypes.POINTER(ctypes.py_object).from_address(id(frame) + _F_FRAME)
-        for number, name in enumerate(_names(code)):
+        cells = (name for name in code.co_cellvars if name not in code.co_varnames)
+        for number, name in enumerate([*code.co_varnames, *cells, *code.co_freevars]):
             try:
                 yield name, slots[_FIRST + number]
             except ValueError:  # not bound
                 continue
-
-
-def _names(code: CodeType) -> list[str]:
-    """The names of a frame's slots, in their order."""
-    return [*code.co_varnames, *(name for name in code.co_cellvars if name not in code.co_varnames), *code.co_freevars]
 
 
 def _is_ending(frame: FrameType, code: CodeType) -> bool:
