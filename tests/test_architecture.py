@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "memlab"
-BASE = {"units", "errors", "torch_internals", "trace", "allocator", "analysis"}
+BASE = {"by_name", "units", "errors", "torch_internals", "trace", "allocator", "analysis"}
 MEASURE = BASE | {"probes", "prediction", "fake_cuda", "references", "saving_techniques", "workloads", "views"}
 
 # package -> (what it may import from memlab, which third parties). A name with a dot allows that module alone.
@@ -21,10 +21,11 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "units": ({"errors"}, set()),  # parse_bytes refuses what is no size
     "cells": (set(), set()),
     "errors": (set(), set()),
+    "by_name": (set(), set()),
     "trace": ({"units", "errors"}, {"numpy"}),
     # The block tracker follows events, and events are what the columns of a trace say they are.
     "allocator": ({"trace", "units", "errors"}, {"numpy"}),
-    "analysis": ({"trace", "allocator", "units", "errors"}, {"numpy", "pandas"}),
+    "analysis": ({"trace", "allocator", "by_name", "units", "errors"}, {"numpy", "pandas"}),
     # Private hooks of torch and IPython in one place, so that a new version of either is met in one package.
     "torch_internals": ({"errors"}, {"torch", "IPython", "ipykernel", "traitlets"}),
     # What is alive is found by the live storages of `references`; the probes learn from it what each block is for.
@@ -36,8 +37,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "prediction": ({"fake_cuda", "probes", "references", "allocator", "analysis", "trace", "units", "errors", "torch_internals"},
                    {"torch", "numpy", "pandas", "pynvml", "cloudpickle"}),
     "references": ({"trace", "units", "errors", "torch_internals"}, {"torch"}),
-    "saving_techniques": ({"workloads", "units", "errors", "torch_internals"}, {"torch", "pandas"}),
-    "workloads": ({"units", "errors"}, {"torch", "numpy", "pandas"}),
+    "saving_techniques": ({"workloads", "by_name", "units", "errors", "torch_internals"}, {"torch", "pandas"}),
+    "workloads": ({"by_name", "units", "errors"}, {"torch", "numpy", "pandas"}),
     # The live view hands its Stop button to the kernel, which is a private matter of ipykernel: hence torch_internals.
     "views": ({"analysis", "trace", "units", "errors", "torch_internals"},
               {"plotly", "anywidget", "ipywidgets", "traitlets", "numpy", "pandas", "IPython.display"}),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from memlab.analysis.peak import Peak, alive_at, device_peak, peak
 from memlab.analysis.timeline import timeline
+from memlab.by_name import ByName
 from memlab.errors import MemlabError
 from memlab.trace.columns import WORKSPACE_OF, Array, Category, Kind, Phase
 from memlab.trace.trace import CPU, Trace
@@ -26,21 +28,13 @@ _PHASES = np.array([code.name.lower() for code in Phase], dtype=object)
 
 
 @dataclass(frozen=True, slots=True)
-class Breakdown(Mapping[str, int]):
+class Breakdown(ByName[int]):
     """Name -> bytes, largest first, as a mapping; `total_bytes` is what they sum to."""
 
     by: str
     of: str
     shares: Mapping[str, int]
-
-    def __getitem__(self, name: str) -> int:
-        return self.shares[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shares)
-
-    def __len__(self) -> int:
-        return len(self.shares)
+    _known = property(attrgetter("shares"))
 
     def __str__(self) -> str:
         width = max((len(name) for name in self), default=0)

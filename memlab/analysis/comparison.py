@@ -9,9 +9,10 @@ was changed by their text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from operator import attrgetter
 from typing import Any
 
 from memlab.analysis.areas import LAYERS
@@ -20,6 +21,7 @@ from memlab.analysis.curves import BINS, moments
 from memlab.analysis.lines import sources_of
 from memlab.analysis.summary import provenance
 from memlab.analysis.timeline import timeline
+from memlab.by_name import ByName
 from memlab.errors import MemlabError
 from memlab.trace.columns import Array
 from memlab.trace.trace import Device, Trace
@@ -86,21 +88,13 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Differences(Mapping[str, Difference]):
+class Differences(ByName[Difference]):
     """Name -> Difference, the largest first. `texts` has the code of lines by their name, where it is known."""
 
     by: str
     rows: Mapping[str, Difference]
     texts: Mapping[str, str] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Difference:
-        return self.rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    _known = property(attrgetter("rows"))
 
     @property
     def total(self) -> Difference:

@@ -21,6 +21,7 @@ import numpy as np
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING, breakdown, workspaces
 from memlab.analysis.peak import Peak, peak
 from memlab.analysis.timeline import highest, lives, timeline
+from memlab.by_name import ByName
 from memlab.errors import MemlabError
 from memlab.trace.columns import MODULE_BEGINS, WORKSPACE_OF, Array, Kind, MarkKind
 from memlab.trace.spans import BACKWARD
@@ -67,7 +68,7 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleTree(Mapping[str, Module]):
+class ModuleTree(ByName[Module]):
     """Path -> module, in the order in which models define them.
 
     The outermost modules' `held_bytes` and `outside` sum to the peak, if its holders are known (`knows_holders`).
@@ -80,29 +81,14 @@ class ModuleTree(Mapping[str, Module]):
     outside: Mapping[str, int]
     knows_holders: bool
     is_exact: bool
-    _at: dict[str, Module] = field(init=False, repr=False)
+    _known: dict[str, Module] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_at", {module.path: module for root in self.roots for module in root.walk()})
+        object.__setattr__(self, "_known", {module.path: module for root in self.roots for module in root.walk()})
 
-    def __getitem__(self, path: str) -> Module:
-        if path in self._at:
-            return self._at[path]
-        known = ", ".join(map(repr, list(self._at)[:10])) or "none"
-        raise MemlabError(f"no module {path!r:.200} in this run. Known: {known}.")
-
-    def __contains__(self, path: object) -> bool:
-        return path in self._at
-
-    def get(self, path: str, default: Any = None) -> Any:  # Mapping's own expects a KeyError
-        """The module of that path, or `default`."""
-        return self._at.get(path, default)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._at)
-
-    def __len__(self) -> int:
-        return len(self._at)
+    def _unknown(self, name: str) -> MemlabError:
+        known = ", ".join(map(repr, list(self)[:10])) or "none"
+        return MemlabError(f"no module {name!r:.200} in this run. Known: {known}.")
 
     def to_pandas(self) -> Any:
         """One row per module, sizes in bytes."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from memlab import torch_internals
+from memlab.by_name import ByName
 from memlab.errors import MemlabError
 from memlab.references import memory
 from memlab.references.edges import class_name
@@ -92,20 +94,12 @@ class Who(Shown):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Grouped(Shown, Mapping[str, StorageGroup]):
+class Grouped(Shown, ByName[StorageGroup]):
     """Group -> number of storages and bytes, the largest first."""
 
     name: str
     groups: Mapping[str, StorageGroup]
-
-    def __getitem__(self, name: str) -> StorageGroup:
-        return self.groups[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.groups)
-
-    def __len__(self) -> int:
-        return len(self.groups)
+    _known = property(attrgetter("groups"))
 
     def to_pandas(self) -> Any:
         """One row for each group, its bytes and its number of storages."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from memlab.by_name import ByName
 from memlab.errors import DoesNotApply, MemlabError
 from memlab.saving_techniques import (
     batches,
@@ -46,7 +47,7 @@ LESSONS = {
 """Practices that memlab does not switch on -> the lesson about each."""
 
 
-class Techniques(Mapping[str, Technique]):
+class Techniques(ByName[Technique]):
     """Name -> Technique."""
 
     def __init__(self, known: Iterable[Technique]) -> None:
@@ -56,27 +57,12 @@ class Techniques(Mapping[str, Technique]):
                 raise MemlabError(f"two techniques are named {technique.name!r}: rename one.")
             self._known[technique.name] = technique
 
-    def __getitem__(self, name: str) -> Technique:
-        if name in self:
-            return self._known[name]
+    def _unknown(self, name: str) -> MemlabError:
         if isinstance(name, str) and name in LESSONS:
-            raise MemlabError(f"{name} is a practice without a switch: notebooks/{LESSONS[name]}.ipynb shows it.")
+            return MemlabError(f"{name} is a practice without a switch: notebooks/{LESSONS[name]}.ipynb shows it.")
         near = difflib.get_close_matches(str(name)[:80], self._known, 5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"memlab.techniques shows all {len(self)}."
-        raise MemlabError(f"there is no technique {name!r:.80}. {hint}")
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._known
-
-    def get(self, name: str, default: Any = None) -> Any:  # Mapping's own expects a KeyError
-        """The technique of that name, or `default`."""
-        return self._known[name] if name in self else default
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+        return MemlabError(f"there is no technique {name!r:.80}. {hint}")
 
     def __repr__(self) -> str:
         width = max(map(len, self._known), default=0)

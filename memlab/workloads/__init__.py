@@ -13,10 +13,10 @@ embedding `token` by the setting `tied`). A model with `job_step(job)` has steps
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, cast
 
+from memlab.by_name import ByName
 from memlab.errors import MemlabError
 from memlab.workloads import images, language, others
 from memlab.workloads.images import vgg16, vgg19
@@ -41,27 +41,13 @@ __all__ = [
 KNOWN = {one.name: one for one in (others.MLP, *images.WORKLOADS, *language.WORKLOADS, others.GAN)}
 
 
-class Workloads(ModuleType, Mapping[str, Workload]):
+class Workloads(ModuleType, ByName[Workload]):
     """A module that is a mapping, name -> Workload: Python lets a module change its class (data model, 3.3.2.1)."""
 
-    def __getitem__(self, name: str) -> Workload:
-        try:
-            return KNOWN[name]
-        except (KeyError, TypeError):
-            raise MemlabError(f"there is no workload {name!r:.80}. Known: {', '.join(KNOWN)}.") from None
+    _known = KNOWN
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in KNOWN
-
-    def get(self, name: str, default: Any = None) -> Any:  # Mapping's own expects a KeyError
-        """The workload of that name, or `default`."""
-        return KNOWN[name] if name in self else default
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(KNOWN)
-
-    def __len__(self) -> int:
-        return len(KNOWN)
+    def _unknown(self, name: str) -> MemlabError:
+        return MemlabError(f"there is no workload {name!r:.80}. Known: {', '.join(KNOWN)}.")
 
     # A module is equal only to itself, whatever it contains: sets and dicts of modules rely on it.
     __eq__ = object.__eq__
