@@ -77,7 +77,9 @@ class Kernel:
             elif kind == "display_data":
                 places[content["transient"].get("display_id", len(places))] = len(reply.shown)
                 reply.shown.append(content["data"])
-            elif kind == "update_display_data":
+            elif (
+                kind == "update_display_data" and content["transient"]["display_id"] in places
+            ):  # else of an earlier cell
                 reply.shown[places[content["transient"]["display_id"]]] = content["data"]
             if kind in ("stream", "execute_result", "error", "display_data", "update_display_data"):
                 reply.order.append(kind)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from memlab.analysis.summary import has_raised
 from memlab.api.predict import Prediction, asks_for_nothing, configured, predict_step, verdict
 from memlab.api.run import Run
-from memlab.api.runs import last_run
+from memlab.api.runs import last_run, runs
 from memlab.errors import PredictionError
 from memlab.prediction.cards import Card, cards, find
 from memlab.prediction.forecast import ANSWERS, Fits, forecast
@@ -57,7 +57,8 @@ class FitTable(Shown):
         for row in self.rows:
             if row.card.name == name:
                 return row
-        raise PredictionError(f"{name} is not among the cards of this table: ask for it, %memfit RUN {name}.")
+        how = f"%memfit {self.name} {name}" if self.name in runs else f"memlab.fit(run, on=[{name!r}])"
+        raise PredictionError(f"{name} is not among the cards of this table: ask for it, {how}.")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -132,7 +133,7 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
 def _measured(run: Run) -> Trace:
     trace = run.trace
     if trace.device_indices[:1] in ((), (CPU,)):
-        how = "what it takes on a card is predicted, %%memtrack --predict CARD"
+        how = 'what it takes on a card is predicted, by %%memtrack --predict "RTX 4060" on its cell'
         raise PredictionError(f"run {run.name!r} was measured on the CPU: {how}.")
     if any(stretch.device == 0 for stretch in trace.made_by.bounded):
         raise PredictionError(f"run {run.name!r} has lost events, so what it asked for is not known as a whole.")

@@ -138,7 +138,7 @@ def advice_hint(
             for category in one.attacks if can and one.kind == "saving" and one.equality.kind != "changes" else ():
                 counts[category] = counts.get(category, 0) + 1
         # `%load_ext memlab` does not bind the name
-        return pointer(shares, counts, f"import memlab; memlab.advise(memlab.runs[{name!r}])", of)
+        return pointer(shares, counts, f"import memlab; advice = memlab.advise(memlab.runs[{name!r}]); advice", of)
     except Exception:  # a failing hint must not cost the report
         return ""
 

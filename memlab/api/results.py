@@ -280,8 +280,8 @@ def check_results(a: Trace, b: Trace, names: tuple[str, str], tolerance: float =
                 return not_checked(why, "other work")
     for trace, name in both:
         if RESULT not in trace.notes:
-            how = "run.result(value), or an expression at the end of the cell"
-            return not_checked(f"{name!r} has no result: record one with {how}", "no result")
+            how = "end its cell with an expression, or call run.result(value) inside `with memlab.track() as run:`"
+            return not_checked(f"{name!r} has no result: {how}", "no result")
         if is_simulated(trace):
             return not_checked(f"{name!r} ran on a simulated GPU, which computes nothing", "simulated GPU")
     try:

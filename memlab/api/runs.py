@@ -53,7 +53,9 @@ class Runs(ByName[Run]):
         """The latest run."""
         with self._lock:
             if not self._known:
-                raise MemlabError("there is no run yet: put %%memtrack on a cell, or use memlab.track().")
+                raise MemlabError(
+                    "there is no run yet: put %%memtrack on a cell, or import memlab and use memlab.track()."
+                )
             return next(reversed(self._known.values()))
 
 

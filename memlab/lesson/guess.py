@@ -111,7 +111,8 @@ class Outcome:
 class Guess:
     """`commit` a guess before the run, or `skip` it; `compare` shows it next to the measurement.
 
-    `clock` changes its value with each new measurement: from then on nothing can be committed.
+    `clock` changes its value with each new measurement: from then on nothing can be committed. `name` is what to type to
+    get this guess.
     """
 
     def __init__(
@@ -120,8 +121,9 @@ class Guess:
         answer: Answer,
         clock: Callable[[], object] = lambda: None,
         on_change: Callable[[Guess], None] = lambda guess: None,
+        name: str = "guess",
     ) -> None:
-        self.question, self.answer = question, answer
+        self.question, self.answer, self.name = question, answer, name
         self.state: Literal["open", "committed", "skipped"] = "open"
         self.value: Value | None = None
         self.outcome: Outcome | None = None
@@ -177,9 +179,12 @@ class Guess:
             return f"{self.question} You said {self.answer.text(self.value)}; locked."
         if isinstance(self.answer, Choice):
             *others, last = map(self.answer.text, self.answer.options)
-            hint = f"guess.commit({self.answer.text(self.answer.options[0])}), one of {', '.join(others)} and {last}"
+            hint = (
+                f"{self.name}.commit({self.answer.text(self.answer.options[0])}), one of {', '.join(others)} and {last}"
+            )
         else:
-            hint = 'guess.commit("300 MiB")' if isinstance(self.answer, Size) else "guess.commit(25)"
-        return f"{self.question} Not guessed yet: {hint}, or guess.skip()."
+            example = '"300 MiB"' if isinstance(self.answer, Size) else "25"
+            hint = f"{self.name}.commit({example})"
+        return f"{self.question} Not guessed yet: {hint}, or {self.name}.skip()."
 
     __repr__ = __str__

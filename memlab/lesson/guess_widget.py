@@ -39,7 +39,7 @@ class GuessWidget:
         self._controls = ipywidgets.VBox([self._row, ipywidgets.HBox([commit, skip, self._problem])])
         self._next_listener, guess.on_change = guess.on_change, self._changed
         self._controls_display = display(self._controls, display_id=True)
-        self._text_display = display({"text/plain": str(guess)}, raw=True, display_id=True)
+        self._text_display = display(_state(guess), raw=True, display_id=True)
 
     def _try(self, change: Any) -> None:
         try:
@@ -50,11 +50,16 @@ class GuessWidget:
     def _changed(self, guess: Guess) -> None:
         self._next_listener(guess)
         if self._text_display is not None:
-            self._text_display.update({"text/plain": str(guess)}, raw=True)
+            self._text_display.update(_state(guess), raw=True)
         if guess.state != "open" and self._controls_display is not None:
             self._controls_display.update({"text/plain": ""}, raw=True)
             self._controls_display = None
             close_all(self._controls)
+
+
+def _state(guess: Guess) -> dict[str, str]:
+    """The state as text, and as HTML: JupyterLab breaks plain text in the middle of words."""
+    return {"text/plain": str(guess), "text/html": f"<div>{escape(str(guess))}</div>"}
 
 
 def _inputs(guess: Guess) -> tuple[Any, Any]:

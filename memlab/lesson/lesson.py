@@ -66,7 +66,8 @@ class Lesson:
         answer: Answer = Choice(tuple(choices)) if choices else Share()
         if between is not None:
             answer = Size(parse_bytes(between[0]), parse_bytes(between[1]))
-        guess = Guess(question, answer, clock=lambda: tuple(map(id, runs.values())), on_change=self._store)
+        name = f"lesson.guesses[{len(self.guesses)}]"  # whatever the variables of the lesson are called
+        guess = Guess(question, answer, lambda: tuple(map(id, runs.values())), self._store, name)
         self.guesses.append(guess)
         show_guess(guess)
         return guess

@@ -54,7 +54,9 @@ class CellTracker(threading.local):
             linecache.cache[file] = (size, changed, list(map(cells.as_written, lines)), name)
         track = Track(parse(line))
         if not self._cells:
-            raise UsageError("%memtrack: this cell runs silently, so its end is not seen; use memlab.track() in it.")
+            raise UsageError(
+                "%memtrack: this cell runs silently, so its end is not seen; import memlab and use memlab.track() in it."
+            )
         with usage_errors("memtrack"):
             track.start()
         info, tracks = self._cells[-1]

@@ -297,7 +297,7 @@ def _unknown(name: str) -> PredictionError:
     near = difflib.get_close_matches(_plain_name(name), _index(), 6, 0.5)
     names = list(dict.fromkeys(_index()[each] for each in near))[:3] or ["RTX 4060", "T4", "A100 80GB"]
     listed = ", ".join(names)
-    hint = f"Did you mean {listed}?" if near else f"Names are like {listed}; memlab.cards lists all."
+    hint = f"Did you mean {listed}?" if near else f"Names are like {listed}; import memlab; memlab.cards lists all."
     return PredictionError(f"no card is known as {name[:80]!r}. {hint} A size such as 8GiB will do too.")
 
 

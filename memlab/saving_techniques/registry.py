@@ -61,7 +61,9 @@ class Techniques(ByName[Technique]):
         if isinstance(name, str) and name in LESSONS:
             return MemlabError(f"{name} is a practice without a switch: notebooks/{LESSONS[name]}.ipynb shows it.")
         near = difflib.get_close_matches(str(name)[:80], self._known, 5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"memlab.techniques shows all {len(self)}."
+        hint = (
+            f"Did you mean {' or '.join(near)}?" if near else f"import memlab; memlab.techniques shows all {len(self)}."
+        )
         return MemlabError(f"there is no technique {name!r:.80}. {hint}")
 
     def __repr__(self) -> str:

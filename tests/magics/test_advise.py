@@ -24,7 +24,7 @@ loss = model(x).square().mean()
 loss.backward()
 loss.item()
 """
-HINT = "import memlab; memlab.advise(memlab.runs['mine'])"
+HINT = "import memlab; advice = memlab.advise(memlab.runs['mine']); advice"
 STATE = "(model[0][3].inplace, len(memlab.runs), memlab.last_run().name, torch.get_rng_state().sum().item(), x.sum().item())"
 
 
@@ -34,8 +34,8 @@ def test_the_report_points_and_the_cell_runs_again_in_a_child(notebook: Kernel):
     assert f"{HINT} finds out which of" in reply.report.splitlines()[-1]
     assert notebook.run("memlab.runs").error == "NameError"  # %load_ext binds no name: the hint has to bring its own
     before = notebook.value(STATE.replace("memlab.", "__import__('memlab')."))
-    pasted = HINT.replace("memlab.advise", "advice = memlab.advise").removesuffix(")")
-    reply = notebook.ok(f"{pasted}, techniques=['checkpoint', 'in_place'])")
+    reply = notebook.ok(HINT.replace("['mine']", "['mine'], techniques=['checkpoint', 'in_place']"))
+    assert "checkpoint" in str(reply.out)
     assert "seen once" not in reply.stdout
     saves = "min(advice.saved_bytes) > 0.3 * advice.findings.before_bytes[0]"
     assert notebook.value(f"(advice.recommended[0], {saves})") == ("checkpoint", True)
