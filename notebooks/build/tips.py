@@ -31,14 +31,13 @@ VERDICTS = ("holds", "partly", "outdated", "wrong")
 SAVED = ": share of the peak saved"
 _HEAD = """# The classic tips, measured
 
-What practitioners have been telling each other about PyTorch memory since 2018, tip by tip: whether it holds today,
-the lesson that answers it, the [techniques](techniques.md) in `memlab.techniques`, and the effect. This page is made
+Common advice on PyTorch memory since 2018, tip by tip: whether it holds today,
+the lesson about it, the [techniques](techniques.md) in `memlab.techniques`, and the effect. This page is generated
 by `python -m notebooks.build tips`.
 
-*Effect* of a lesson is a figure that the lesson ends with, measured on a CPU or predicted where a CPU cannot show it;
-that of a technique is its saving in the small workload that shows it, measured on the CPU, as in
-[techniques](techniques.md). It is an example of what the tip does, no promise for another model: `memlab.advise`
-tries them on yours.
+*Effect* is a figure from the end of the lesson, measured on a CPU or predicted if a CPU cannot show it, or the saving of the
+technique in the small workload that demonstrates it, measured on the CPU, as in [techniques](techniques.md). It is an
+example, not a promise for another model: `memlab.advise` tries them on yours.
 
 """
 
