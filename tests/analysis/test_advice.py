@@ -4,6 +4,7 @@ import pytest
 
 from memlab.analysis.advice import LEAST_BYTES, PLURAL, Findings, Tried, cheapest, interval_text, pointer, ranked, saved
 from memlab.trace import Category
+from memlab.units import UNBOUNDED
 
 MiB = 1 << 20
 BEFORE = (100 * MiB, 100 * MiB)
@@ -22,6 +23,7 @@ def test_a_saving_of_predictions_takes_like_ends_from_each_other_and_below_zero_
     assert saved((100, 120), (60, 70)) == (40, 50)
     assert saved((100, 120), (60, 100)) == (20, 40)
     assert saved((100, 100), (130, 130)) == (-30, -30)
+    assert saved((100, UNBOUNDED), (60, 70)) == (30, UNBOUNDED)  # 100 - 70; like ends would be 40
     assert (interval_text((-MiB, MiB)), interval_text((0, 0))) == ("−1.00 MiB to 1.00 MiB", "0 B")
 
 

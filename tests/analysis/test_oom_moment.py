@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from scripted_traces import HOST, Script
 
+from memlab.analysis.oom.facts import Failure
 from memlab.analysis.oom.moment import Moment, PeakShare, gathered, last_moment, share
+from memlab.analysis.oom.text import Message
 from memlab.trace import Category, MarkKind, Phase
 from memlab.units import ByteRange
 
@@ -45,6 +47,8 @@ def test_the_numbers_are_those_of_the_row_and_not_of_what_came_after():
     assert shares["line"] == {"cell:2": 1500, "before the cell": 1000, "cell:3": 650, "cell:6": 600, "rounding": 50}
     assert shares["module"] == {"elsewhere": 2100, "before the cell": 1000, "net.0": 650, "rounding": 50}
     assert all(share.total_bytes == 3800 for share in found.shares)
+    failure = Failure(Message("CUDA", 0), moment=found)
+    assert (failure.bytes_of("activation"), failure.bytes_of("gradient")) == (650, 0)
 
 
 def test_a_trace_without_it_has_none_and_one_from_before_the_cell_does_not_count():

@@ -222,6 +222,9 @@ def test_what_takes_more_than_before_is_not_said_to_save():
     said, measured = ((100, 100), (60, 60)), ((100, 100), (130, 130))
     found = Checked(("checkpoint",), "cpu", said, measured, False, None, "not checked", None, None)
     assert found.sentence == "It saves nothing and takes 30 B more; the advice said 40 B."
+    frame = found.to_pandas()
+    assert frame.loc["said"].tolist() == [100, 100, 60, 60, 40, 40]
+    assert frame.loc["measured"].tolist() == [100, 100, 130, 130, -30, -30]
 
 
 @forks

@@ -56,7 +56,7 @@ def test_operators_compute_in_the_types_of_cuda(fake, dtype):
         assert (low + x).dtype == torch.float32
         assert torch.addcmul(x, low, low).dtype == torch.float32
         assert (low * 2).dtype == dtype
-        assert (x.double() @ w.double()).dtype == torch.float64
+        assert (x.double() @ w.double()).dtype == x.double().norm().dtype == torch.float64
         with torch.autocast("cuda", enabled=False):
             assert (x @ w).dtype == torch.float32
         with pytest.raises(RuntimeError, match="unsafe to autocast"):

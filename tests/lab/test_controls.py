@@ -14,7 +14,7 @@ from memlab import Lab
 from memlab.lab import widgets
 from memlab.lab.controls import LabControls
 from memlab.lab.view import LabView
-from memlab.lab.widgets import prose
+from memlab.lab.widgets import problem, prose
 from memlab.saving_techniques import techniques
 from memlab.workloads.workload import Workload
 
@@ -177,6 +177,8 @@ def test_everything_to_use_has_a_label_and_there_are_words_for_front_ends_withou
 
 def test_texts_are_escaped_and_code_in_backticks_is_code(shown):
     assert prose("<i> `a < b` of `x`") == "&lt;i&gt; <code>a &lt; b</code> of <code>x</code>"
+    assert problem("", "more") == "" and problem("`x`", "").endswith("<b><code>x</code></b></div>")
+    assert "<details><summary>Details</summary><pre>&lt;i&gt;</pre></details>" in problem("x", "<i>")
     for name, (_, _, text) in rows(shown[1]).items():
         Words(text.value)
         assert "`" not in text.value, name

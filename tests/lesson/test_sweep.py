@@ -73,7 +73,9 @@ def test_numbers_of_bytes_do_and_texts_are_escaped():
     assert "<b>" not in sweep.bundle()[SVG] and "<b>" not in json.dumps(sweep.bundle()[PLOTLY])
 
 
-@pytest.mark.parametrize("runs", [{}, {1: 5}, {1: 5, 2: "5"}, {1: 5, 2: True}, {n: n for n in range(30)}])
+@pytest.mark.parametrize(
+    "runs", [{}, {1: 5}, {1: 5, 2: "5"}, {1: 5, 2: True}, {1: 5, 2: -1}, {n: n for n in range(30)}]
+)
 def test_what_is_no_sweep(runs):
     with pytest.raises(MemlabError, match="sweep"):
         Sweep("rows", runs)
@@ -81,4 +83,4 @@ def test_what_is_no_sweep(runs):
 
 def test_a_value_that_it_does_not_have():
     with pytest.raises(MemlabError, match="has the values 1, 2; got 3"):
-        Sweep("rows", {1: 5, 2: 6}).select(3)
+        Sweep("rows", {1: 0, 2: 6}).select(3)

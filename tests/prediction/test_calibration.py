@@ -166,6 +166,18 @@ def test_without_a_gpu_it_is_refused():
     assert not path().exists()
 
 
+def test_the_new_process_runs_this_memlab_and_what_it_prints_is_kept(monkeypatch):
+    def run(command, env, **options):
+        assert env["PYTHONPATH"] == f"{ROOT}{os.pathsep}/theirs"
+        return subprocess.CompletedProcess(command, 0, f"a warning\n{json.dumps(dataclasses.asdict(MEASURED))}\n", "")
+
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    monkeypatch.setattr(subprocess, "run", run)
+    for module, name in ((torch.backends.cuda, "is_built"), (torch.cuda, "is_available")):
+        monkeypatch.setattr(module, name, lambda: True)
+    assert calibration.calibrate() == MEASURED == kept()[0]
+
+
 CALIBRATE = """
 import memlab.prediction.calibration as c, torch, sys
 assert c.main([]) == 0

@@ -219,6 +219,11 @@ def test_a_log_is_read_as_far_as_it_goes():
     assert (counted(found["refused"]), counted(found["started"])) == (("a (2 times)",), ())
 
 
+def test_other_systems_have_no_landlock(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert sandbox.landlock_version() == 0
+
+
 @needs_landlock
 def test_a_link_to_nothing_does_not_take_the_walls_away(tmp_path):
     (tmp_path / "nothing").symlink_to(tmp_path / "gone")
