@@ -70,22 +70,18 @@ def power_below(number: int, most: int = MAX_THREADS) -> int:
     return min(1 << (max(number, 1).bit_length() - 1), most)
 
 
-def scratch_bytes(reduced: Dims, kept: Dims, element_bytes: int, gpu: Any, vector: int = VECTOR) -> tuple[int, ...]:
+def scratch_bytes(reduced: Dims, kept: Dims, element_bytes: int, gpu: Any) -> tuple[int, ...]:
     """(bytes of the buffer, bytes of the semaphores) of one reduction; none if blocks need not synchronise."""
     inputs, outputs = (math.prod(size for size, _ in part) for part in (reduced, kept))
     on_fastest = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])
     dim0, dim1 = (inputs, outputs) if on_fastest else (outputs, inputs)
-    per_output = 1
-    fastest = (reduced if on_fastest else kept)[:1]
-    if fastest and fastest[0][1] == 1:
-        if on_fastest and dim0 > 128 and len(reduced) + len(kept) == 1:
-            dim0 //= vector
-        elif not on_fastest:  # several results at once (`get_output_vec_size`)
-            per_output = VECTOR
-            for number in (kept[0][0], *(s for _, s in reduced), *(s for _, s in kept[1:])):
-                while number % per_output:
-                    per_output //= 2
-            dim0 //= per_output
+    per_output = 1  # several inputs at once (`input_vectorized_thread_reduce_impl`) change no size
+    if not on_fastest and kept[0][1] == 1:  # several results at once (`get_output_vec_size`)
+        per_output = VECTOR
+        for number in (kept[0][0], *(s for _, s in reduced), *(s for _, s in kept[1:])):
+            while number % per_output:
+                per_output //= 2
+        dim0 //= per_output
     # The width and height of a thread block (`set_block_dimension`).
     limit = MAX_THREADS // per_output
     width = power_below(dim0, limit)
@@ -106,11 +102,11 @@ def scratch_bytes(reduced: Dims, kept: Dims, element_bytes: int, gpu: Any, vecto
     return element_bytes * outputs * blocks * (1 if on_fastest else width * per_output), 4 * grid
 
 
-def reducing(cuda: Any, tensor: Any, dims: Any, element_bytes: int, vector: int = VECTOR) -> tuple[int, ...]:
+def reducing(cuda: Any, tensor: Any, dims: Any, element_bytes: int) -> tuple[int, ...]:
     """The scratch sizes of reducing a tensor over these dimensions."""
     if tensor.numel() < MAX_VALUES * 2:  # there are never two blocks
         return ()
-    return scratch_bytes(*launch_dims(tensor.shape, tensor.stride(), dims), element_bytes, cuda.gpu, vector)
+    return scratch_bytes(*launch_dims(tensor.shape, tensor.stride(), dims), element_bytes, cuda.gpu)
 
 
 def reduce(cuda: Any, tensor: Any, dims: Any, element_bytes: int) -> None:
@@ -145,18 +141,18 @@ def norms(cuda, out, tensor, order=2, *args, **kwargs):
     return sums(cuda, out, tensor, *args, **kwargs)
 
 
-def _reduces(element_bytes: Callable[[torch.dtype], int], *names: str, vector: int = VECTOR) -> None:
+def _reduces(element_bytes: Callable[[torch.dtype], int], *names: str) -> None:
     """Register reductions that pass values of this size between blocks."""
 
     @scratch(*names)
     def sizes(cuda, out, tensor, *args, **kwargs):
-        return reducing(cuda, tensor, _dims(args), element_bytes(tensor.dtype), vector)
+        return reducing(cuda, tensor, _dims(args), element_bytes(tensor.dtype))
 
 
-# Two values at once (vt0 of ReduceMomentKernel.cu); the values alone; values with their places; a byte each.
+# Means with deviations (WelfordData); the values alone; values with their places; a byte each.
 _reduces(
     lambda dtype: 2 * WELFORD_BYTES if dtype == torch.float64 else WELFORD_BYTES,
-    "var.correction", "std.correction", "var_mean.correction", "std_mean.correction", vector=2,
+    "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
 )  # fmt: skip
 _reduces(lambda dtype: dtype.itemsize, "amax.default", "amin.default", "max.default", "min.default")
 _reduces(lambda dtype: PAIR_BYTES, "max.dim", "min.dim", "argmax.default", "argmin.default")
