@@ -36,7 +36,7 @@ from memlab.probes.rows import users_line
 from memlab.references.named_models import name_of
 from memlab.torch_internals import compiler
 from memlab.torch_internals.dispatch import DisableTorchFunction
-from memlab.trace.columns import Array, Events, MarkKind, Marks
+from memlab.trace.columns import MODULE_BEGINS, Array, Events, MarkKind, Marks
 from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, Steps, recording, resolve
 from memlab.trace.trace import Gap
 
@@ -57,11 +57,18 @@ class MarkColumns:
     texts: tuple[str, ...]
     left_out: int = 0
     """How many marks of other threads' work are not among these."""
+    bypassed: tuple[str, ...] = ()
+    """Modules without marks whose class has a `__call__` of its own, which may run no hooks."""
 
     def gaps(self) -> tuple[Gap, ...]:
-        """The gap if other threads had marks."""
+        """The gaps if other threads had marks, and if modules had none."""
         text = "other threads ran modules, optimizers or backwards too: their work has no phases, modules and lines of its own"
-        return (Gap("other threads' work", text),) if self.left_out else ()
+        gaps = [Gap("other threads' work", text)] if self.left_out else []
+        if self.bypassed:
+            first = ", ".join(self.bypassed[:3]) + (", ..." if len(self.bypassed) > 3 else "")
+            text = f"{first}: a __call__ of its own runs no hooks; what was allocated in it counts for the module that calls it"
+            gaps.append(Gap("modules", text))
+        return tuple(gaps)
 
     def steps(self) -> tuple[Steps, Steps]:
         """The phase, and the innermost module, over time."""
@@ -106,6 +113,7 @@ class Marker:
         self.log.clear()
         self._module_codes.clear()
         self._roots: set[int] = set()
+        self._own_calls: set[int] = set()  # names of modules that override `__call__`
         self.watch_failures.clear()
         self._names: dict[str, int] = {}
         self._texts: list[str] = []
@@ -298,7 +306,9 @@ class Marker:
             self._roots.add(self._code(name))
         for path, child in root.named_modules():
             if child not in self._module_codes:
-                self._module_codes[child] = self._code(f"{name}.{path}" if path else name)
+                code = self._module_codes[child] = self._code(f"{name}.{path}" if path else name)
+                if type(child).__call__ is not torch.nn.Module.__call__:
+                    self._own_calls.add(code // _KINDS)
 
     def path_of(self, module: torch.nn.Module) -> str:
         """The name of a module in the marks."""
@@ -315,7 +325,11 @@ class Marker:
         change = (codes == backward + MarkKind.PHASE_BEGIN).astype(np.int64) - (codes == backward + MarkKind.PHASE_END)
         is_kept = by_owner | (np.cumsum(change * by_owner) > 0)
         names, kinds = np.divmod(codes[is_kept], _KINDS)
-        return MarkColumns(times[is_kept], kinds.astype("u1"), names.astype("<i4"), texts, int((~is_kept).sum()))
+        called = {texts[name] for name in np.unique(names[np.isin(kinds, MODULE_BEGINS)])} if self._own_calls else set()
+        missing = sorted(texts[name] for name in tuple(self._own_calls) if texts[name] not in called)
+        bypassed = tuple(one for one in missing if any(f"{caller}." == one[: len(caller) + 1] for caller in called))
+        columns = (times[is_kept], kinds.astype("u1"), names.astype("<i4"), texts, int((~is_kept).sum()))
+        return MarkColumns(*columns, bypassed)
 
 
 # Compiled modules warn about global hooks; ours are intended, and the cell must not show a warning.

@@ -225,6 +225,25 @@ def test_modules_are_named_by_their_path_from_the_outermost(device):
         assert line.startswith(__file__) and __file__ in stack.split("\n")[0]
 
 
+def test_a_module_whose_own_call_runs_no_hooks_is_named_as_not_seen(device):
+    class Own(nn.Module):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    class Seen(nn.Module):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    for inner, expected in ((Own(), ["Sequential.0: a __call__ of its own runs no hooks"]), (Seen(), [])):
+        net = nn.Sequential(inner)
+        trace = probed(lambda net=net: net(x(device)), device=device)
+        told = [gap.text for gap in trace.gaps if gap.name == "modules"]
+        assert [text.partition(";")[0].replace("#2", "") for text in told] == expected
+
+
 @pytest.mark.fakegpu
 @pytest.mark.parametrize("in_module", [False, True])
 def test_two_thousand_allocations_fall_between_their_marks(in_module):
