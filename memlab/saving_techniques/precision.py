@@ -87,7 +87,10 @@ def _float16(job: Job) -> None:
 
 @contextlib.contextmanager
 def _patch_autocast() -> Iterator[None]:
-    """Autocast around the outermost modules only: around whole steps its copies of weights would outlive the update."""
+    """Autocast around the outermost modules only: around whole steps its copies of weights would outlive the update.
+
+    Around the whole call, as in the code to paste: PyTorch runs the module's hooks under autocast too.
+    """
 
     def call(module: nn.Module, forward: Callable[[], Any]) -> Any:
         first = next((one for one in module.parameters() if one.is_floating_point()), None)

@@ -147,6 +147,17 @@ def test_autocast_ends_with_an_error() -> None:
         assert not torch.is_autocast_enabled("cpu")
 
 
+def test_hooks_see_what_they_see_in_a_block_of_autocast() -> None:
+    model, seen = nn.Sequential(nn.Linear(4, 4)), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(torch.is_autocast_enabled("cpu")))
+    model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.ones(1, 4))
+    with techniques["autocast_bf16"].patch():
+        model(torch.ones(1, 4))
+    assert seen == [True, torch.bfloat16] * 2
+
+
 def test_what_a_change_calls_itself_is_not_outermost_and_the_call_is_given_back() -> None:
     outermost, plain = [], nn.Module.__call__
     model = nn.Sequential(nn.Linear(2, 2))
