@@ -225,15 +225,16 @@ def predicted(
     """The prediction from requests; further traces are for other plausible numbers of multiprocessors."""
     found = forecast(traces[0], card, conf, others=traces[1:])
     run = Prediction(name, found.trace, traces[0], conf, traces[1:])
-    raised = outcome is not None and outcome.error is not None
+    error = outcome.error if outcome is not None else None
+    raised = error is not None
     until = "Predicted up to where the cell ended with an error" if raised else "Predicted"
     lines = [f"{until}, nothing ran on a card: {verdict(found)}."]
-    if found.out_of_memory:
+    if found.out_of_memory and (error is None or error.name != "OutOfMemoryError"):  # which is said below
         may = "It would raise" if found.fits == "no" else "It may raise"
         lines.append(f"{may}: {found.out_of_memory.splitlines()[0]}")
     if outcome is not None:
         lines += outcome.notes
-        lines += [f"The cell raised {outcome.error}."] if raised else []
+        lines += [f"The cell raised {error}."] if raised else []
         if outcome.refused:
             lines.append(f"Blocked in the child process: {'; '.join(outcome.refused)}.")
         if outcome.started:

@@ -77,6 +77,15 @@ def test_a_budget_is_held_against_what_it_needs(notebook: Kernel):
     assert "It would raise: CUDA out of memory" in reply.report
 
 
+def test_the_error_that_a_cell_ended_with_is_in_its_report_once(notebook: Kernel):
+    body = "x = [torch.ones(1 << 28, device='cuda') for _ in range(9)]"
+    reply = notebook.run(f"%%memtrack --predict 'RTX 3050 Laptop' --raises-oom\n{body}")
+    assert reply.error == "OutOfMemoryError"
+    report = reply.shown[-1]["text/plain"]
+    assert "The cell raised OutOfMemoryError: CUDA out of memory." in report
+    assert report.count("Tried to allocate") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
