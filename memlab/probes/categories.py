@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ from memlab.trace.trace import MadeBy, Trace
 
 NEVER = np.iinfo(np.int64).max
 WORKSPACE = f"{WORKSPACE_OF}cuBLAS"
+_HANDLES = 2
+"""How many workspaces of cuBLAS a stream has."""
 _ORDER = (
     Category.PARAMETER,
     Category.BUFFER,
@@ -111,11 +114,18 @@ def _with_workspaces(trace: Trace, lives: Lives, sizes: Collection[int]) -> Trac
     """The trace, with cuBLAS workspaces named and outside any module.
 
     PyTorch makes one per handle and stream at the first matrix product, and no object holds it: they are recognised by
-    their size and by never being freed.
+    their size and by never being freed. The threads of forward and backward have a handle each; more blocks of that size are
+    tensors, as of a graph that is kept.
     """
-    blocks = trace.blocks
-    size = np.append(trace.events.requested_bytes, 0)[lives.born_row]
+    blocks, events = trace.blocks, trace.events
+    size = np.append(events.requested_bytes, 0)[lives.born_row]
     found = np.isin(size, list(sizes)) & (lives.died_row == NEVER) & (blocks.name < 0)
+    of_stream: Counter[tuple[int, int]] = Counter()
+    for block in np.flatnonzero(found)[np.argsort(lives.born_row[found], kind="stable")]:
+        row = lives.born_row[block]
+        stream = int(events.device[row]), int(events.stream[row])
+        of_stream[stream] += 1
+        found[block] = of_stream[stream] <= _HANDLES
     if not found.any():
         return trace
     texts = {**trace.texts, "name": (*trace.texts["name"], WORKSPACE)}

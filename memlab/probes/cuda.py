@@ -137,7 +137,9 @@ class CudaProbe:
             marker.columns(self.start_ns, self.end_ns, self.owner, self._first_mark),
             self.start_ns,
             self._labels_from_ns,
-            torch_internals.blas_workspace_sizes(),
+            torch_internals.blas_workspace_sizes(
+                {torch.cuda.get_device_capability(one.device)[0] for one in recorder.devices}
+            ),
         )
 
     def _device_rows(self, history: DeviceHistory) -> tuple[DeviceRows, DeviceRows]:

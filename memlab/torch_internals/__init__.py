@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from memlab.torch_internals.private_names import private
@@ -111,16 +111,18 @@ def _memory_stats() -> Any:
     return private("torch._C._cuda_memoryStats")
 
 
-def blas_workspace_sizes() -> frozenset[int]:
-    """The sizes, in bytes, of which one is that of every workspace PyTorch hands to cuBLAS.
+def blas_workspace_sizes(capabilities: Collection[int] = ()) -> frozenset[int]:
+    """The sizes, in bytes, of which one is that of every workspace PyTorch hands to cuBLAS, on cards of these capabilities.
 
     The environment variable CUBLAS_WORKSPACE_CONFIG (":size in KiB:count" once or more) as ATen's CublasHandlePool.cpp reads
-    it, else its two defaults: 8 MiB and 128 KiB, and 32 MiB on cards of compute capability 9 and above; seen in 2.11 to 2.15.
+    it, else its two defaults: 8 MiB and 128 KiB, and 32 MiB on cards of compute capability 9, and since 2.12 above.
     """
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return frozenset({sum(int(size) * int(count) for size, count in pairs) * 1024})
-    return frozenset({(2 * 4096 + 8 * 16) * 1024, 8 * 4096 * 1024})
+    small, large = (2 * 4096 + 8 * 16) * 1024, 8 * 4096 * 1024
+    of = {9: {large}} | {major: {small} for major in range(9)}
+    return frozenset().union(*(of.get(major, {small, large}) for major in capabilities or (0, 9)))
 
 
 # --- the start of CUDA ---

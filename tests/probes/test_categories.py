@@ -205,6 +205,19 @@ def test_the_workspaces_of_cublas_have_their_name_and_no_category():
     assert free <= before
 
 
+@pytest.mark.fakegpu
+@pytest.mark.parametrize("config", ["", ":4096:8"])
+def test_what_a_graph_keeps_is_no_workspace_though_it_is_as_large(monkeypatch, config):
+    """Losses of an earlier cell, whose activations are of 32 MiB each: 1.26 GiB were called a workspace of cuBLAS."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
+    size = 8 << 20  # floats
+    kept = [torch.ones(size, device="cuda", requires_grad=True).exp().sum() for _ in range(9)]
+    trace, _ = probed(lambda: torch.ones(9, device="cuda"), "cuda")
+    found = breakdown(trace, 0, "tensor").get("workspace of cuBLAS", 0)
+    assert found <= (2 * 4 * size if config else 2 * 8519680)
+    assert kept[0].grad_fn is not None
+
+
 def test_what_another_thread_runs_is_named_as_not_told_apart():
     model = nn.Linear(4, 4)
 

@@ -324,3 +324,7 @@ def test_the_size_of_a_workspace_follows_its_variable(monkeypatch, config):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
     sizes = {"": {8519680, 33554432}, ":4096:8": {33554432}, ":16:8:4096:2": {8519680}}
     assert torch_internals.blas_workspace_sizes() == sizes[config]
+    if not config:
+        of = {7: {8519680}, 8: {8519680}, 9: {33554432}, 10: sizes[""], 12: sizes[""]}
+        assert {major: torch_internals.blas_workspace_sizes({major}) for major in of} == of
+        assert torch_internals.blas_workspace_sizes({8, 9}) == sizes[""]
