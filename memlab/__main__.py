@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-USAGE = """memlab calibrate    measure this machine's GPU, once, for the predictions made here
+USAGE = """memlab calibrate    measure this machine's GPU, once, for predictions
 memlab cards        the GPUs that runs can be predicted for
-memlab doctor       what can be seen on this machine"""
+memlab doctor       check what memlab can see on this machine"""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -129,7 +129,7 @@ class CachingAllocator(Segments):
 
     def _round(self, nbytes: int) -> int:
         if nbytes < 0:
-            raise MemlabError(f"a block cannot have {nbytes} bytes: give a number from 0 on")
+            raise MemlabError(f"a block cannot have {nbytes} bytes: give 0 or more")
         if len(self._rounded) > 1 << 16:
             self._rounded.clear()
         size = self._rounded[nbytes] = self.settings.round(int(nbytes)) if nbytes else 0
@@ -209,7 +209,7 @@ class CachingAllocator(Segments):
         if block is None:
             return
         if not block.is_allocated:
-            raise MemlabError(f"{block!r} is not allocated: it was freed before, or is not this allocator's")
+            raise MemlabError(f"{block!r} is not allocated: it was freed before, or belongs to another allocator")
         block.is_allocated = False
         self.allocated_bytes -= block.size
         if block.uses:

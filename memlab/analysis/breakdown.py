@@ -106,7 +106,7 @@ def _of_device(trace: Trace, device: int, by: str) -> dict[str, int]:
     """The shares of what the driver reported: those of *reserved* at that time, and the rest of the device."""
     top = device_peak(trace, device)
     if top is None:
-        raise MemlabError("the driver's figure was never read in this run: nothing is known of the whole device.")
+        raise MemlabError("the driver was never queried in this run, so the use of the whole device is unknown.")
     at = peak(trace, device, "reserved")
     mine = trace.samples.rows((trace.samples.device == device) & (trace.samples.used_bytes >= 0))
     if not len(mine):  # a prediction: there is no driver

@@ -27,7 +27,7 @@ from memlab.trace.columns import Array
 from memlab.trace.trace import Device, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, plain, signed
 
-UNTOLD = "not told apart"
+UNTOLD = "not attributed"
 """The part of a peak that no event explains: events were lost, or a predicted GPU is too small for the run."""
 _FAR_APART = 4
 """If one run takes this many times as long, the shorter one is hard to read on an axis of seconds."""

@@ -50,7 +50,7 @@ class Place:
         parts = [f"at {short_line(self.line)}"] if self.line else []
         parts += [f"in {one_line(self.module)}"] if self.module else []
         parts += [f"by {one_line(self.op)}"] if self.op and not self.line else []
-        return " ".join(parts) or "at a place that is not known"
+        return " ".join(parts) or "at an unknown place"
 
 
 @dataclass(frozen=True, slots=True)

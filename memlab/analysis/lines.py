@@ -95,7 +95,7 @@ class LineTable:
         for row in self.rows:
             if row.text == text:
                 return row
-        examples = ", ".join(repr(row.text) for row in self.rows[:3]) or "nothing: there are none"
+        examples = ", ".join(repr(row.text) for row in self.rows[:3]) or "none: the run has no lines"
         raise MemlabError(f"no line {text!r:.100} was executed; the lines are named as in {examples}.")
 
     @property
@@ -149,7 +149,7 @@ def lines(trace: Trace, device: int) -> LineTable:
     rows.sort(key=lambda row: (order.get(row.text, order.get(row.source, len(sources))), row.source, row.line))
     gaps = [gap.text for gap in trace.gaps if gap.name == "lines"]
     if taken := int(delta[is_workspace].sum()):
-        text = f"{format_bytes(taken)} of workspaces, which a math library took for itself and keeps, count as outside"
+        text = f"{format_bytes(taken)} of math library workspaces, which stay allocated, count as outside"
         gaps.append(text)
     return LineTable(
         device=trace.made_by.device(device).label,

@@ -70,7 +70,7 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     elif facts.capacity_bytes > 0:
         high = facts.capacity_bytes
     if device == CPU and best == seen:  # only sizes were lost: the highest known moment can be shown
-        source = "what was seen: storages were resized by no operator, or the file was cut off"
+        source = "what was seen: storages were resized without an operator, or the file was cut off"
     else:
         time_ns, row, source = -1, -1, "read events, samples and PyTorch's counter around lost ones"
     return Peak(ByteRange(seen, max(high, seen)), time_ns, row, source)

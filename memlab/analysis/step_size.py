@@ -207,9 +207,7 @@ def classic(parameter_count: int, outputs: Iterable[LayerOutput], kept: Mapping[
         seen |= keys
     unseen = [one for key, one in kept.items() if key not in seen]
     terms = [
-        SizeTerm(
-            -total, "backward was taken to need everything twice; gradients of activations come and go one by one"
-        ),
+        SizeTerm(-total, "backward was assumed to need everything twice; gradients of activations are temporary"),
         SizeTerm(-sum(one.nbytes for one in lost), _about(lost, "{} that nobody keeps, the largest of {} ({})")),
         SizeTerm(-sum(one.nbytes for one in again), _about(again, _SHARED)),
         SizeTerm(wider, "elements are not four bytes wide, or the storage behind an output is larger than the output"),
@@ -219,7 +217,7 @@ def classic(parameter_count: int, outputs: Iterable[LayerOutput], kept: Mapping[
         what = f"{largest.operator.removeprefix('aten.').partition('.')[0]} in {largest.layer or 'the model itself'}"
         size = f"{'×'.join(map(str, largest.shape)) or 'one number'}, {format_bytes(largest.nbytes)}"
         count = number_of(len(unseen), "tensor")
-        text = f"{count} kept that no layer puts out, the largest by {what} ({largest.dtype} of {size})"
+        text = f"{count} kept that are no layer's output, the largest by {what} ({largest.dtype} of {size})"
         terms.append(SizeTerm(sum(one.nbytes for one in unseen), text))
     everything = sum(one.nbytes for one in kept.values())
     return Classic(parameter_count * ELEMENT_BYTES, total, everything, tuple(term for term in terms if term.nbytes))

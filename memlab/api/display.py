@@ -67,7 +67,7 @@ class Display:
         try:
             from IPython.display import display
 
-            waiting = {"text/plain": f"memlab measures {self._run.name!r}; the report replaces this line."}
+            waiting = {"text/plain": f"memlab is measuring {self._run.name!r}; the report replaces this line."}
             if self._live:
                 from memlab.views.live import LiveView  # imported late: no widgets without a notebook
 

@@ -68,9 +68,9 @@ class FitTable(Shown):
         """The smallest card that it fits on, and the table of all."""
         title = f"{self.name} on {len(self.rows)} card{'s' if len(self.rows) != 1 else ''}"
         if smallest := next((row.card for row in self.rows if row.fits == "yes"), None):
-            title += f": the smallest that it fits on is {smallest.name}"
+            title += f", the smallest that fits: {smallest.name}"
         elif any(row.fits == "unknown" for row in self.rows):
-            title += ": the run raised, so it is known only where it does not fit"
+            title += ": the run raised, so only 'does not fit' is certain"
         rows = []
         for row in self.rows:
             low, high = row.margin_bytes
@@ -133,10 +133,10 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
 def _measured(run: Run) -> Trace:
     trace = run.trace
     if trace.device_indices[:1] in ((), (CPU,)):
-        how = 'what it takes on a card is predicted, by %%memtrack --predict "RTX 4060" on its cell'
+        how = 'predict it for a card with %%memtrack --predict "RTX 4060" on its cell'
         raise PredictionError(f"run {run.name!r} was measured on the CPU: {how}.")
     if any(stretch.device == 0 for stretch in trace.made_by.bounded):
-        raise PredictionError(f"run {run.name!r} has lost events, so what it asked for is not known as a whole.")
+        raise PredictionError(f"run {run.name!r} has lost events, so its requests are not all known.")
     return trace
 
 

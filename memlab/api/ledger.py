@@ -250,7 +250,7 @@ class Ledger:
         if not wanted:
             return ""
         if self._live is not None and not self._live.graphs.may_search():
-            return "names were not looked for, as a graph has too many nodes to look at them again and again"
+            return "names were not looked for, as a graph has too many nodes to scan repeatedly"
         begun = time.thread_time()
         found = live_storages(only=wanted.keys(), budget_s=budget_s)  # for naming; it lists everything first
         self._naming_s = time.thread_time() - begun

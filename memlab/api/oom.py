@@ -71,7 +71,7 @@ class OomExplained(Shown):
     def released(self, freed: str) -> OomExplained:
         """The same after a release, which is no longer advised."""
         before = self.explanation
-        said = f"{_RELEASE} was run since, and gave back {freed or 'nothing'}; what is alive is that of before."
+        said = f"{_RELEASE} was run since, and gave back {freed or 'nothing'}; what is alive is as of before."
         sentences = (said, *(one for one in before.sentences if not one.startswith(_RELEASE)))
         actions = tuple(action for action in before.actions if not action.text.startswith(_RELEASE))
         after = dataclasses.replace(before, sentences=sentences, actions=actions)
@@ -162,7 +162,7 @@ class ReleaseReport(Shown):
         for device in [level.device for level in levels if level.after_bytes]:
             there = [one for one in released.still_held if one.device == device]
             found = grouped(tuple(Holder(one.path, one.category, one.nbytes) for one in there))
-            title = f"Still held on {device}, by what keeps it alive"
+            title = f"Still held on {device}, by what references it"
             hidden = PageLines(("nothing that can be seen",), title)
             parts.append(named_table(title, found[:NAMED], max(len(found) - NAMED, 0)) if found else hidden)
         parts += [] if released.is_complete else ["The search for names was cut short."]

@@ -111,7 +111,9 @@ def verdict(predicted: Forecast) -> str:
     """One sentence: the card, whether it fits, what it needs, what the card has."""
     card = predicted.card
     if asks_for_nothing(predicted):
-        return f'asked nothing of {card.name}: is it written for "cuda"? What an earlier cell put on "cpu" stays there'
+        return (
+            f'allocated nothing on {card.name}: is it written for "cuda"? What an earlier cell put on "cpu" stays there'
+        )
     caught = predicted.trace.made_by.device(DEVICE).num_ooms
     catches = f", as it catches {number_of(caught, 'out-of-memory error')}" if caught and predicted.fits != "no" else ""
     return f"{ANSWERS[predicted.fits]} on {card.name}{catches}: needs {predicted.device_bytes} of {card.usable_range}"
@@ -143,7 +145,7 @@ def predict(
             f"predict needs a function without arguments, got {type(step).__name__}: pass lambda: ..."
         )
     if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step) or inspect.isasyncgenfunction(step):
-        why = "predict calls the step once, and what has `async` or `yield` does nothing then"
+        why = "predict calls the step once, which does nothing for `async` functions and generators"
         raise PredictionError(f"{why}: wrap it.")
     prediction = predict_step(step, find(card), name, configured(conf), limit_s, raises_oom)
     runs.add(prediction)
@@ -238,7 +240,7 @@ def predicted(
         if outcome.refused:
             lines.append(f"Blocked in the child process: {'; '.join(outcome.refused)}.")
         if outcome.started:
-            lines.append(f"Programs that it started for real: {'; '.join(outcome.started)}.")
+            lines.append(f"Programs that it really started: {'; '.join(outcome.started)}.")
     run.finish(found.trace, lines)
     run.note("raised", raised)
     return run

@@ -156,7 +156,7 @@ class ResultSerializer:
         is_plain = type(value).__torch_dispatch__ is dispatch.plain_torch_dispatch
         if not is_plain or value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
             what = f"{type(value).__name__} on {value.device} ({value.layout})".replace("torch.", "")
-            raise _refused(f"tensors whose values lie in memory, got {what:.120}")
+            raise _refused(f"dense tensors, got {what:.120}")
         if value.device.type == "cuda":
             self.devices.add(torch.cuda.get_device_name(value.device))
         return self._leaf(str(value.dtype).removeprefix("torch."), value.detach())
@@ -289,7 +289,7 @@ def check_results(a: Trace, b: Trace, names: tuple[str, str], tolerance: float =
     except MemlabError as error:
         return not_checked(str(error), "unreadable")
     on_cuda = [any(index != CPU for index in trace.device_indices) for trace in (a, b)]
-    engines = "one ran on the CPU and the other on CUDA: their engines add in another order, and round accordingly"
+    engines = "one ran on the CPU and the other on CUDA: they sum in another order and round differently"
     return check(first, second, tolerance, (engines,) if on_cuda[0] != on_cuda[1] else ())
 
 

@@ -117,7 +117,7 @@ class Track:
             raise MemlabError(f"run {self.run.name!r} was started before; call track() again for another.")
         fake = sys.modules.get("memlab.fake_cuda.tensors")
         if fake is not None and fake.State.active is not None:  # the report of the prediction covers it
-            what = "a run inside of a prediction measures nothing"
+            what = "a run inside a prediction measures nothing"
             raise MemlabError(f"{what}: the prediction is of the whole cell or step.")
         wanted = self.options
         self._thread = threading.get_ident()
@@ -239,7 +239,7 @@ def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:
     if there and is_forced:
         yield f"Only the CPU was measured. When this run ended, PyTorch held {there}."
     elif there:
-        yield f"Nothing came or went on CUDA in this run. All the while PyTorch held {there}."
+        yield f"Nothing was allocated or freed on CUDA in this run. Throughout, PyTorch held {there}."
 
 
 class Saver:

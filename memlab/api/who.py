@@ -139,7 +139,7 @@ def who(tensor: Any = None, device: Any = None, name: str = "") -> Who:
         return _who_holds(tensor, name)
     inside, kind = storages_in(tensor), class_name(type(tensor))
     if not inside:
-        raise MemlabError(f"{name or 'this'} is a {kind} and no tensor with memory is in it.")
+        raise MemlabError(f"{name or 'this'} is a {kind} without a tensor that has memory.")
     return Who(live_storages(place, only=inside), of=f"what {name or f'this {kind}'} keeps alive")
 
 
@@ -218,7 +218,7 @@ def _unnamed(found: LiveStorages) -> Iterator[str]:
     if nameless:
         total, holders = format_bytes(sum(one.nbytes for one in nameless)), found.holders
         held = "; ".join(f"{format_bytes(one.nbytes)} by {holders[one.key]}" for one in nameless if one.key in holders)
-        why = "cycles that wait for gc.collect(), or holders that cannot be looked into"
+        why = "cycles that wait for gc.collect(), or holders that cannot be inspected"
         yield f"No name leads to {number_of(len(nameless), 'storage')} ({total}): {why}. Held: {held}."
 
 

@@ -34,12 +34,12 @@ MOST_NUMBERS, MOST_FLOATS = 65536, 64
 """Larger tensors do not keep their values."""
 MOST_ROUNDS = 10_000
 
-READ = "a value of a CUDA tensor was read: it was taken as 1 (True)"
-COPIED = "the values of a CUDA tensor were copied to the host: they were taken as 1 (True)"
-FINITE = "a test for infinities or nan was taken as passed"
-LARGEST = "{}: its shape depends on values, the largest possible was taken"
-SEARCHED = "LBFGS was taken to use all its iterations"
-REDRAWN = "nn.init.trunc_normal_ was taken to draw again twice"
+READ = "a value of a CUDA tensor was read: it was assumed to be 1 (True)"
+COPIED = "the values of a CUDA tensor were copied to the host: they were assumed to be 1 (True)"
+FINITE = "a check for inf or nan was assumed to pass"
+LARGEST = "{}: its shape depends on values, the largest possible was assumed"
+SEARCHED = "LBFGS was assumed to use all its iterations"
+REDRAWN = "nn.init.trunc_normal_ was assumed to redraw twice"
 ENDLESS = "a loop that waited for a value was ended after {} rounds"
 
 
@@ -266,7 +266,7 @@ def repeat_interleave(cuda, func, repeats, *, output_size=None):
     """Repeat each as often as is known, or once."""
     count, values = output_size, known(repeats)
     if count is None and values is None:
-        cuda.assume("repeat_interleave: its shape depends on values, every count was taken as 1")
+        cuda.assume("repeat_interleave: its shape depends on values, every count was assumed to be 1")
         count = repeats.numel()
     elif count is None:
         count = int(values.sum())
@@ -278,7 +278,7 @@ def bincount(cuda, func, tensor, weights=None, minlength=0):
     """As many bins as is known, or the minimum."""
     values = known(tensor)
     if values is None:
-        cuda.assume("bincount: its length depends on values, minlength was taken")
+        cuda.assume("bincount: its length depends on values, minlength was assumed")
     least = int(values.max()) + 1 if values is not None and values.numel() else minlength
     dtype = torch.int64 if weights is None else torch.float64
     return cuda.empty((max(minlength, least, 1),), dtype, op=func)

@@ -35,7 +35,7 @@ from memlab.torch_internals.cuda_names import fake_tensor
 from memlab.torch_internals.dispatch import TensorBase
 from memlab.torch_internals.fakes import LOGGER
 
-ASKED = "the code asked how much memory is in use: on another card it may do something else"
+ASKED = "the code asked how much memory is in use: on another GPU it may behave differently"
 COMPILED = "compiled code is predicted as eager: torch.compile did nothing"
 SCRIPTED = "TorchScript is predicted as the Python it was made of: torch.jit.script did nothing"
 _Generator = torch.Generator
@@ -454,8 +454,8 @@ def _refused(what: str, instead: str, name: str = "") -> Any:
 
 def _refuse(patches: Patches) -> None:
     graph = ("a captured CUDA graph", "run the step without it; its memory is that of the same step in a private pool.")
-    pool = ("a memory pool of the user's", "leave it out of the prediction.")
-    raw = ("memory taken past tensors (caching_allocator_alloc)", "make a tensor of that size instead.")
+    pool = ("a user's memory pool", "leave it out of the prediction.")
+    raw = ("memory allocated without a tensor (caching_allocator_alloc)", "make a tensor of that size instead.")
     classes = {"CUDAGraph": graph, "graph": graph, "MemPool": pool, "CUDAPluggableAllocator": pool}
     patches.put_where_present(
         torch.cuda, make_graphed_callables=_refused(*graph), use_mem_pool=_refused(*pool), caching_allocator_alloc=_refused(*raw),

@@ -160,7 +160,7 @@ def sort(cuda, out, tensor, dim=-1, *args, **kwargs):
         return [along * LONG]
     if along == count:
         return along * LONG, sort_pairs(along, width, cuda.gpu)
-    cuda.assume("the memory that sorting several long rows takes beside its result is estimated")
+    cuda.assume("the scratch memory of sorting several long rows is estimated")
     return count * LONG, count * LONG, count * width, sort_pairs(count, width, cuda.gpu)
 
 

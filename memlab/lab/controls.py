@@ -44,13 +44,13 @@ class LabControls:
         self.card = self._choice("GPU", choices.cards, "card")
         steps = ipywidgets.BoundedIntText(description="Steps", min=1, max=MAX_STEPS)
         self.steps = self._observed(clickable(steps, "120px"), "steps")
-        text = "measure even if the memory here may not suffice"
+        text = "measure even if host memory may not be enough"
         self.force = self._observed(clickable(ipywidgets.Checkbox(description=text, indent=False)), "force")
         self.idea, self.settings = ipywidgets.HTML(), flowing()
         self.techniques = technique_list.TechniqueList(choices.techniques, self._toggled)
-        self.run = self._button("Run", session.start, "Run what is chosen, and its baseline where it is not known yet")
+        self.run = self._button("Run", session.start, "Run the selection, and its baseline if it has not been run yet")
         self.run.button_style = "primary"
-        self.stop = self._button("Stop", session.stop, "End the run that goes on")
+        self.stop = self._button("Stop", session.stop, "Stop the active run")
         self.bar = ipywidgets.IntProgress(description="Progress", max=1, layout=ipywidgets.Layout(width="260px"))
         self.bar.style.description_width = "initial"
         self.status, self.problem = ipywidgets.HTML(), ipywidgets.HTML()
@@ -60,7 +60,7 @@ class LabControls:
         self.compare = self._button("Compare", self._compare, "Show this run against the other")
         self.folder = clickable(ipywidgets.Text("memlab-lab", description="Folder", continuous_update=False))
         self.save = self._button("Save", self._save, "Write all runs and the table into the folder")
-        self.code = self._button("Code", self._code, "Show a script that runs this again")
+        self.code = self._button("Code", self._code, "Show a script that repeats this run")
         self.script = ipywidgets.Textarea(description="Script", rows=14, layout=ipywidgets.Layout(width="auto"))
         self.script.layout.display = "none"
         style = ipywidgets.HTML(f"<style>{STYLE}{technique_list.STYLE}</style>{widgets.hiding_style(name)}")

@@ -58,7 +58,7 @@ class Experiment:
         _warm_up()
         self._pinned, remark = state.baseline, ""
         if state.baseline and not self._table[state.baseline].state.is_comparable(state):
-            remark = f"{state.baseline!r} is pinned and not compared with: it is another workload, size or device."
+            remark = f"{state.baseline!r} is pinned but not compared: its workload, size or device differs."
             state = dataclasses.replace(state, baseline="")
         before = self._baseline(state)
         row, problem = self._tried(state, state.techniques, ())
@@ -95,7 +95,7 @@ class Experiment:
             raise HostMemoryTooSmall(
                 f"{work} {need}, and {format_bytes(free_bytes)} is free: the kernel may be killed. Take a smaller size "
                 "or batch, predict it for a GPU, or tick "
-                '"measure even if the memory here may not suffice" (force=True).'
+                '"measure even if host memory may not be enough" (force=True).'
             )
 
     def _baseline(self, state: LabState) -> LabRun | None:

@@ -19,7 +19,7 @@ from memlab.lab.worker import Worker
 from memlab.units import format_seconds, number_of
 from memlab.views.table import Table
 
-STOPPED = "Stopped: nothing was kept of this run."
+STOPPED = "Stopped: this run was discarded."
 
 
 class LabSession:

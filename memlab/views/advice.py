@@ -48,7 +48,7 @@ def _sentences(found: Findings) -> Iterator[str]:
     best, of, before = found.recommended, "the device" if found.of == "device" else found.of, found.before_bytes
     target = format_bytes(found.target_bytes or 0)
     if found.reaches and best is None:
-        yield f"The peak of {of} is {before}: the target of {target} is reached as it is."
+        yield f"The peak of {of} is {before}: the target of {target} is already met."
         return
     if best is None and not found.tried:
         yield f"Nothing was tried: the peak of {of} is {before}."

@@ -41,7 +41,7 @@ def saved_words(a: Side, b: Side) -> str:
     if low == high == 0:
         return "0 B"
     if max(abs(low), abs(high)) >= UNBOUNDED:
-        return "by how much is not known"
+        return "by an unknown amount"
     ends: dict[str, str] = {}  # their texts may be equal
     for change in (-low, -high):
         share = 100 * abs(change) / a.peak.low if a.peak.low else 0

@@ -13,9 +13,7 @@ from memlab.views import theme
 
 SECTION_HTML, SECTION_TEXT = 15_000, 5_000
 """The maximum length of a listing below the report of a cell, in characters."""
-LEGEND = (
-    "held: come less gone while the line was on; peak: the most above its start; freed: of what was older than the line"
-)
+LEGEND = "held: allocated minus freed in the line; peak: highest rise above its start; freed: of older memory"
 _FOLD_FROM = 4  # this many consecutive lines without memory are folded if a listing is too long
 _WIDTH = 110
 
@@ -164,10 +162,10 @@ def _closing(table: LineTable) -> list[str]:
     parts = [f"Over the run: {signed(table.change_bytes)}"]
     for row in table.rows:
         if row.text == BACKWARD:
-            parts.append(f"backward, of no known line: {signed(row.held_bytes + row.backward_bytes)}")
+            parts.append(f"backward, of unknown lines: {signed(row.held_bytes + row.backward_bytes)}")
             break
     if table.outside_bytes:
-        parts.append(f"outside of these lines: {signed(table.outside_bytes)}")
+        parts.append(f"outside these lines: {signed(table.outside_bytes)}")
     return [", ".join(parts) + ".", *(_plain(f"Lines: {gap}.") for gap in table.gaps)]
 
 
@@ -196,4 +194,4 @@ def plain_text(table: LineTable) -> str:
                 shape, dtype = _plain(group.shape) or "(?)", _plain(group.dtype) or "?"
                 size = f"{group.bytes / 1e6:#.5g} MB"
                 parts.append(f"{sign} | {group.count} * Size:{shape} | Memory: {size} | {dtype}")
-    return "\n".join(parts) if parts else "No tensor came or went in a watched line."
+    return "\n".join(parts) if parts else "No tensor was allocated or freed in a watched line."

@@ -250,7 +250,7 @@ def test_a_workspace_is_no_line_s_wherever_it_was_taken():
     assert BACKWARD not in [row.text for row in found]
     assert (found.outside_bytes, found.end_bytes, one.level_bytes) == (8500, 8600, 8100)  # levels are the device's
     assert charged(found) == found.change_bytes
-    assert found.gaps[-1].startswith("8.30 KiB of workspaces")
+    assert found.gaps[-1].startswith("8.30 KiB of math library workspaces")
     for by in ("line", "module"):
         assert breakdown(trace, 0, by)["workspace of cuBLAS"] == 8500
     assert not any("workspace" in gap for gap in lines(noted(script), 0).gaps)

@@ -87,10 +87,10 @@ def test_the_parts_sum_to_the_device():
     found = Failure(message)
     parts = [message.allocated, message.cached, found.beside, found.rest, message.free]
     assert sum(part.low for part in parts) == sum(part.high for part in parts) == 8 * GiB
-    (line,) = [line for line in explain(found).sentences if "all that the device has" in line]
+    (line,) = [line for line in explain(found).sentences if ", the whole device" in line]
     assert line == (
         "3.00 GiB allocated + 100.0 MiB cached + 924.0 MiB of this process outside PyTorch's allocator + 3.94 GiB of "
-        "other processes and the driver + 64.00 MiB free = 8.00 GiB, all that the device has."
+        "other processes and the driver + 64.00 MiB free = 8.00 GiB, the whole device."
     )
 
 
@@ -105,12 +105,12 @@ def test_parts_read_from_real_messages_hold_the_capacity_within_their_digits(ver
 
 def test_titles_say_what_is_known():
     assert explain(failed()).title == (
-        "cuda:0 ran out of memory: 256.0 MiB asked, 64.00 MiB free: 192.0 MiB short. The device was full."
+        "cuda:0 ran out of memory: 256.0 MiB requested, 64.00 MiB free: 192.0 MiB short. The device was full."
     )
     assert explain(Failure(Message("CUDA"))).title == "cuda ran out of memory; the message gives no sizes."
     mps = read_message("MPS backend out of memory (MPS allocated: 5.05 GB, other allocations: 2.29 GB, max allowed: 6.77 GB). "
                        "Tried to allocate 1024.00 MB on private pool.")  # fmt: skip
-    title = "mps ran out of memory: 1.00 GiB asked: 1.55 GiB to 1.59 GiB short. The limit"
+    title = "mps ran out of memory: 1.00 GiB requested: 1.55 GiB to 1.59 GiB short. The limit"
     assert explain(Failure(mps)).title.startswith(title)
     assert "Process 3661 must be this one" in " ".join(explain(Failure(read_message(WORDINGS["2.1"][0]))).sentences)
 
@@ -192,7 +192,7 @@ def test_names_frames_and_outputs_give_what_they_hold():
     )
     assert found[1][0] == (
         "`%memoom release`: frees what only the failed cell's frames hold, 300.0 MiB and outputs (`Out`, `_`) that "
-        "alone keep tensors, 20.00 MiB, for the next cell; the same cell needs most of it again"
+        "alone hold tensors, 20.00 MiB, for the next cell; the same cell needs most of it again"
     )
 
 
@@ -243,7 +243,7 @@ def test_where_no_room_would_do_only_what_asks_for_less_or_helps_the_next_cell_i
     found = failed(MODEL, *LOSSES, frames, ("", "other", GiB), ("x.grad", "gradient", GiB), **known)
     assert [one[0][:16] for one in advised(found)] == ["`%memoom release", "half the batch: ", "`gc.collect()`: "]
     assert [one[3] for one in advised(found)] == [None, None, None]
-    assert explain(found).title.endswith("This one request is more than all there is: only a smaller one can be met.")
+    assert explain(found).title.endswith("This single request is larger than the whole device: only a smaller one can succeed.")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_sizes_that_cannot_be_are_called_so(size, said):
         found = explain(Failure(read_message(text)))
         assert found.title.endswith("ran out of memory; the message gives no size that can be.")
         (line,) = found.sentences
-        assert line.startswith(f"The size that it names is beyond all memory {said}: it was computed wrong")
+        assert line.startswith(f"The size in it is impossible {said}: it was computed wrong")
     assert explain(Failure(read_message("CUDA out of memory. Tried to allocate much"))).sentences == ()
 
 
@@ -276,7 +276,7 @@ def test_fragmentation_gives_what_is_cached_unless_segments_expand_already():
     (found,) = actions(failed(message=message))  # it may also give nothing: pieces between living tensors stay
     assert (found.gives, found.is_estimate, found.is_enough) == (ByteRange(0, 1 * GiB), True, None)
     assert actions(failed(message=message, expandable=True)) == ()
-    assert "Expandable segments are on already" in " ".join(explain(failed(message=message, expandable=True)).sentences)
+    assert "Expandable segments are already on" in " ".join(explain(failed(message=message, expandable=True)).sentences)
     assert "PYTORCH_HIP_ALLOC_CONF" in advised(failed(message=dataclasses.replace(message, backend="HIP")))[0][0]
     assert actions(failed(message=dataclasses.replace(message, backend="XPU"))) == ()
 
@@ -367,7 +367,7 @@ def test_temporaries_of_a_step_and_the_tensors_own_size():
     found = failed(moment=moment(phase=Phase.OPTIMIZER, step_bytes=GiB))
     assert [(one[1], one[2]) for one in advised(found)] == [(GiB, True)]
     assert "foreach=False" in advised(found)[0][0]
-    assert "The tensor itself needs 200.0 MiB; PyTorch asked for a whole segment." in explain(found).sentences
+    assert "The tensor itself needs 200.0 MiB; PyTorch requested a whole segment." in explain(found).sentences
     in_pieces = told(allocated=1800 * MiB, cached=210 * MiB)
     assert failed(message=in_pieces, moment=moment()).verdict == FRAGMENTATION
     assert failed(message=in_pieces).verdict == FULL

@@ -99,7 +99,7 @@ def test_of_several_messages_the_last_with_sizes_counts():
     [
         ("", "the text is empty"),
         ("  \n ", "the text is empty"),
-        ("IndexError: list index out of range", "no message of out-of-memory in 'IndexError: list index out of range'"),
+        ("IndexError: list index out of range", "no out-of-memory message in 'IndexError: list index out of range'"),
         ("out of memory", "paste the line that begins with"),
         ("triton OutOfResources: out of resource: shared memory, Required: 1, Limit: 2", "inside one kernel's block"),
         ("Bus error. ... insufficient shared memory (shm)", "/dev/shm"),

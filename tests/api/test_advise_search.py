@@ -134,7 +134,7 @@ def test_results_that_differ_more_than_is_claimed_are_not_recommended_and_within
     assert (search.tried[0].results, search.tried[0].is_wrong) == ("close", False)
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), TimeUp("its time was over")], ids=["interrupt", "time"])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), TimeUp("the time limit was reached")], ids=["interrupt", "time"])
 def test_what_was_tried_before_the_end_is_kept(stop):
     search, _ = searched({"": 100, CHECKPOINT: 60, IN_PLACE: stop, OFFLOAD: 10})
     assert [one.name for one in search.tried] == [CHECKPOINT]

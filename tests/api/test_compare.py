@@ -137,7 +137,7 @@ def test_a_prediction_is_an_interval_and_nothing_of_it_was_checked():
 def test_a_prediction_for_a_card_that_is_too_small_has_what_it_needs():
     found = compare(made("a", 100), predict_step("b", 1000, 1000, size=300))
     assert found.saved_bytes == -900
-    assert found.by("category")["not told apart"] == Difference(0, 700)
+    assert found.by("category")["not attributed"] == Difference(0, 700)
 
 
 def test_a_measured_and_a_predicted_run_of_one_name_are_told_apart():
@@ -150,7 +150,7 @@ def test_a_peak_that_is_not_exact_is_an_interval_too():
     lost = by(made("x", 100), bounded=(Bounded(-1, 0, 5, 7),))
     found = compare(lost, made("b", 50))
     assert found.saved_bytes[0] == 50
-    assert "by how much is not known" in found.sentence
+    assert "by an unknown amount" in found.sentence
     assert "≥ 100 B" in found.sentence
 
 
@@ -227,7 +227,7 @@ def test_a_damaged_result_in_a_file_is_said_and_the_rest_is_compared():
 def test_a_run_on_the_cpu_and_one_on_a_card_are_compared_and_their_engines_named():
     found = compare(made("a", 5, result=torch.ones(2)), made("b", 5, result=torch.ones(2), device=GPU))
     assert found.results.verdict == "equal"
-    assert "round accordingly" in found.results.notes[0]
+    assert "round differently" in found.results.notes[0]
     assert "'a' was on cpu, 'b' on cuda:0" in found.text
 
 

@@ -121,7 +121,7 @@ def test_a_real_one_on_the_cpu_is_told_with_its_place_its_names_and_the_machine(
     found = note_oom(raised()).explanation
     assert found.label == "cpu"
     assert found.verdict == "too much"
-    assert found.title.startswith("cpu ran out of memory: 128.0 TiB asked, ")
+    assert found.title.startswith("cpu ran out of memory: 128.0 TiB requested, ")
     line = too_much.__code__.co_firstlineno + 2
     assert f"It was raised at test_oom.py:{line}, in too_much()." in found.sentences[0]
     assert {term.name for term in found.terms} == {"asked", "free", "capacity"}
@@ -230,7 +230,7 @@ def test_whatever_goes_wrong_noting_never_raises(monkeypatch):
 
 def test_a_pasted_message_is_explained_and_not_kept():
     found = explain_oom(TEXT)
-    assert found.explanation.title.startswith("cuda:0 ran out of memory: 2.00 GiB asked, 1.00 GiB free: ")
+    assert found.explanation.title.startswith("cuda:0 ran out of memory: 2.00 GiB requested, 1.00 GiB free: ")
     assert explain_oom(RuntimeError(TEXT)).text == found.text
     with pytest.raises(MemlabError, match="no cell of this session"):
         explain_oom()

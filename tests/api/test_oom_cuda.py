@@ -196,7 +196,7 @@ def test_with_expandable_segments_on_they_are_not_advised(tmp_path):
     said = scenario(tmp_path, "say(fails(fragment))", PYTORCH_ALLOC_CONF="expandable_segments:True")
     assert said["verdict"] == "fragmentation"
     assert not any("expandable_segments" in action[0] for action in said["actions"])
-    assert "Expandable segments are on already" in said["text"]
+    assert "Expandable segments are already on" in said["text"]
 
 
 def test_another_process_on_the_card_is_told_with_its_bytes(tmp_path):

@@ -126,9 +126,9 @@ def test_where_the_card_is_full_it_goes_on_or_meets_the_error():
 
 def test_a_step_that_never_asks_the_card_is_told_so():
     found = memlab.predict(lambda: torch.ones(1000, 1000) @ torch.ones(1000, 1000), CARD)
-    assert 'asked nothing of a card: is it written for "cuda"?' in str(found)
+    assert 'allocated nothing on a card: is it written for "cuda"?' in str(found)
     assert "fits on" not in str(found)
-    with pytest.raises(PredictionError, match="with a batch of 1 the step asked nothing"):
+    with pytest.raises(PredictionError, match="with a batch of 1 the step allocated nothing"):
         memlab.max_batch(lambda batch: lambda: torch.ones(batch), CARD)
 
 
@@ -145,8 +145,8 @@ def yields():
         (None, "T4", "needs a function without arguments, got NoneType"),
         (lambda: None, "no such card", "no card is known as 'no such card'"),
         (lambda: None, 8, "no card is known|below"),
-        (pauses, "T4", "has `async` or `yield` does nothing"),
-        (yields, "T4", "has `async` or `yield` does nothing"),
+        (pauses, "T4", "does nothing for `async` functions"),
+        (yields, "T4", "does nothing for `async` functions"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(step, card, text):
@@ -345,7 +345,7 @@ def test_the_assumptions_of_the_dry_run_stand_below_the_table():
 
     table = memlab.fit(memlab.predict(step, "8GiB"), ["T4"])
     assert "kernels are those of 8.00 GiB card" in str(table)
-    assert "its shape depends on values, the largest possible was taken" in str(table)
+    assert "its shape depends on values, the largest possible was assumed" in str(table)
     assert "PyTorch sees 95%" not in str(table)  # which is about the card of the dry run
 
 

@@ -295,7 +295,7 @@ By layer:
 
 The classic estimate is 0.0164 MB with backward; this forward leaves 0.0082 MB, so it is 100% too high:
 Classic: parameters 0.263168 MB, intermediates 0.0082 MB, with backward 0.0164 MB. What separates the two:
-  −0.0082 MB  backward was taken to need everything twice; gradients of activations come and go one by one
+  −0.0082 MB  backward was assumed to need everything twice; gradients of activations are temporary
 
 Not counted: a loss outside of the model, temporaries of operators and of backward, the allocator's rounding."""
     )

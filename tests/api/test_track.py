@@ -321,7 +321,7 @@ def test_a_run_of_the_cpu_says_what_lies_on_cuda():
     with memlab.track("free", show=False) as run:
         torch.ones(1000)
     assert run.devices[0].device.label == "cpu"
-    assert f"Nothing came or went on CUDA in this run. All the while {held}" in str(run)
+    assert f"Nothing was allocated or freed on CUDA in this run. Throughout, {held}" in str(run)
     with memlab.track("forced", device="cpu", show=False) as run:
         torch.ones(1000)
     assert f"Only the CPU was measured. When this run ended, {held}" in str(run)

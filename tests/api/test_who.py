@@ -88,7 +88,7 @@ def test_earlier_names_of_attributes_still_work(training):
 def test_something_that_holds_tensors(training):
     found = who(training.value("[model]"), name="it")
     assert "what it keeps alive · 4 storages" in str(found)
-    with pytest.raises(MemlabError, match="this is a dict and no tensor with memory is in it"):
+    with pytest.raises(MemlabError, match="this is a dict without a tensor that has memory"):
         who({})
 
 

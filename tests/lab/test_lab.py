@@ -109,7 +109,7 @@ def test_a_pinned_run_of_another_workload_or_device_is_no_baseline(counted):
     one.run(workload="other")
     assert one.result.comparison is None
     assert one.rows[-1].saved_bytes is None
-    assert f"{pinned!r} is pinned and not compared with: it is another workload, size or device." in one.sentence
+    assert f"{pinned!r} is pinned but not compared: its workload, size or device differs." in one.sentence
     one.run(techniques=[SAVING])  # is compared with the plain job of its own
     assert (one.comparison.a.name, one.comparison.b.name) == ("other", f"other + {SAVING}")
     assert one.run(workload="tiny", techniques=["in_place"]) is one.comparison.b
@@ -290,7 +290,7 @@ def test_too_little_free_memory_is_refused_and_can_be_allowed(host):
     with pytest.raises(HostMemoryTooSmall, match=r"should have 1.00 GiB on the host, and 100.0 MiB is free"):
         lab.run()
     assert lab.rows == ()
-    assert 'tick "measure even if the memory here may not suffice" (force=True)' in lab.problem
+    assert 'tick "measure even if host memory may not be enough" (force=True)' in lab.problem
     assert lab.run(force=True).peak_bytes > 0
 
 

@@ -36,7 +36,7 @@ def test_the_last_one_is_shown_as_html_and_text_until_the_next(notebook: Kernel)
     reply = notebook.ok("%memoom")
     # SETUP is the first cell; the one that called is named, whatever cells its functions come from.
     assert called > defined > 1
-    assert reply.out.startswith(f"memlab · cell [{called}] · cpu ran out of memory: 128.0 TiB asked, ")
+    assert reply.out.startswith(f"memlab · cell [{called}] · cpu ran out of memory: 128.0 TiB requested, ")
     assert re.search(r"It was raised at line \d+ of cell \[1\], in step\(\)\.", reply.out)
     assert "text/html" in notebook.value("list(get_ipython().run_line_magic('memoom', '')._repr_mimebundle_())")
 
@@ -50,7 +50,7 @@ def test_release_gives_back_what_the_explanation_said(notebook: Kernel):
     assert "No traceback" in notebook.run("%debug").stderr
     assert notebook.run("%memoom release --keep-outputs").out.startswith("memlab · released nothing")
     after = notebook.run("%memoom").out  # it is still explained, from what was noted
-    assert "`%memoom release` was run since, and gave back nothing; what is alive is that of before." in after
+    assert "`%memoom release` was run since, and gave back nothing; what is alive is as of before." in after
     assert after.count("%memoom release") == 1
 
 

@@ -48,14 +48,14 @@ def test_an_out_of_memory_is_explained_without_asking_the_driver(notebook: Kerne
     reply = notebook.run(cell)
     assert (reply.status, reply.error) == ("error", "OutOfMemoryError")
     texts = [data["text/plain"] for data in reply.shown]
-    explained = next(text for text in texts if "ran out of memory: 4.00 GiB asked" in text)
+    explained = next(text for text in texts if "ran out of memory: 4.00 GiB requested" in text)
     assert "The device was full." in explained and "could not be read" not in explained
 
 
 def test_a_device_that_an_earlier_cell_chose_is_the_cpu(notebook: Kernel):
     notebook.run('device = "cuda" if torch.cuda.is_available() else "cpu"')
     reply = notebook.run("%%memtrack --predict T4\nnn.Linear(64, 64).to(device)(torch.ones(1, 64, device=device))")
-    assert "asked nothing of T4" in reply.report
+    assert "allocated nothing on T4" in reply.report
     assert 'What an earlier cell put on "cpu" stays there' in reply.report
 
 
@@ -112,7 +112,7 @@ def test_the_table_of_cards(notebook: Kernel):
     assert "predicted on 65 cards" in notebook.run("%memfit predicted").out or ""
     reply = notebook.run("%memfit predicted T4, 8GiB")
     assert reply.out is not None
-    assert reply.out.splitlines()[0] == "predicted on 2 cards: the smallest that it fits on is 8.00 GiB card"
+    assert reply.out.splitlines()[0] == "predicted on 2 cards, the smallest that fits: 8.00 GiB card"
     assert "fits" in reply.out
     reply = notebook.run("%memfit no such thing")
     assert reply.error == "UsageError"

@@ -90,7 +90,7 @@ def test_a_list_and_a_model(notebook):
     [
         ("nothing", "'nothing' failed: NameError: name 'nothing' is not defined"),
         ("1 +", "'1 +' failed: SyntaxError: invalid syntax"),
-        ("[1, 2]", "[1, 2] is a list and no tensor with memory is in it."),
+        ("[1, 2]", "[1, 2] is a list without a tensor that has memory."),
         ("None", "None is None."),
         ("-d nowhere", "not a device: 'nowhere'. Name one such as cpu, cuda or cuda:1."),
         ("-d", "-d needs a device, for example -d cuda:0."),

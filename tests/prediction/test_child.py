@@ -247,7 +247,7 @@ def test_a_child_that_never_says_hello_is_replaced(monkeypatch):
     assert run(lambda channel: b"third").result == b"third"
     assert len(set(made)) == 3
     monkeypatch.setattr(forks.ForkedProcess, "_says_hello", lambda child, patience_s: False)
-    with pytest.raises(PredictionError, match="none of 3 forked children came to life"):
+    with pytest.raises(PredictionError, match="none of 3 forked children started"):
         run(lambda channel: b"never")
 
 

@@ -83,7 +83,7 @@ def test_whatever_comes_from_outside_is_escaped(where):
         ({"recommended": None}, "Nothing that was tried saves memory here: the peak of allocated stays 100.0 MiB."),
         ({"recommended": None, "tried": ()}, "Nothing was tried: the peak of allocated is 100.0 MiB."),
         ({"target_bytes": 30 * MiB}, "The target of 30.00 MiB is missed by 10.00 MiB: use a smaller batch, or a larger GPU."),
-        ({"recommended": None, "target_bytes": 200 * MiB}, "the target of 200.0 MiB is reached as it is."),
+        ({"recommended": None, "target_bytes": 200 * MiB}, "the target of 200.0 MiB is already met."),
         ({"of": "device", "is_predicted": True, "on": "T4"}, "checkpoint: peak of the device 40.00 MiB instead of 100.0 MiB"),
         ({"stopped": "interrupted after 1 of 3 techniques"}, "The search ended early: interrupted after 1 of 3 techniques."),
         ({"tried": (WRONG,), "recommended": None}, "different, more than allowed"),

@@ -53,7 +53,7 @@ def test_columns_come_when_there_is_something_to_say():
     text = listing_text(rich)
     assert "held  in backward  with calls      peak     freed   ×  cell" in text
     assert "+1.00 MiB    −1.00 MiB   +3.00 MiB  1.00 MiB  2.00 MiB  ×1  x = ones(4)" in text
-    assert "Over the run: +5.00 MiB, backward, of no known line: +5.00 MiB." in text
+    assert "Over the run: +5.00 MiB, backward, of unknown lines: +5.00 MiB." in text
     assert "Lines: from 1 s on no line is known." in text
     assert "\n   0" not in text, "backward is no line of a source"
 
@@ -126,4 +126,4 @@ def test_the_classic_form():
         "At cell: line 16   Total: 1.0 MiB   ×3",
         "- | 1 * Size:(120, 3, 512, 512) | Memory: 377.49 MB | float32",
     ]
-    assert plain_text(table()) == "No tensor came or went in a watched line."
+    assert plain_text(table()) == "No tensor was allocated or freed in a watched line."

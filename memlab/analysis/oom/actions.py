@@ -115,7 +115,7 @@ def _of_names(failure: Failure) -> Iterator[Action]:
             outputs[output[1] or output[2] or output[3]].append(holder)
     kept = [one for group in outputs.values() for one in group if _bytes(group) >= LEAST_OUTPUT_BYTES]
     parts = [f"what only the failed cell's frames hold, {format_bytes(_bytes(frames))}"] if frames else []
-    parts += [f"outputs (`Out`, `_`) that alone keep tensors, {format_bytes(_bytes(kept))}"] if kept else []
+    parts += [f"outputs (`Out`, `_`) that alone hold tensors, {format_bytes(_bytes(kept))}"] if kept else []
     # What the failed cell's own frames hold is needed again when it runs again, so it does not count.
     again = "; the same cell needs most of it again" if len(frames) > len(earlier) else ""
     text = f"`%memoom release`: frees {' and '.join(parts)}, for the next cell{again}"
@@ -124,7 +124,7 @@ def _of_names(failure: Failure) -> Iterator[Action]:
     yield Action(text, gives, counts=ByteRange.exact(_bytes(counts)), addresses=_addresses(counts))
     if failure.all_named:  # unreferenced storages are garbage in reference cycles, or held by C++
         size = _bytes(holder for holder in failure.holders if not holder.path)
-        text = "`gc.collect()`: no name leads to these; most likely objects that refer to each other and nobody needs"
+        text = "`gc.collect()`: no name leads to these; most likely unneeded objects that refer to each other"
         yield Action(text, ByteRange(0, size), is_estimate=True)
 
 
@@ -207,9 +207,7 @@ def _of_the_device(failure: Failure) -> Iterator[Action]:
     # Growing segments leave fewer free pieces; those between live tensors remain, so it may free nothing.
     is_settable = not failure.expandable and message.backend in ("CUDA", "HIP")
     if failure.verdict == FRAGMENTATION and is_settable and message.cached is not None:
-        text = (
-            f"restart with `PYTORCH_{message.backend}_ALLOC_CONF=expandable_segments:True`: fewer pieces are left over"
-        )
+        text = f"restart with `PYTORCH_{message.backend}_ALLOC_CONF=expandable_segments:True`: less fragmentation"
         yield Action(text, ByteRange(0, message.cached.high), is_estimate=True)
     # Listed processes; a figure found by subtraction includes the driver's part, so it must be large.
     text = "end other processes on the device (`nvidia-smi` lists them; often kernels of other notebooks)"

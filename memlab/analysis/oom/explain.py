@@ -84,10 +84,10 @@ def amount_text(amount: ByteRange) -> str:
 # --- title and sentences --------------------------------------------------------------------------------------------------
 
 _VERDICTS = {
-    TOO_MUCH: "This one request is more than all there is: only a smaller one can be met.",
-    LIMIT: "The limit set for this process was reached, not the device's.",
-    FRAGMENTATION: "The cache of PyTorch's allocator is large enough but in pieces: fragmentation.",
-    OTHERS: "Without the other processes on the device it would have fitted.",
+    TOO_MUCH: "This single request is larger than the whole device: only a smaller one can succeed.",
+    LIMIT: "The limit of this process was reached, not that of the device.",
+    FRAGMENTATION: "The cache of PyTorch's allocator is large enough but fragmented.",
+    OTHERS: "Without the other processes on the device it would have fit.",
     FULL: "The device was full.",
 }
 
@@ -100,7 +100,9 @@ def _title(failure: Failure) -> str:
     short = failure.shortfall
     free = f", {amount_text(message.free)} free" if message.free is not None else ""
     missing = f": {amount_text(short)} short" if short is not None and short.high > 0 else ""
-    return f"{where}: {amount_text(message.asked)} asked{free}{missing}. {_VERDICTS.get(failure.verdict, '')}".rstrip()
+    return (
+        f"{where}: {amount_text(message.asked)} requested{free}{missing}. {_VERDICTS.get(failure.verdict, '')}".rstrip()
+    )
 
 
 def _sentences(failure: Failure) -> Iterator[str]:
@@ -112,13 +114,13 @@ def _sentences(failure: Failure) -> Iterator[str]:
     for note in message.notes:
         yield f"{note[0].upper()}{note[1:]}."
     if moment is not None and message.asked is not None and moment.asked_bytes < message.asked.low:
-        yield f"The tensor itself needs {format_bytes(moment.asked_bytes)}; PyTorch asked for a whole segment."
+        yield f"The tensor itself needs {format_bytes(moment.asked_bytes)}; PyTorch requested a whole segment."
     yield from _sum(failure)
     if failure.own_pid is not None:
-        yield f"Process {failure.own_pid} must be this one: next to PyTorch's part there is no room for another so large."
+        yield f"Process {failure.own_pid} must be this one: PyTorch's part leaves no space for another that large."
     free, asked = message.free, message.asked
     if free is not None and asked is not None and free.low >= asked.high and failure.verdict != LIMIT:
-        yield "The driver had more free than was asked: in pieces, or it was freed only afterwards."
+        yield "The driver had more free memory than requested: fragmented, or freed only afterwards."
     cached, reserved = message.cached, message.reserved
     if failure.is_full_of_tensors and message.allocated is not None and cached is not None and reserved is not None:
         share = f"{100 * cached.middle / max(reserved.middle, 1):.0f} %"
@@ -128,7 +130,7 @@ def _sentences(failure: Failure) -> Iterator[str]:
     if failure.verdict == FRAGMENTATION and largest is not None and asked is not None and largest < asked.low:
         yield f"The largest piece of the cache was {format_bytes(largest)} when the cell had ended."
     if failure.verdict == FRAGMENTATION and failure.expandable:
-        yield "Expandable segments are on already: what is cached belongs to other streams, pools or half-used pages."
+        yield "Expandable segments are already on: cached memory belongs to other streams, pools or partly used pages."
 
 
 def _sum(failure: Failure) -> Iterator[str]:
@@ -150,34 +152,34 @@ def _sum(failure: Failure) -> Iterator[str]:
         return
     if message.capacity is not None and message.free is not None:
         listed = " + ".join(f"{amount_text(size)} {name}" for name, size in known.items())
-        yield f"{listed} = {amount_text(message.capacity)}, all that the device has."
+        yield f"{listed} = {amount_text(message.capacity)}, the whole device."
     if failure.verdict == LIMIT and message.allowed is not None and failure.over_limit:
         needed = failure.over_limit + message.allowed
-        yield f"With what is asked the process would have {amount_text(needed)} of {amount_text(message.allowed)} allowed."
+        yield f"With this request the process would have {amount_text(needed)} of {amount_text(message.allowed)} allowed."
 
 
 # --- terms and names ------------------------------------------------------------------------------------------------------
 
 _MEANINGS = {
-    "asked": "the piece that PyTorch wanted of the driver: the tensor, rounded up to 2 MiB, 20 MiB or a multiple of 2 MiB",
-    "free": "what nobody used, as the driver says",
-    "capacity": "all memory of the device that programs can have",
-    "allowed": "the limit that is set for this process",
-    "allocated": "what tensors held of PyTorch's allocator",
-    "private_pools": "the part of it that belongs to CUDA graphs",
-    "cached": "held by PyTorch's allocator for later, by no tensor; whole free segments had been given back already",
-    "reserved": "allocated and cached: all that PyTorch's allocator held",
-    "process": "all that this process held: reserved, the CUDA context, libraries",
-    "elsewhere": "what this process held on the device outside of PyTorch's allocator",
+    "asked": "the segment that PyTorch requested: the tensor, rounded up to 2 MiB, 20 MiB or a multiple of 2 MiB",
+    "free": "free memory on the device, as the driver reports it",
+    "capacity": "all memory of the device that programs can use",
+    "allowed": "the limit set for this process",
+    "allocated": "memory of PyTorch's allocator held by tensors",
+    "private_pools": "the part of it in private pools of CUDA graphs",
+    "cached": "cached by PyTorch's allocator; whole free segments had already been released",
+    "reserved": "allocated and cached: everything PyTorch's allocator held",
+    "process": "everything this process held: reserved, the CUDA context, libraries",
+    "elsewhere": "memory of this process on the device outside PyTorch's allocator",
 }
 _OF_THE_MACHINE = {
-    "free": "what the machine had available when the cell had ended",
-    "capacity": "all memory of the machine, or of the container",
+    "free": "available on the machine after the cell",
+    "capacity": "total memory of the machine, or of the container",
 }
 _MEANINGS_OF_BACKEND = {
     "MPS": {
-        "asked": "the buffer that PyTorch wanted of Metal",
-        "allocated": "what PyTorch's allocator held of Metal, with what it cached",
+        "asked": "the buffer that PyTorch requested from Metal",
+        "allocated": "memory of Metal held by PyTorch's allocator, including its cache",
         "allowed": "PYTORCH_MPS_HIGH_WATERMARK_RATIO (by default 1.7) times what Metal recommends",
     },
     "CPU": _OF_THE_MACHINE | {"asked": "the bytes of one tensor, which the system refused"},

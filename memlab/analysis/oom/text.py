@@ -15,7 +15,7 @@ from typing import Any
 from memlab.errors import MemlabError
 from memlab.units import ByteRange
 
-IMPOSSIBLE = "the size that it names is beyond all memory"
+IMPOSSIBLE = "the size in it is impossible"
 """The start of the note about an impossible size."""
 MAX_CHARACTERS = 2_000_000
 """Only the end of a longer text is read: the error that ended a program comes last."""
@@ -155,9 +155,9 @@ def read_message(text: str) -> Message:
         return dataclasses.replace(last, count=len(set(found)))
     for words, meaning in _NOT_MEMORY.items():
         if words in clean:
-            raise MemlabError(f"this message is of something else: {meaning}.")
+            raise MemlabError(f"this is another error: {meaning}.")
     shown = " ".join(text.split())[:80]
-    what = f"no message of out-of-memory in {shown!r}" if shown else "the text is empty"
+    what = f"no out-of-memory message in {shown!r}" if shown else "the text is empty"
     raise MemlabError(f"{what}: paste the line that begins with, for example, 'CUDA out of memory. Tried to allocate'.")
 
 

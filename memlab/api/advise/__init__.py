@@ -135,7 +135,11 @@ def _goal(before: Run, target_bytes: int | None) -> tuple[int | None, str, list[
     if target_bytes is not None:
         return target_bytes, "device", []
     usable = before.card.usable_bytes
-    return usable, "device", [f"No target was named: it is what {before.card.name} has, {format_bytes(usable)}."]
+    return (
+        usable,
+        "device",
+        [f"No target was given: it is the usable memory of {before.card.name}, {format_bytes(usable)}."],
+    )
 
 
 def _notes(what: Any, search: Search) -> Iterator[str]:
@@ -144,7 +148,7 @@ def _notes(what: Any, search: Search) -> Iterator[str]:
     if isinstance(what, Run) and isinstance(subject, OfStep) and isinstance(subject.on, str):
         first, again = what.peak_allocated_bytes, search.before_bytes[0]
         if abs(first - again) * 50 > max(first, again):
-            then = f"the first time it was {format_bytes(first)}, as the notebook held something else then"
+            then = f"the first time it was {format_bytes(first)}, with other tensors in the notebook"
             yield f"Run again, the cell peaks at {format_bytes(again)}; {then}."
         yield "Seconds are those of the tracked cell; its values were not compared."
     if isinstance(subject, WorkloadSubject) and isinstance(subject.on, Card):

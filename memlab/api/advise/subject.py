@@ -76,7 +76,7 @@ class WorkloadSubject:
         def on_step(done: int, total: int) -> None:
             tell(f"step {done} of {total}")
             if time.monotonic() > deadline:
-                raise TimeUp("its time was over")
+                raise TimeUp("the time limit was reached")
 
         chosen, habits = [*self.techniques, *names], [one for one in self.habits if one not in names]
         name = " + ".join(["advise: with", *names]) if names else "advise: as it is"
@@ -197,7 +197,7 @@ def _switched_on(names: list[str], card: Card | None, conf: str, is_forked: bool
 
         def finish() -> bytes:
             if torch.cuda.is_initialized():
-                raise MemlabError('it works on CUDA: say for which card, memlab.advise(..., card="RTX 4060")')
+                raise MemlabError('it works on CUDA: name a card, memlab.advise(..., card="RTX 4060")')
             return dumps(tracked.run.trace)
 
         if card is not None:

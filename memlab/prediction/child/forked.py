@@ -63,7 +63,7 @@ class ForkedProcess:
             for file in (self._box, self._log):
                 file.truncate(0)
         raise PredictionError(
-            f"none of {len(PATIENCE_S)} forked children came to life: threads of this kernel that are busy all the time "
+            f"none of {len(PATIENCE_S)} forked children started: threads of this kernel that are busy all the time "
             "keep them from it. Restart the kernel, or predict without those threads."
         )
 
