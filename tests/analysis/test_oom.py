@@ -243,7 +243,9 @@ def test_where_no_room_would_do_only_what_asks_for_less_or_helps_the_next_cell_i
     found = failed(MODEL, *LOSSES, frames, ("", "other", GiB), ("x.grad", "gradient", GiB), **known)
     assert [one[0][:16] for one in advised(found)] == ["`%memoom release", "half the batch: ", "`gc.collect()`: "]
     assert [one[3] for one in advised(found)] == [None, None, None]
-    assert explain(found).title.endswith("This single request is larger than the whole device: only a smaller one can succeed.")
+    assert explain(found).title.endswith(
+        "This single request is larger than the whole device: only a smaller one can succeed."
+    )
 
 
 @pytest.mark.parametrize(

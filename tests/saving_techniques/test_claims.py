@@ -143,7 +143,7 @@ def test_what_it_excludes_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("nonsense", r"no technique 'nonsense'\. memlab\.techniques shows all 54\."),
+        ("nonsense", r"no technique 'nonsense'\. import memlab; memlab\.techniques shows all 54\."),
         ("chekpoint", "Did you mean checkpoint"),
         (["a list"], "no technique"),
         ("x" * 1000, "no technique 'x{70}"),
