@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from kernel import kernel
 
 import memlab
 from memlab.api import track as module
+from memlab.api.display import Display
 from memlab.api.track import Options
 from memlab.errors import BudgetExceeded, MemlabError
 from memlab.probes.cpu import CpuProbe
 from memlab.probes.measurement import Measurement
-from memlab.probes.sampler import Sampler
+from memlab.probes.sampler import Reading, Sample, Sampler
 from memlab.probes.tensor_labels import TensorLabels
+from memlab.trace import CPU
 from memlab.units import format_bytes
 
 MiB = 1 << 20
@@ -376,3 +379,23 @@ def test_a_cell_that_runs_out_of_memory_reports_and_the_next_one_runs(tmp_path):
         notebook.run("%unload_ext memlab")
         assert notebook.value("torch._C._cuda_isHistoryEnabled()") is False
         assert notebook.value("torch.cuda.memory._record_memory_history.__module__") == "torch.cuda.memory"
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "shows"),
+    [(False, {"allocated": [3.0], "rss": [8.0]}), (True, {"allocated": [7.0], "reserved": [9.0], "used": [10.0]})],
+)
+def test_the_live_view_shows_the_device_that_the_cell_uses(on_gpu, shows):
+    measured = SimpleNamespace(uses_accelerator=on_gpu, start_ns=0, peak_so_far=lambda reading: (reading.device, True))
+    display, pushed = Display(SimpleNamespace(name="cell"), measured, live=True), []
+    display._view = SimpleNamespace(
+        push=lambda times, values, **more: pushed.append((times, values, more["peak_bytes"]))
+    )
+    readings = (
+        Reading(0, 5, 6, 7),
+        Reading(1, 7, 9, 10),
+        Reading(CPU, 3, used_bytes=2, own_bytes=8, available_bytes=1 << 40),
+    )
+    with memlab.track("cell", show=False):  # has marks
+        display.tick(Sample(2_000_000_000, readings))
+    assert pushed == [([2.0], shows, int(on_gpu))]

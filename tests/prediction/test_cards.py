@@ -138,6 +138,7 @@ def test_multiprocessors_that_are_left_out_are_those_of_similar_gpus_and_never_n
         ({"context_bytes": (1, 2, 3)}, r"\(low, high\)"), ({"context_bytes": ("2GiB", "1GiB")}, r"\(low, high\)"),
         ({"context_bytes": "9GiB"}, r"\(low, high\)"), ({"context_bytes": (None, 3)}, "context_bytes must"),
         ({"usable_bytes": "9GiB"}, "must not exceed"), ({"usable_bytes": "5GiB", "usable_high_bytes": "4GiB"}, "exceed"),
+        ({"usable_bytes": 32 * MiB - 1}, "no card has so little"),
         ({"multiprocessors": -4}, "multiprocessors"), ({"backend": "tpu"}, "backend"),
     ],
 )  # fmt: skip

@@ -251,6 +251,17 @@ def test_a_child_that_never_says_hello_is_replaced(monkeypatch):
         run(lambda channel: b"never")
 
 
+def test_a_fork_that_fails_leaves_no_pipe(monkeypatch):
+    def no_fork(**_):
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(forks.process, "fork", no_fork)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(BlockingIOError, match="no more processes"):
+        run(lambda channel: b"")
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
 def test_a_failure_of_ours_in_the_child_is_an_error_here(monkeypatch):
     monkeypatch.setattr(forks.isolation, "make_own", lambda *args: 1 / 0)
     with pytest.raises(PredictionError, match="could not be prepared: ZeroDivisionError"):
