@@ -52,7 +52,7 @@ LARGE = Workload("large", "", lambda batch: make(batch), {"laptop": {"batch": 1 
 
 def test_what_was_measured_on_the_cpu_is_pasted_for_the_cpu():
     advice = memlab.advise(WORK, techniques=["autocast_bf16"], steps=1)
-    assert len(advice.before.trace.notes["trial"]["step_s"]) == 1
+    assert advice.before.trace.notes["trial"]["steps"] == 1
     assert advice.recommended == ("autocast_bf16",)
     assert 'torch.autocast("cpu"' in advice.code and '"cuda"' not in advice.code
 
