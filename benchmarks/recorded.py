@@ -5,7 +5,7 @@
 prints a line of JSON for each case. Every case runs in a process of its own, forked before CUDA is initialised.
 "random:SEED:COUNT" is a program that asks for anything: sizes of every kind, streams, frees in any order, empty_cache.
 With "again", a list of configurations, what the program asked for is asked of the real allocator under each of them as
-well (up to an out-of-memory), which is quicker than to run the program; "room_share" (or "fraction_share") is then the room
+well (up to an OOM), which is quicker than to run the program; "room_share" (or "fraction_share") is then the room
 (or the memory fraction) as a share of what the program had allocated at its peak.
 """
 

@@ -1,6 +1,6 @@
 """What a test must not leave behind: `before = record()`, then `leftovers(before)` says what is different, in words.
 
-It does not clean up: whoever left something has to.
+It does not clean up: the test has to.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 COINED = re.compile(
     r"(?<![a-z])(fore(tell|told|telling|tells)|tall(y|ies)|stillness|belongings|census(es)?|rehears(al|als|e|ed)|overlook(s|ed)?|"
-    r"standins?|let(s|ting)? go|pass(es|ed|ing) by|made again|dear to|left behind|pretend(s|ed|ing)?|seams?)(?![a-z])",
+    r"standins?|let(s|ting)? go|pass(es|ed|ing) by|made again|dear to|left behind|pretend(s|ed|ing)?|seams?|"
+    r"told apart|whoever|by all means|what came of|come less gone|an out-of-memory(?! (error|message)))(?![a-z])",
     re.IGNORECASE,
 )
 READ = ("memlab/**/*.py", "tests/**/*.py", "benchmarks/**/*.py", ".ci/run", "*.md", "docs/*.md")

@@ -29,7 +29,7 @@ class CachingAllocator(Segments):
 
     `conf` is written as in PYTORCH_CUDA_ALLOC_CONF (or is a `Settings`), `memory_fraction` as in
     `torch.cuda.set_per_process_memory_fraction`; `on_event(kind, address, size, stream)` is called for every segment
-    event and for an out-of-memory (whose address is what the driver had free, as in PyTorch's history). `torch_version`
+    event and for an OOM (whose address is what the driver had free, as in PyTorch's history). `torch_version`
     matters where free blocks of one size compete (see `Ties`; without it as in 2.12 and 2.13), before 2.12 also where the
     driver puts segments: `place(size, stream)` may say so; otherwise they are consecutive from `first_address` on.
 

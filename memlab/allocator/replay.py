@@ -110,7 +110,7 @@ class _Replay:
         self.out_of_memory = ""
 
     def on_segment(self, kind: Kind, address: int, size: int, stream: int) -> None:
-        # Of an out-of-memory the address is what the driver had free, and Events want that as the allocated bytes.
+        # For an OOM the address is what the driver had free, which Events have as the allocated bytes.
         asked, allocated = (size, address) if kind == Kind.OOM else (0, size)
         self._write(kind, -1, asked, allocated, stream, address)
 

@@ -144,9 +144,7 @@ def _attempt(read: Callable[..., Any] | None, *arguments: int) -> Any:
 
 # --- the driver -------------------------------------------------------------------------------------------------------
 
-_HIDES = (
-    "device-used memory is asked of the GPU runtime instead, and what this process and others hold cannot be told apart"
-)
+_HIDES = "device-used memory is asked of the GPU runtime instead, so this process and others cannot be distinguished"
 _REASONS = {
     "ModuleNotFoundError": "the Python package nvidia-ml-py (module pynvml) is not installed",
     "NVMLError_LibraryNotFound": "NVIDIA's management library (libnvidia-ml) is not on this machine",

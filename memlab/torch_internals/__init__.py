@@ -1,6 +1,6 @@
-"""Every private hook of PyTorch, IPython and ipykernel that memlab leans on, in one package.
+"""Every private hook of PyTorch, IPython and ipykernel that memlab uses, in one package.
 
-None of these is a public promise. Each says what it uses and where that was seen; `private_names` has all that can be
+None of these is public API. Each says what it uses and where that was seen; `private_names` has all that can be
 imported in one table, and `tests/torch_internals` notices when one breaks. Nothing else in memlab may touch a private name
 of these libraries.
 
@@ -37,14 +37,14 @@ def record_history(entries: int) -> None:
 
 
 def stop_history() -> None:
-    """Stop recording and forget the entries: the state of a process in which nobody recorded."""
+    """Stop recording and drop the entries: the state of a process that never recorded."""
     private("torch.cuda.memory._record_memory_history_impl")(None)
 
 
 def history_is_on() -> bool:
-    """Whether somebody records.
+    """Whether history is being recorded.
 
-    It reads the first device's allocator and ends the process where there is none yet: ask only once CUDA is up.
+    It reads the first device's allocator and crashes the process if there is none yet: call it only once CUDA is initialised.
     """
     return bool(private("torch._C._cuda_isHistoryEnabled")())
 
@@ -129,7 +129,7 @@ def blas_workspace_sizes(capabilities: Collection[int] = ()) -> frozenset[int]:
 
 
 def when_cuda_starts(action: Callable[[], None]) -> None:
-    """Call `action` now if CUDA is up, else right after it comes up and before anything is allocated on it."""
+    """Call `action` now if CUDA is initialised, else right after that and before anything is allocated."""
     private("torch.cuda._lazy_call")(action)
 
 
@@ -145,7 +145,7 @@ def device_count() -> int:
 
 
 def has_primary_context(device: int) -> bool:
-    """Whether this process has a context on a device; asking anything else would make one. False in builds without CUDA."""
+    """Whether this process has a context on a device; other queries would create one. False in builds without CUDA."""
     import torch
 
     ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)
@@ -171,7 +171,7 @@ def replace_engine_entry(entry: Callable[..., Any]) -> None:
 
 
 def forget_unfinished_backward() -> None:
-    """Free what a backward that raised on this thread had left in the queue: nodes, their gradients, what the graph saved.
+    """Free what a failed backward on this thread left in the queue: nodes, their gradients, saved tensors.
 
     The engine leaves it in the thread's queue until another backward on the CPU begins (`local_ready_queue` in
     torch/csrc/autograd/engine.cpp, seen in 2.11 to 2.15); so one begins here, through a graph of one number.

@@ -1,4 +1,4 @@
-"""Private hooks between global module hooks and torch.compile, so that what is compiled is compiled once.
+"""Private hooks between global module hooks and torch.compile, so that nothing is recompiled.
 
 Dynamo guards on the global module hooks. Up to PyTorch 2.13 it does so only where it traced them, so hooks that are hidden
 while it compiles change nothing. From 2.15 on a module compiled in place (`module.compile()`) is guarded on there being

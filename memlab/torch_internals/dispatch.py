@@ -1,6 +1,6 @@
 """Private hooks of PyTorch's dispatcher, as the CPU tensor tracker needs them.
 
-These stand in the way of every operator, so most are the C functions themselves, without a wrapper.
+These are on the path of every operator, so most are the C functions themselves, without a wrapper.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ LOGGER = "torch._subclasses.fake_tensor"
 
 
 def claim_cuda() -> None:
-    """Let fakes, autocast and whoever asks take CUDA as being there, without a context; in a child only: it stays so.
+    """Make fakes and autocast believe that CUDA is available, without a context; permanent, so in a child only.
 
     FakeTensorMode.avoid_device_init and init_gpu_context of torch/_subclasses/fake_tensor.py: a fork cannot begin a context.
     """

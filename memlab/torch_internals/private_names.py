@@ -1,7 +1,7 @@
-"""The private names of PyTorch and IPython on which memlab rests: what for, and in which versions each was seen.
+"""The private names of PyTorch and IPython that memlab uses: what for, and in which versions each was seen.
 
-One table. Whoever needs a name asks `private` for it, so that it is in the table; where a version lacks it, memlab can be
-imported all the same, and using it raises `MissingPrivateName` with one line. `missing` asks for each.
+One table. Code gets a name from `private`, so that it is in the table; if a version lacks it, memlab can still be imported,
+and using the name raises `MissingPrivateName` with one line. `missing` checks all of them.
 Names of instances (of a shell, a node, a tensor) are described where they are used: the table has what can be imported.
 """
 

@@ -30,7 +30,7 @@ def fork(skip_handlers: bool) -> int:
 
     `os.fork` does the same, and from Python 3.12 on warns of every thread in the process. The three functions belong to
     the public C API (CPython 3.7 to 3.13). Not one bytecode may run in the child before PyOS_AfterFork_Child: where a
-    thread of the parent was waiting for the GIL the child would hand it over and wait for ever (drop_gil in
+    thread of the parent was waiting for the GIL the child would hand it over and wait forever (drop_gil in
     Python/ceval_gil.h). So the calls are chained by C functions alone.
     """
     libc = ctypes.PyDLL(None)  # PyDLL: keeps the GIL during the call
@@ -90,7 +90,7 @@ def disown_loaders() -> None:
 
 
 def disown_pools() -> None:
-    """Let thread pools that were there before a fork start threads anew: a task would wait for the old ones for ever.
+    """Let thread pools that were there before a fork start threads anew: a task would wait for the old ones forever.
 
     ThreadPoolExecutor._threads, _work_queue and _idle_semaphore, seen in CPython 3.9 to 3.13.
     """
@@ -136,7 +136,7 @@ def disown_processes() -> None:
 def keep_one_thread() -> None:
     """Let torch compute on one thread, whatever is asked of it later.
 
-    libgomp's workers do not exist after a fork, and an operation on two threads would wait for them for ever
+    libgomp's workers do not exist after a fork, and an operation on two threads would wait for them forever
     (pytorch issue 17199); `torch.set_num_threads` is replaced by a function that does nothing.
     """
     torch: Any = sys.modules.get("torch")

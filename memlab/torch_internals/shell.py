@@ -1,4 +1,4 @@
-"""Private hooks of IPython and ipykernel, for a cell that runs in a forked child: who gets what the shell says.
+"""Private hooks of IPython and ipykernel, for a cell that runs in a forked child: redirect the shell's output.
 
 Seen in IPython 9.18 and ipykernel 7.4. Everything ipykernel says to a front end passes `Session.send`.
 """

@@ -1,4 +1,4 @@
-"""Breaking into a thread from another one, and taking that back: CPython's asynchronous exceptions.
+"""Raise an exception in another thread, and withdraw it: CPython's asynchronous exceptions.
 
 PyThreadState_SetAsyncExc is public C API (CPython 3.11 to 3.13). What is private is how the interpreter notices: a flag of
 all threads makes every bytecode look for something to do, until the exception is raised (`pending.async_exc` in

@@ -7,7 +7,7 @@ none. What is told is one number: `position << 2 | what`, where a position is `f
 `sys.settrace` slows down everything in its thread, so it is off inside of functions that are known to call nothing of the
 user's: memlab's hooks and the insides of PyTorch's optimizers.
 
-Limits: with `sys.settrace` whoever sets another trace function later (a debugger) ends ours; `stop` then says so. It is
+Limits: with `sys.settrace` a trace function set later (by a debugger) ends ours; `stop` then says so. It is
 off for longer where such a function raised and its traceback is kept.
 """
 

@@ -88,7 +88,7 @@ PLAYED: dict[str, tuple[str, dict, dict]] = {
     "a full device gets its cache back and is asked again": (
         "40 -0 80", {"total": 100 * MiB}, {"num_alloc_retries": 1, "num_ooms": 0, "reserved_bytes": 80},
     ),
-    "it goes on after an out-of-memory": (
+    "it goes on after an OOM": (
         "50 60! 60! -0 60", {"total": 100 * MiB}, {"num_ooms": 2, "num_alloc_retries": 3, "reserved_bytes": 60},
     ),
     "oversize blocks are kept": ("60 -0 20", SPLIT, {"offsets": [0, 60], "reserved_bytes": 80}),  # 60 would be split

@@ -20,7 +20,7 @@ def entry(action: str, at: int, size: int, stream: int = 0, note: str = "") -> d
 
 
 def history() -> list[dict[str, Any]]:
-    """Two segments, a block that waits for another stream, a cache that is emptied, an out-of-memory."""
+    """Two segments, a block that waits for another stream, a cache that is emptied, an OOM."""
     return [
         entry("snapshot", 0, 0),
         entry("segment_alloc", A, 20 * MiB),

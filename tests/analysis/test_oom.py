@@ -1,4 +1,4 @@
-"""What is said of an out-of-memory: verdicts, sums and things to do follow from the facts, and from nothing else."""
+"""The explanation of an out-of-memory error: verdicts, sums and actions follow from the facts, and from nothing else."""
 
 from __future__ import annotations
 

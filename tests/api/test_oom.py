@@ -1,4 +1,4 @@
-"""Noting, explaining and showing an out-of-memory, and what is kept of it: on the CPU, where every error can be had."""
+"""Noting, explaining and showing an out-of-memory error, and what is kept of it: on the CPU, where every error can be had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An out-of-memory of PyTorch's real allocator on the simulated GPU: what is said is held against its counters and driver.
+"""Out-of-memory errors of PyTorch's real allocator on the simulated GPU: reports against its counters and driver.
 
 Each scenario is a process with a card of its own: it runs out of memory and prints what was told and what the authorities say.
 """

@@ -169,7 +169,7 @@ def test_a_saved_trial_keeps_its_facts(toy: None, tmp_path) -> None:
 
 @pytest.mark.fakegpu
 def test_measured_on_cuda(toy: None) -> None:
-    run_workload(work_of(mine), on="cuda")  # whoever comes first takes cuBLAS's workspace
+    run_workload(work_of(mine), on="cuda")  # the first call allocates cuBLAS's workspace
     run = run_workload(work_of(mine), on="cuda")
     assert run.devices[0].device.label == "cuda:0"
     # What PyTorch's own counter says of the same job, from an empty card.

@@ -24,7 +24,7 @@ import memlab
 from memlab.units import GiB, MiB
 
 sys.path.insert(0, str(Path(__file__).parent))
-from jobs import JOBS, out_of_memory  # a plain name: the recorded lines bear it, whoever starts this
+from jobs import JOBS, out_of_memory  # a plain name: the recorded lines bear it however this is started
 
 GPUS = {"7.5": (16, 40), "8.0": (80, 108), "8.9": (8, 24), "9.0": (80, 132), "12.0": (32, 170)}
 """Compute capability -> GiB and multiprocessors of a GPU that has it."""

@@ -55,7 +55,7 @@ def compare(folder: Path) -> None:
         then = without_host(copy.deepcopy(VALUES[path.stem]))
         for facts in (now, then):
             facts.pop("peaks")  # of the device with the largest, the host's among them
-            for device in facts["devices"]:  # an out-of-memory names lines by path
+            for device in facts["devices"]:  # an OOM names lines by path
                 held = device["breakdowns"]["line"] or {}
                 device["breakdowns"]["line"] = {Path(line).name: count for line, count in held.items()}
         assert now == then, path.stem

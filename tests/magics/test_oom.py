@@ -1,4 +1,4 @@
-"""`%memoom` and `%memoom release` in a real kernel, with an out-of-memory of the CPU's."""
+"""`%memoom` and `%memoom release` in a real kernel, with an out-of-memory error of the CPU."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_nvml_that_does_not_open_is_one_named_gap(pynvml: FakePynvml, monkeypatc
     (gap,) = opened.gaps
     assert gap.name == "nvml"
     assert words in gap.text
-    assert "cannot be told apart" in gap.text
+    assert "cannot be distinguished" in gap.text
     assert pynvml.references == 0
     assert set(pynvml.calls) <= ({"nvmlInit"} if error != "ROCm" else set())
 

@@ -111,7 +111,7 @@ def test_what_is_no_snapshot_is_refused_in_one_line(name, capsys):
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 250
     assert capsys.readouterr().out == "", "nothing was executed"
-    if name in CALLS:  # told apart from damage
+    if name in CALLS:  # unlike damage
         assert re.search(r"builds no plain data|is no|no segments|protocol", str(caught.value))
 
 
