@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import python
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
@@ -151,11 +149,7 @@ def printed(code: str, **env: str) -> list[str]:
     It ends at once after that: where a thread of the autograd engine still starts when Python ends, as on a busy machine,
     the process is aborted ("terminate called without an active exception", https://github.com/pytorch/pytorch/issues/38228).
     """
-    command = [sys.executable, "-c", f"{code}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.split()
+    return python("-c", f"{code}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)", **env).split()
 
 
 def loop(

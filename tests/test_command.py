@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from processes import python
 
 from memlab.__main__ import main
 
@@ -23,6 +21,6 @@ def test_what_is_no_command_is_refused_with_the_ones_there_are(arguments, capsys
 
 def test_help_needs_no_torch():
     code = "import sys; from memlab.__main__ import main; main(['--help']); print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    found = python("-c", code)
     assert found.startswith("memlab calibrate")
     assert found.endswith("False\n")

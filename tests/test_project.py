@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from processes import python
 
 ROOT = Path(__file__).resolve().parent.parent
 CONDA_NAMES = {"torch": "pytorch"}  # where conda-forge's name is another
@@ -70,8 +70,7 @@ def test_the_version_stands_in_one_place():
     source = ROOT / pyproject()["tool"]["hatch"]["version"]["path"]
     found = re.findall(pattern, source.read_text())
     code = "import memlab; print(memlab.__version__)"
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found == [told.stdout.strip()]
+    assert found == [python("-c", code).strip()]
 
 
 def test_constraints_pin_every_direct_dependency_within_its_range():

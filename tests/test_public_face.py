@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 import memlab
 from memlab import errors
@@ -57,8 +56,7 @@ memlab.MemlabError
 print("torch" in sys.modules)
 memlab.runs; print("plotly" in sys.modules, "pandas" in sys.modules, "anywidget" in sys.modules, "IPython" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[]", "1", "False", "False False False False"]
+    assert python("-c", code).splitlines() == ["[]", "1", "False", "False False False False"]
 
 
 def test_measuring_needs_no_notebook_packages():
@@ -68,8 +66,7 @@ with memlab.track("light", show=False) as run: pass
 run.report().text
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"IPython", "plotly", "pandas", "anywidget", "ipywidgets"}))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert python("-c", code).strip() == "[]"
 
 
 # What stands for PyTorch, the file system or pickle raises what these raise; views catch theirs inside.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 from ledger_cells import cells, level, paths  # noqa: F401
+from processes import python
 
 from memlab.api.ledger import Polls
 
@@ -112,9 +111,7 @@ def test_a_cell_that_ran_out_of_memory_has_its_entry(cells):
 
 def said(*more: str) -> str:
     """What a new process prints that has cells of its own."""
-    start = ("import sys, torch", "sys.path.insert(0, 'tests')", "from ledger_cells import Cells", "cells = Cells()")
-    code = "\n".join([*start, *more])
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return python("-c", "\n".join(["import torch", "from ledger_cells import Cells", "cells = Cells()", *more])).strip()
 
 
 @pytest.mark.parametrize(

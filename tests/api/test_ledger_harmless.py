@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 
 import pytest
 import torch
 from ledger_cells import cells, level, paths  # noqa: F401
+from processes import python
 
 from memlab.api import ledger as cell_ledger
 from memlab.api import live_set
@@ -238,8 +237,6 @@ def test_too_many_nodes_at_once_are_said(monkeypatch):
 @pytest.mark.slow
 def test_a_total_that_keeps_the_graph_of_every_step_does_not_end_the_process():
     code = """
-import sys
-sys.path.insert(0, "tests")
 from ledger_cells import Cells
 cells = Cells()
 cells.run("w = torch.ones(30, requires_grad=True); total = torch.zeros(())")
@@ -249,5 +246,4 @@ for i in range(36):
 cells.run("del total")
 print(cells.last.levels[0].after_bytes)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "120"), done.stderr
+    assert python("-c", code) == "120\n"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from processes import python
 from torch import nn
 
 import memlab
@@ -178,14 +178,13 @@ def test_of_two_settings_in_the_environment_the_one_that_counts_is_read(monkeypa
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:{said}")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", f"expandable_segments:{other}")
     ask = "import torch; torch.empty(1, device='cuda'); print(torch.cuda.memory._snapshot()['allocator_settings'])"
-    there = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout
-    assert f"'expandable_segments': {said}" in there
+    assert f"'expandable_segments': {said}" in python("-c", ask)
     assert memlab.predict(lambda: None, CARD).conf == f"expandable_segments:{said}"
 
 
 def test_what_every_child_needs_is_imported_once_before():
     code = "import sys, memlab; memlab.predict(lambda: None, 'T4'); print('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+    assert python("-c", code) == "True\n"
 
 
 def test_a_hanging_step_ends_at_its_limit():

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from kernel_calls.known import KNOWN, known
 from kernel_calls.run_calls import ordered
+from processes import python
 
 pytestmark = pytest.mark.fakegpu
-TESTS = Path(__file__).parents[1]
 
 
 def side(which: str, module: str, capability: str, folder: Path) -> dict[str, list[str]]:
     output = folder / f"{which}.json"
-    command = [sys.executable, "-m", "kernel_calls.run_calls", which, module, str(output), capability]
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    env = {
-        **os.environ,
-        "FAKEGPU_CC": capability,
-        "FAKEGPU_TOTAL_MB": "81920",
-        "FAKEGPU_SHM": str(folder / "gpu"),
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = ("-m", "kernel_calls.run_calls", which, module, output, capability)
+    python(*command, FAKEGPU_CC=capability, FAKEGPU_TOTAL_MB="81920")
     return json.loads(output.read_text(encoding="utf-8"))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
 from lab_samples import Listener, tiny
+from processes import python
 
 from memlab import Lab
 from memlab.api.runs import runs
@@ -210,5 +209,4 @@ print("went on")
 def test_a_debugger_works_after_a_stop(check):
     """CPython 3.11 hung where a break was withdrawn in the plain way: every stop that came in time did that."""
     program = STOPPED.format(check=check)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "went on\n"
+    assert python("-c", program, timeout=60) == "went on\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import python
 
 from memlab.errors import PredictionError
 from memlab.prediction import calibration
@@ -190,14 +191,8 @@ print(tuple(card.context_bytes), card.usable_bytes, c.kept()[0].blas_workspace_b
 
 @pytest.mark.fakegpu
 @pytest.mark.parametrize(("total_mb", "context_mb"), [(8192, 500), (6144, 333)])
-def test_the_context_of_the_fake_device_is_found(folder, tmp_path, total_mb, context_mb):
-    env = {
-        **os.environ, "FAKEGPU_TOTAL_MB": str(total_mb), "FAKEGPU_CONTEXT_MB": str(context_mb), "FAKEGPU_CONV_WS_MB": "7",
-        "FAKEGPU_SHM": str(tmp_path / "gpu"), "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }  # fmt: skip
-    command = [sys.executable, "-c", CALIBRATE]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert not done.returncode, done.stderr[-2000:]
-    said, found = done.stdout.splitlines()[0], done.stdout.splitlines()[-1]
+def test_the_context_of_the_fake_device_is_found(folder, total_mb, context_mb):
+    env = {"FAKEGPU_TOTAL_MB": str(total_mb), "FAKEGPU_CONTEXT_MB": str(context_mb), "FAKEGPU_CONV_WS_MB": "7"}
+    said, *_, found = python("-c", CALIBRATE, **env).splitlines()
     assert said.startswith("FakeGPU sm_80 (driver")
     assert found == f"({context_mb * MiB}, {context_mb * MiB}) {total_mb * MiB} 8519680 {7 * MiB}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from processes import python
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import devices, dispatcher
@@ -40,9 +39,8 @@ def test_names_that_are_gone_before_memlab_is_imported_are_said():
         except PredictionError as error:
             print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert "it lacks torch._C._swap_tensor_impl (" in done.stdout, done.stderr
-    assert len(done.stdout.splitlines()) == 1
+    (line,) = python("-c", textwrap.dedent(code)).splitlines()
+    assert "it lacks torch._C._swap_tensor_impl (" in line
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import python
 
 import memlab
 from memlab.units import GiB
 
-TESTS = Path(__file__).parents[1]
 PACKAGES = {"hugging_face": "transformers", "vision": "torchvision"}
 
 
@@ -27,13 +24,7 @@ def side(which: str, module: str, folder: Path, *names: str) -> dict[str, object
     if importlib.util.find_spec(PACKAGES[module]) is None:
         pytest.skip(f"needs {PACKAGES[module]}")
     output = folder / f"{which}.json"
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    if which == "native":
-        env |= {"FAKEGPU_SHM": str(folder / "gpu")}
-    command = [sys.executable, "-m", "third_party.run_steps", which, module, str(output), *names]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("-m", "third_party.run_steps", which, module, output, *names)
     return json.loads(output.read_text(encoding="utf-8"))
 
 

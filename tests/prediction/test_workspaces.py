@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from blas_calls import CALLS, KEPT
+from processes import python
 
 from memlab.allocator.replay import Workspace
 from memlab.prediction.cards import Card, find
@@ -167,13 +164,10 @@ CARDS = {"7.5": "T4", "8.0": "A100", "8.6": "RTX 3090", "9.0": "H100", "10.0": "
 @pytest.mark.parametrize(
     ("capability", "setting"), [*((capability, "default") for capability in CARDS), *(("9.0", s) for s in ENVIRONMENTS)]
 )
-def test_the_rules_are_those_of_pytorch(tmp_path, capability, setting):
+def test_the_rules_are_those_of_pytorch(capability, setting):
     """Every call alone and all in a row: the same workspaces at the same place, kept or given back alike."""
-    own = {**os.environ, "FAKEGPU_CC": capability, "FAKEGPU_SHM": str(tmp_path / "gpu"), **ENVIRONMENTS[setting]}
-    command = [sys.executable, str(Path(__file__).resolve().parent.parent / "blas_calls.py")]
-    done = subprocess.run(command, env=own, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-    assert not done.returncode, done.stderr[-2000:]
-    measured = json.loads(done.stdout.splitlines()[-1])
+    printed = python("-m", "blas_calls", FAKEGPU_CC=capability, **ENVIRONMENTS[setting])
+    measured = json.loads(printed.splitlines()[-1])
     wanted = {}
     for name, operators in {**{name: [call] for name, call in CALLS.items()}, KEPT: list(CALLS.values())}.items():
         noted = [WorkspaceOperator(index, *facts) for index, call in enumerate(operators) for facts in call[1]]

@@ -1,13 +1,8 @@
-"""What the tests of the probes share: a probe around a function, memory in MiB, and code in a process of its own."""
+"""What the tests of the probes share: a probe around a function, and memory in MiB."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +14,6 @@ from memlab.probes.history import RING_ENTRIES
 from memlab.trace import Trace
 
 MiB = 1 << 20
-TESTS = Path(__file__).resolve().parents[1]
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.fakegpu)]
 
 
@@ -45,14 +39,3 @@ def above_start(trace: Trace, size: int) -> float:
 
 def gap_names(trace: Trace) -> list[str]:
     return [gap.name for gap in trace.gaps]
-
-
-def python(*command: str, **environment: str) -> str:
-    """What Python prints, with these arguments, in a process and on a device of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
-        env = {**os.environ, "PYTHONPATH": path, "FAKEGPU_SHM": f"{folder}/gpu", **environment}
-        command = (sys.executable, *command)
-        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=200)
-    assert not done.returncode, done.stderr[-3000:]
-    return done.stdout

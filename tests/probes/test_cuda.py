@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 import pytest
-from probes.probed import python
 from probes.programs import PROGRAMS
+from processes import python
 
 # What is different -> the environment. The card is small, so that the allocator has to empty its cache and try again.
 SETTINGS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from probes.probed import python
+from processes import python
 
 pytestmark = pytest.mark.fakegpu
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from probes.probed import python
+from processes import python
 
 # An optimizer would import the compiler by itself.
 CODE = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from probes.line_programs import compare, exact, row
-from probes.probed import python
+from processes import python
 from torch import nn
 
 import memlab

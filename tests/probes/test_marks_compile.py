@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from probes.probed import python
+from processes import python
 
 from memlab.probes.marks import Marker
 from memlab.torch_internals import compiler

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from probes.probed import python
+from processes import python
 
 from memlab.probes import counters
 from memlab.probes.counters import DeviceReading, Nvml

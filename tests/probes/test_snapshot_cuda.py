@@ -6,7 +6,7 @@ import functools
 import json
 
 import pytest
-from probes.probed import python
+from processes import python
 
 SETTINGS = {
     "default": {},

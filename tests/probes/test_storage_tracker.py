@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probes.probed import python
+from processes import python
 from storage_tracking import KB, Counting, block_of, curve, rise, tracker
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from probes.module_uses import WORKS
-from probes.probed import python
+from processes import python
 from storage_tracking import KB, Counting, block_of, curve, rise, tracker
 
 # --- whatever users do ------------------------------------------------------------------------------------------------

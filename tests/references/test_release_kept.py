@@ -5,17 +5,14 @@ A failure here names what a new version of IPython changed.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from processes import python
 
 from memlab.references.release import all_errors, first_argument, in_words
 from memlab.torch_internals import traceback as kept
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def in_a_shell(code: str) -> str:
@@ -29,11 +26,7 @@ def in_a_shell(code: str) -> str:
             return shell.run_cell(cell, store_history=True, silent=False)
     """
     program = textwrap.dedent(start) + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()[-1]
+    return python("-c", program).splitlines()[-1]
 
 
 def test_ipython_keeps_an_error_in_each_of_these_places_and_forgets_it():

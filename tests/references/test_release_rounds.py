@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from kernel import kernel
+from processes import python
 
 pytestmark = [pytest.mark.fakegpu, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 100
 # Python and IPython move a few dozen objects about; one leaked in each round would be a hundred.
 MOST = 60
@@ -60,12 +56,8 @@ def ends_where_it_began(before: list[int], after: list[int], grows_anyway: int =
 
 
 def test_in_an_ipython_shell(tmp_path):
-    env = {**os.environ, "FAKEGPU_TOTAL_MB": "2048", "FAKEGPU_SHM": str(tmp_path / "gpu"), "IPYTHONDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_SHELL], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (plain_before, plain_after), (before, after) = json.loads(done.stdout.splitlines()[-1])
+    printed = python("-c", IN_A_SHELL, FAKEGPU_TOTAL_MB="2048", IPYTHONDIR=str(tmp_path))
+    (plain_before, plain_after), (before, after) = json.loads(printed.splitlines()[-1])
     # IPython itself keeps two objects of every cell that fails.
     ends_where_it_began(before, after, plain_after[1] - plain_before[1])
 

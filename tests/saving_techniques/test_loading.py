@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import weakref
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from job_runs import prepared, ran
+from processes import python
 from torch import Tensor, nn
 
 from memlab.api.workload_run import run_workload, work_of
@@ -97,8 +96,7 @@ print(json.dumps([[b - a for a, b in zip(before, now)] for now in (loaded, used,
 
 
 def measured(path: Path, *how: str) -> list[list[int]]:
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(path), *how], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(python("-c", MEASURE, path, *how))
 
 
 @pytest.mark.slow

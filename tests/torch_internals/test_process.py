@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import multiprocessing.process
 import os
-import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 from in_child import run
+from processes import python
 from torch.utils.data import dataloader
 
 from memlab.torch_internals import process
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a child is forked on Linux alone")
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def in_child(work) -> None:
@@ -38,17 +36,7 @@ def in_ipython(code: str) -> str:
         "config.TerminalInteractiveShell.simple_prompt = True\n"
         "shell = TerminalInteractiveShell.instance(config=config)\n"
     )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
-        "IPYTHONDIR": str(Path(os.devnull)),
-        "NO_COLOR": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", head + code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python("-W", "ignore", "-c", head + code, IPYTHONDIR=os.devnull, NO_COLOR="1")
 
 
 # --- process ---
@@ -97,9 +85,9 @@ def test_a_fork_runs_what_python_runs_at_a_fork():
         "if pid == 0: os._exit(0)\n"
         "os.waitpid(pid, 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[0] == "before"
-    assert sorted(done.stdout.split()[1:]) == ["after_in_child", "after_in_parent"]
+    first, *others = python("-c", code).split()
+    assert first == "before"
+    assert sorted(others) == ["after_in_child", "after_in_parent"]
 
 
 def test_leave_running_loop():

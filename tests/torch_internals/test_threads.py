@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from processes import python
 
 from memlab.torch_internals import threads
 
@@ -70,10 +71,7 @@ def test_what_is_taken_back_does_not_come():
 
 @pytest.mark.parametrize("work", ["pass", SENT])
 def test_trace_functions_work_afterwards(work):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(work=work)], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "went on\n"
+    assert python("-c", PROGRAM.format(work=work), timeout=60) == "went on\n"
 
 
 @pytest.mark.slow

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pickle
-import subprocess
 import sys
 from types import ModuleType
 
 import pytest
 import torch
+from processes import python
 from torch import nn
 
 import memlab
@@ -98,7 +98,7 @@ import memlab.workloads as w
 list(w), repr(w), w["gpt"].sized("card")
 print(len(made))
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"
+    assert python("-c", code) == "0\n"
 
 
 def test_settings_of_a_workload_of_ones_own_are_its_own():
