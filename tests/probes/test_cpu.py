@@ -13,6 +13,7 @@ from memlab.analysis.curves import curves
 from memlab.analysis.leak import leaks
 from memlab.probes import cpu, tensor_labels
 from memlab.probes.cpu import CpuProbe
+from memlab.probes.host import HostMemory
 from memlab.probes.marks import marker
 from memlab.probes.measurement import Measurement, Target
 from memlab.torch_internals import dispatch
@@ -40,6 +41,10 @@ def test_a_trace_that_fails_leaves_no_mode(monkeypatch):
     with pytest.raises(MemoryError):
         probe.stop()
     assert (dispatch.mode_count(), marker.users, marker.clocks) == (0, 0, ())
+
+
+def test_the_capacity_is_what_the_machine_may_use():
+    assert Measurement(Target.parse("cpu")).capacity_bytes == HostMemory().read().total_bytes > 1 << 28
 
 
 def test_the_error_of_a_failed_start_keeps_no_tensor_alive(monkeypatch):

@@ -213,8 +213,8 @@ def test_a_trace_function_that_takes_itself_off_ends_alone(space):
 
 
 @pytest.mark.skipif(not SETTRACE, reason="sys.monitoring has a tool for each")
-def test_one_that_comes_later_ends_ours_and_stays(space):
-    other = Other()
+@pytest.mark.parametrize("other", [Other(), None])
+def test_one_that_comes_later_ends_ours_and_stays(other):
     tracer = tracing.tracer(Watched(), lambda told: None)
     tracer.start(sys._getframe())
     sys.settrace(other)

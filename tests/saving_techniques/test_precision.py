@@ -57,6 +57,11 @@ def test_pure_half_halves_them_all() -> None:
     assert {key: 2 * one for key, one in half.items()} == whole
 
 
+def test_the_loss_of_16_bit_results_is_taken_in_single_precision() -> None:
+    output = torch.tensor([300.0, 302.0], dtype=torch.bfloat16)  # which cannot hold the mean of their squares
+    assert prepared(heavy, "pure_bf16").loss(output, torch.zeros_like(output)).item() == (300**2 + 302**2) / 2
+
+
 @pytest.mark.parametrize("name", AUTOCASTS)
 def test_where_weights_are_most_of_it_the_copies_come_on_top(name: str) -> None:
     no_state = by_sgd(lr=0.1)

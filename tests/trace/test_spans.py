@@ -22,6 +22,8 @@ MARKS = {
     "N)": (MarkKind.MODULE_END, 3),
     "L(": (MarkKind.MODULE_BEGIN, 4),
     "L)": (MarkKind.MODULE_END, 4),
+    "of N": (MarkKind.BACKWARD_OF, 3),
+    "of L": (MarkKind.BACKWARD_OF, 4),
 }
 
 
@@ -52,10 +54,17 @@ def test_phases(marks, expected):
     assert phases(marks) == expected
 
 
-def test_the_innermost_module_is_known():
-    kinds, names = zip(*(MARKS[mark] for mark in ["N(", "L(", "L)", "N)", "B(", "L(", "L)", "B)"]), strict=True)
-    _, module = resolve(range(8), kinds, names, TEXTS)
-    assert module.at(np.arange(-1, 8)).tolist() == [-1, 3, 4, 3, -1, -1, 4, -1, -1]
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        (["N(", "L(", "L)", "N)", "B(", "L(", "L)", "B)"], [3, 4, 3, -1, -1, 4, -1, -1]),
+        (["of L", "N(", "N)", "B(", "of L", "N(", "N)", "of N", "B)", "B("], [-1, 3, -1, -1, 4, 3, 4, 3, -1, -1]),
+    ],
+)
+def test_the_innermost_module_is_known_or_that_whose_forward_backward_works_on(marks, expected):
+    kinds, names = zip(*(MARKS[mark] for mark in marks), strict=True)
+    _, module = resolve(range(len(marks)), kinds, names, TEXTS)
+    assert module.at(np.arange(-1, len(marks))).tolist() == [-1, *expected]
 
 
 @pytest.mark.parametrize(
