@@ -7,7 +7,6 @@ the rules for splitting, so following the free ranges gives *allocated* exactly.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from memlab.allocator.rules import Settings
 from memlab.trace.columns import Array, Kind
 
 _ALLOC, _FREE, _PENDING = int(Kind.ALLOC), int(Kind.FREE), int(Kind.FREE_PENDING)
+_AT_ONCE = -1  # a free that completes as soon as it is requested
+_Column = Sequence[int] | Array
 
 
 @dataclass(slots=True)
@@ -82,8 +83,9 @@ class BlockTracker:
                     tracker._put_free(address, block["size"])
                 else:
                     requested, stream = block.get("requested_size", block["size"]), segment.get("stream", 0)
-                    live = tracker._hand_out(address, requested, block["size"], stream)
-                    live.pending = block["state"] != "active_allocated"
+                    pending = block["state"] != "active_allocated"
+                    tracker.held[address] = LiveBlock(tracker.next_block, requested, block["size"], stream, pending)
+                    tracker.next_block += 1
                 address += block["size"]
         return tracker
 
@@ -92,68 +94,77 @@ class BlockTracker:
         """Bytes that the allocator counts as allocated."""
         return sum(live.allocated_bytes for live in self.held.values() if not live.pending)
 
-    def follow(
-        self, kinds: Sequence[int], addresses: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
-    ) -> TrackedEvents:
+    def follow(self, kinds: _Column, addresses: _Column, sizes: _Column, streams: _Column) -> TrackedEvents:
         """Follow events in order; `sizes` are the requested ones, as in the history."""
-        rows: list[tuple[int, int, int, int, int]] = []
-        add, held, alloc = rows.append, self.held, self._alloc
-        skip = -1
-        last = len(kinds) - 1
-        for row, kind in enumerate(kinds):
-            if row == skip:
-                continue
-            address = addresses[row]
+        events = np.array([kinds, addresses, sizes, streams], np.int64)
+        kind, address = events[:2]
+        completes = np.zeros(len(kind), bool)  # frees that the row before requested
+        completes[1:] = (kind[:-1] == _PENDING) & (kind[1:] == _FREE) & (address[:-1] == address[1:])
+        kind[np.flatnonzero(completes) - 1] = _AT_ONCE
+        row = np.flatnonzero(~completes)
+        kind, address, asked, stream = events[:, row]
+        requests = asked.tolist()
+        for size in set(requests) - self.rounded.keys():
+            self.rounded[size] = self.settings.round(size)
+        # Blocks are numbered: first those in use, then one number per row, for the block that it allocates, if any.
+        older = [(b.block, b.requested_bytes, b.allocated_bytes, b.stream, b.pending) for b in self.held.values()]
+        first, held = len(older), {at: number for number, at in enumerate(self.held)}
+        taken = [block[2] for block in older] + list(map(self.rounded.__getitem__, requests))
+        freed, unknown = self._walk(kind.tolist(), address.tolist(), requests, taken, held)
+        number, is_new = np.arange(first, len(taken)), kind == _ALLOC
+        number[~is_new & (kind <= _PENDING)] = freed
+        is_new[unknown] = True
+        facts = np.zeros((5, len(taken)), np.int64)  # of each number, as in `older`
+        facts[:, :first] = np.array(older, np.int64).reshape(-1, 5).T
+        facts[0, first:] = np.where(is_new, self.next_block + np.cumsum(is_new) - 1, -1)
+        facts[1, first:], facts[2], facts[3, first:] = asked, taken, np.where(kind == _ALLOC, stream, 0)
+        facts[4, number[kind == _PENDING]] = True
+        self.next_block += int(is_new.sum())
+        alive = zip(held, facts[:, list(held.values())].T.tolist(), strict=True)
+        self.held = {at: LiveBlock(of, room, size, on, bool(waits)) for at, (of, room, size, on, waits) in alive}
+        block, requested, allocated, _, is_pending = facts[:, number]
+        requested[(kind >= _PENDING) & (kind != Kind.OOM)] = 0
+        allocated[(kind == _FREE) & (is_pending == 1)] = 0  # it was no longer allocated
+        # Of an OOM, history keeps the driver's free bytes as its address.
+        others = np.where(kind == Kind.OOM, np.maximum(address, 0), asked)
+        allocated = np.where(kind > _PENDING, others, allocated)
+        return TrackedEvents(row, np.where(kind == _AT_ONCE, _FREE, kind), block, requested, allocated)
+
+    def _walk(
+        self, kinds: list[int], addresses: list[int], sizes: list[int], taken: list[int], held: dict[int, int]
+    ) -> tuple[list[int], list[int]]:
+        """Update the free ranges, `held` (address -> number) and `taken`, the allocated size of each number (rounded at first).
+
+        Returns the numbers of the freed blocks, and the rows of frees whose allocation was not seen: for those the rounded
+        size is assumed. One loop, as it runs for every entry of a history.
+        """
+        freed, unknown, first = list[int](), list[int](), len(taken) - len(kinds)
+        free_size, free_start, put_free = self.free_size, self.free_start_by_end, self._put_free
+        for number, (kind, address, size) in enumerate(zip(kinds, addresses, taken[first:], strict=True), first):
             if kind == _ALLOC:
-                live = alloc(address, sizes[row], streams[row])
-                add((row, kind, live.block, live.requested_bytes, live.allocated_bytes))
-            elif kind == _PENDING:
-                live = held.get(address) or self._unknown(address, sizes[row])
-                if row < last and kinds[row + 1] == _FREE and addresses[row + 1] == address:  # completed at once
-                    skip = row + 1
-                    self._put_free(address, held.pop(address).allocated_bytes)
-                    add((row, _FREE, live.block, live.requested_bytes, live.allocated_bytes))
+                room = free_size.pop(address, -1)
+                if room > size and self.settings.splits(room, size):
+                    free_size[address + size] = room - size
+                    free_start[address + room] = address + size
                 else:
-                    live.pending = True
-                    add((row, kind, live.block, 0, live.allocated_bytes))
-            elif kind == _FREE:
-                live = held.get(address) or self._unknown(address, sizes[row])
-                self._put_free(address, held.pop(address).allocated_bytes)
-                add((row, kind, live.block, live.requested_bytes, 0 if live.pending else live.allocated_bytes))
-            elif kind == Kind.OOM:  # history keeps the driver's free bytes as its address
-                add((row, kind, -1, sizes[row], max(address, 0)))
-            else:
-                self._segment(kind, address, sizes[row])
-                add((row, kind, -1, 0, sizes[row]))
-        table = np.fromiter(itertools.chain.from_iterable(rows), np.int64, 5 * len(rows)).reshape(-1, 5)
-        return TrackedEvents(*(table[:, column] for column in range(5)))
-
-    def _alloc(self, address: int, requested: int, stream: int) -> LiveBlock:
-        size = self.rounded.get(requested)
-        if size is None:
-            size = self.rounded[requested] = self.settings.round(requested)
-        room = self.free_size.pop(address, None)
-        end = address + (room or 0)
-        if room is not None:
-            self.free_start_by_end.pop(end, None)
-        if room is None or room < size:
-            self.inconsistencies += 1
-            room = size
-        elif self.settings.splits(room, size):
-            self.free_size[address + size] = room - size
-            self.free_start_by_end[end] = address + size
-            room = size
-        return self._hand_out(address, requested, room, stream)
-
-    def _hand_out(self, address: int, requested: int, size: int, stream: int) -> LiveBlock:
-        live = self.held[address] = LiveBlock(self.next_block, requested, size, stream)
-        self.next_block += 1
-        return live
-
-    def _unknown(self, address: int, requested: int) -> LiveBlock:
-        """A block whose allocation was not seen: assume the rounded size of its request."""
-        self.inconsistencies += 1
-        return self._hand_out(address, requested, self.settings.round(requested), 0)
+                    if room >= 0:
+                        free_start.pop(address + room, None)
+                    if room < size:
+                        self.inconsistencies += 1
+                    else:
+                        taken[number] = room
+                held[address] = number
+            elif kind <= _PENDING:
+                found = held.setdefault(address, number) if kind == _PENDING else held.pop(address, number)
+                freed.append(found)
+                if found == number:
+                    self.inconsistencies += 1
+                    unknown.append(number - first)
+                if kind != _PENDING:
+                    put_free(address, taken[found])
+            elif kind != Kind.OOM:
+                self._segment(kind, address, sizes[number - first])
+        return freed, unknown
 
     def _put_free(self, address: int, size: int) -> None:
         """Add a free range and merge it with its free neighbours, never across segments that are not expandable."""
