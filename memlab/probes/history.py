@@ -253,23 +253,25 @@ class Recorder:
     def read(self) -> None:
         """Read the new entries, and follow the blocks."""
         with self.lock, rows.pause_gc():
-            if not self.is_open:
-                return
-            begin = time.monotonic()
-            with rows.pause_threads():
-                look = self._look()
-                # The ring is cleared, so that no entry is read twice. An event between the read and this line is lost; the
-                # counters show that at the next read.
-                is_cleared = self.owns_history and look.is_settled
-                if is_cleared:
-                    torch_internals.record_history(self.entries)
-            for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
-                self.entries_read += len(entries)
-                self._read_device(history, entries, look)
-                self._mark_read(history, Tail() if is_cleared else Tail.of(entries), look)
-                history.drop_oldest()
-            self.stacks.forget_objects()
-            self._spent_s += time.monotonic() - begin
+            if self.is_open:
+                self._read()  # the snapshot is freed on return, before the garbage collector could traverse it
+
+    def _read(self) -> None:
+        begin = time.monotonic()
+        with rows.pause_threads():
+            look = self._look()
+            # The ring is cleared, so that no entry is read twice. An event between the read and this line is lost; the
+            # counters show that at the next read.
+            is_cleared = self.owns_history and look.is_settled
+            if is_cleared:
+                torch_internals.record_history(self.entries)
+        for history, entries in zip(self.devices, look.shot["device_traces"], strict=True):
+            self.entries_read += len(entries)
+            self._read_device(history, entries, look)
+            self._mark_read(history, Tail() if is_cleared else Tail.of(entries), look)
+            history.drop_oldest()
+        self.stacks.forget_objects()
+        self._spent_s += time.monotonic() - begin
 
     def _look(self) -> ConsistentSnapshot:
         take = rows.counters_as_snapshot if self.is_blind else torch_internals.snapshot
@@ -281,10 +283,11 @@ class Recorder:
         at_most = rows.difference(look.after[device], history.counts_before)
         first = None if self.is_blind else rows.unread(entries, history.tail, happened, at_most)
         new = rows.columns_of(entries[first:], self.stacks) if first is not None else None
-        if new is None or new.kinds.count(Kind.ALLOC) < happened[0] or new.kinds.count(Kind.FREE_PENDING) < happened[1]:
+        kinds = (Kind.ALLOC, Kind.FREE_PENDING)
+        if new is None or any((new.kinds == kind).sum() < count for kind, count in zip(kinds, happened, strict=True)):
             self._reopen(history, look)
             return
-        if not new.kinds:
+        if not len(new.kinds):
             return
         followed = history.blocks.follow(new.kinds, new.addresses, new.sizes, new.streams)
         is_wrong = bool(history.blocks.inconsistencies)

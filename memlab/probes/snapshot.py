@@ -99,7 +99,7 @@ def _as_written(device: _DeviceSnapshot, found: Snapshot, stacks: Stacks) -> Non
     """The rows of a snapshot written by memlab, which has every size."""
     opening = _whole(_facts(found, device.index), "opening_rows", 0)
     rows: list[tuple[int, ...]] = []
-    stack: list[int] = []
+    frames: list[Any] = []
     held: dict[int, tuple[int, int, int, bool]] = {}  # address -> block, requested, allocated, pending
     following = [*device.entries[1:], {"action": "", "addr": 0}]
     for entry, after in zip(device.entries, following, strict=False):
@@ -125,10 +125,10 @@ def _as_written(device: _DeviceSnapshot, found: Snapshot, stacks: Stacks) -> Non
                 asked = 0
             facts = (known, asked, 0 if pending else allocated)
         rows.append((entry["time_us"] * 1000, kind, *facts, device.index, entry["stream"], address))
-        stack += stacks.indices([entry["frames"]])
+        frames.append(entry["frames"])
     events = Events(*np.array(rows, np.int64).reshape(-1, 8).T)
     device.opening = events.rows(slice(0, opening))
-    device.rows = DeviceRows(events.rows(slice(opening, None)), np.array(stack[opening:], "<i4"))
+    device.rows = DeviceRows(events.rows(slice(opening, None)), stacks.indices(frames)[opening:].astype("<i4"))
 
 
 def _joined(found: Snapshot, name: str, stacks: Stacks, devices: list[_DeviceSnapshot]) -> Trace:
