@@ -67,6 +67,8 @@ class LiveTensors(NamedTuple):
 def storage_key(tensor: Any) -> int:
     """The address of a tensor's storage in the events of a trace; 0 if it has no memory of its own."""
     try:
+        if tensor.is_cuda and not TensorBase.storage_offset(tensor) and (address := TensorBase.data_ptr(tensor)):
+            return int(address)  # the storage needs no Python object then
         if tensor.is_cpu:
             return id(TensorBase.untyped_storage(tensor))
         storage = TensorBase.untyped_storage(tensor)
