@@ -307,6 +307,7 @@ def test_html_says_the_same_as_the_text():
     words = "".join(Words(found.html).words)
     for cell in (cell.strip().rstrip(":") for line in found.text.splitlines() for cell in line.split("  ")):
         assert cell in words
+    assert "136 B" in words  # of the norm: two vectors of eight floats, and as buffers two more and a count
     assert set(found._repr_mimebundle_()) == {"text/html", "text/plain"}
 
 

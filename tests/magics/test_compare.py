@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from kernel import Kernel
 
+from memlab.errors import MemlabError
+from memlab.magics import line_magics
+
 FIGURE = {"application/vnd.plotly.v1+json", "image/svg+xml", "text/plain"}
 TABLE = {"text/html", "text/plain"}
 SETUP = (
@@ -49,6 +52,13 @@ def test_what_names_no_two_runs_is_refused_in_one_line(notebook, line, words):
     assert "UsageError: %memcompare: " in said
     assert words in said
     assert len([text for text in said.splitlines() if text.strip()]) == 1
+
+
+@pytest.mark.parametrize(("there", "words"), [({}, "there is none"), ({"one": None}, "there is one")])
+def test_two_runs_are_needed(monkeypatch, there, words):
+    monkeypatch.setattr(line_magics, "runs", there)
+    with pytest.raises(MemlabError, match=f"two runs are needed and {words}: %memcompare A B"):
+        line_magics._two_runs("")
 
 
 def test_its_value_is_a_comparison(notebook):

@@ -21,7 +21,7 @@ import torch
 from in_child import busy_threads, fine, is_gone, run
 
 from memlab.errors import PredictionError
-from memlab.prediction.child import current
+from memlab.prediction.child import current, runner
 from memlab.prediction.child import forked as forks
 from memlab.prediction.child.runner import TAIL
 
@@ -266,6 +266,17 @@ def test_a_failure_of_ours_in_the_child_is_an_error_here(monkeypatch):
     monkeypatch.setattr(forks.isolation, "make_own", lambda *args: 1 / 0)
     with pytest.raises(PredictionError, match="could not be prepared: ZeroDivisionError"):
         run(lambda channel: b"")
+
+
+@pytest.mark.parametrize(("before", "ends"), [(signal.SIG_DFL, -signal.SIGINT), (signal.SIG_IGN, 0)])
+def test_an_interrupt_during_the_cleanup_does_afterwards_what_it_did_before(before, ends):
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGINT, before)
+        with runner._gate():
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == ends
 
 
 def test_a_child_of_the_child_gives_nothing_of_its_own(capsys):

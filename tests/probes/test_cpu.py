@@ -11,11 +11,14 @@ import torch
 import memlab
 from memlab.analysis.curves import curves
 from memlab.analysis.leak import leaks
+from memlab.analysis.peak import peak
 from memlab.probes import cpu, tensor_labels
 from memlab.probes.cpu import CpuProbe
 from memlab.probes.host import HostMemory
+from memlab.probes.line_marks import Lines
 from memlab.probes.marks import marker
 from memlab.probes.measurement import Measurement, Target
+from memlab.probes.sampler import Reading
 from memlab.torch_internals import dispatch
 from memlab.trace import CPU
 
@@ -45,6 +48,27 @@ def test_a_trace_that_fails_leaves_no_mode(monkeypatch):
 
 def test_the_capacity_is_what_the_machine_may_use():
     assert Measurement(Target.parse("cpu")).capacity_bytes == HostMemory().read().total_bytes > 1 << 28
+
+
+def test_the_peak_so_far_is_exact():
+    measurement = Measurement(Target.parse("cpu"))
+    measurement.start()
+    start_bytes, _ = measurement.peak_so_far(Reading(CPU))
+    torch.ones(1000)  # gone at once
+    found = measurement.peak_so_far(Reading(CPU))
+    trace = measurement.stop()
+    assert found == (start_bytes + 4000, True)
+    assert peak(trace, CPU).high_bytes == found[0]
+
+
+def test_lines_that_cannot_be_made_out_leave_the_run(monkeypatch):
+    monkeypatch.setattr(Lines, "into", lambda *_: 1 / 0)
+    with memlab.track(show=False, device="cpu", lines=True) as run:
+        torch.ones(1000)
+    assert run.peak_bytes >= 4000
+    assert [gap.text for gap in run.gaps if gap.name == "lines"] == [
+        "lines or shapes could not be made out (ZeroDivisionError('division by zero'))"
+    ]
 
 
 def test_the_error_of_a_failed_start_keeps_no_tensor_alive(monkeypatch):
