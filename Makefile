@@ -15,7 +15,7 @@ GPU := benchmarks/results/prediction-gpu
 PY := .venv/bin/python
 export PYTHON TORCH
 export PIP_USER := 0
-unexport PYTHONHOME PYTHONPATH
+unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help lab test test-quick check format bench gpu programs techniques course course-html clean

@@ -46,6 +46,12 @@ _LIST = Path(__file__).with_name("slow_tests.txt")
 SLOW = frozenset(_LIST.read_text().splitlines() if _LIST.exists() else ())
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What runs after each change does not import the other tests."""
+    places = collection_path.relative_to(Path(__file__).parent).parts[:1]
+    return True if config.getoption("markexpr") == "quick" and not QUICK.issuperset(places) else None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what `make test` leaves to CI, and what `make test-quick` runs."""
     path = item.path.relative_to(Path(__file__).parent)

@@ -6,6 +6,7 @@ And where a hint is printed it works as it is, pasted into the next cell of a no
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -39,32 +40,37 @@ def printed(path: Path) -> Iterator[str]:
             yield node.value
 
 
-TEXTS = [(str(path.relative_to(PACKAGE)), text) for path in sorted(PACKAGE.rglob("*.py")) for text in printed(path)]
+@functools.cache
+def texts() -> list[str]:
+    return [text for path in PACKAGE.rglob("*.py") for text in printed(path)]
 
 
 def hints(pattern: re.Pattern[str]) -> list[tuple[str, ...]]:
-    return sorted({match.groups("") for _, text in TEXTS for match in pattern.finditer(text)})
+    return sorted({match.groups("") for text in texts() for match in pattern.finditer(text)})
 
 
-@pytest.mark.parametrize(("signs", "name", "rest"), hints(MAGIC))
-def test_a_magic_that_is_named_is_installed_and_takes_these_options(signs, name, rest):
-    kind = "cell" if signs == "%%" else "line"
-    assert any(name in magics.magics[kind] for magics in MAGICS)
+def test_a_magic_that_is_named_is_installed_and_takes_these_options():
     options = {option for action in _parser()._actions for option in action.option_strings}
-    words = {word for word in rest.split() if name != "memtrack" or word.startswith("-")}  # "put %%memtrack on a cell"
-    assert words <= (options if name == "memtrack" else WORDS.get(name, set()))
+    for signs, name, rest in hints(MAGIC):
+        kind = "cell" if signs == "%%" else "line"
+        assert any(name in magics.magics[kind] for magics in MAGICS), f"{signs}{name}"
+        words = {
+            word for word in rest.split() if name != "memtrack" or word.startswith("-")
+        }  # "put %%memtrack on a cell"
+        assert words <= (options if name == "memtrack" else WORDS.get(name, set())), f"{signs}{name}{rest}"
 
 
-@pytest.mark.parametrize(("name", "arguments"), [one for one in hints(CALL) if one[0] in memlab.__all__ or one[1]])
-def test_a_call_that_is_named_is_public_and_takes_these_arguments(name, arguments):
-    public = getattr(memlab, name)
-    if arguments:
+def test_a_call_that_is_named_is_public_and_takes_these_arguments():
+    for name, arguments in hints(CALL):
+        if not arguments:
+            assert name not in memlab.__all__ or hasattr(memlab, name)
+            continue
         call = ast.parse(f"f{arguments}", mode="eval").body
         assert isinstance(call, ast.Call)
         named = {str(one.arg): one.value for one in call.keywords}
-        inspect.signature(public).bind(*call.args, **named)
+        inspect.signature(getattr(memlab, name)).bind(*call.args, **named)
         if name == "track":  # which passes on what it is given
-            public(**{key: ast.literal_eval(value) for key, value in named.items()})
+            memlab.track(**{key: ast.literal_eval(value) for key, value in named.items()})
 
 
 def test_the_texts_are_found():
