@@ -72,7 +72,7 @@ def test_a_name_from_a_file_cannot_steer_the_terminal():
     ("asked", "says"),
     [
         ({"by": "colour"}, r"'colour'.*category, module, line, tensor, phase"),
-        ({"of": "device"}, "never read"),
+        ({"of": "device"}, "never queried"),
         ({"of": "used"}, "no peak of 'used'"),
     ],
 )
