@@ -96,8 +96,8 @@ def test_what_a_cpu_cannot_show_is_no_zero(name):
     [
         ("A3", "partly", "15.2 million"),
         ("C8", "wrong", "after each forward"),
-        ("D1", "holds", "masks of dropout"),
-        ("E1", "holds", "only gives back the cache"),
+        ("D1", "holds", "dropout's masks"),
+        ("E1", "holds", "only returns the cache"),
         ("E7", "wrong", "`cuda:0`"),
         ("F4", "holds", "RAM disk"),
     ],
