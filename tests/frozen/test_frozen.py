@@ -17,6 +17,8 @@ from frozen import freeze
 
 HERE = Path(__file__).parent
 VALUES = json.loads((HERE / "values.json").read_text())
+AGAIN = json.loads((HERE / "recorded_again.json").read_text())
+"""Recorded run -> what its first device says today where that is not what the saved run says: rows of CHANGES.md."""
 RENAMED = {"outside any module": "elsewhere"}
 """Label of today -> that of the frozen values: the field's name for the same figure."""
 
@@ -53,6 +55,7 @@ def compare(folder: Path) -> None:
     for path in sorted(folder.glob("*.memlab")):
         now = without_host(values(path))
         then = without_host(copy.deepcopy(VALUES[path.stem]))
+        then["devices"][0] |= copy.deepcopy(AGAIN.get(path.stem, {}))
         for facts in (now, then):
             facts.pop("peaks")  # of the device with the largest, the host's among them
             for device in facts["devices"]:  # an OOM names lines by path
