@@ -18,8 +18,8 @@ from memlab.trace.columns import Phase
 from memlab.trace.trace import CPU, Device, Gap, Trace
 from memlab.units import UNBOUNDED, ByteRange
 
-_SIMULATED_GPU = "FakeGPU"
-"""The prefix of the names of simulated GPUs."""
+SIMULATED_GPU = "simulated GPU: bytes are real, values and times are not"
+"""What stands with figures of a simulated GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,7 @@ def provenance(trace: Trace) -> str:
     """Whether the figures of a trace are "measured", "simulated" or "predicted"."""
     if "prediction" in trace.notes or trace.made_by.is_predicted:
         return "predicted"
-    is_simulated = any(device.name.startswith(_SIMULATED_GPU) for device in trace.made_by.devices)
-    return "simulated" if is_simulated else "measured"
+    return "simulated" if any(device.is_simulated for device in trace.made_by.devices) else "measured"
 
 
 def has_raised(trace: Trace) -> bool:

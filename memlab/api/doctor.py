@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from memlab import torch_internals
+from memlab.analysis.summary import SIMULATED_GPU
 from memlab.analysis.timeline import timeline
 from memlab.probes import cuda
 from memlab.probes.counters import Nvml
@@ -19,7 +20,7 @@ from memlab.probes.host import HostMemory
 from memlab.probes.measurement import Measurement, Target
 from memlab.torch_internals import private_names
 from memlab.torch_internals.traceback import running_shell
-from memlab.trace.trace import CPU
+from memlab.trace.trace import CPU, is_simulated_gpu
 from memlab.units import MiB, format_bytes
 from memlab.views.page import Page
 from memlab.views.shown import Shown
@@ -112,7 +113,8 @@ def _cuda_history() -> Iterator[Finding]:
     else:
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
-            yield Finding(f"cuda:{index}", "ok", f"{device.name}, {format_bytes(device.total_memory)}")
+            what = f"; {SIMULATED_GPU}" if is_simulated_gpu(device.name) else ""
+            yield Finding(f"cuda:{index}", "ok", f"{device.name}, {format_bytes(device.total_memory)}{what}")
         yield from _measured("CUDA history", "cuda")
 
 

@@ -35,7 +35,7 @@ from memlab.analysis.results import (
 )
 from memlab.errors import MemlabError
 from memlab.torch_internals import dispatch
-from memlab.trace.trace import CPU, Trace
+from memlab.trace.trace import CPU, Trace, is_simulated_gpu
 from memlab.units import MiB
 
 RESULT = "result"
@@ -296,4 +296,4 @@ def check_results(a: Trace, b: Trace, names: tuple[str, str], tolerance: float =
 def is_simulated(trace: Trace) -> bool:
     """Whether a run was on a simulated GPU, where values and times mean nothing."""
     names = (*(device.name for device in trace.made_by.devices), *devices_of(trace.notes.get(RESULT)))
-    return any(name.startswith("FakeGPU") for name in names)
+    return any(map(is_simulated_gpu, names))

@@ -51,6 +51,16 @@ class Device:
         """How users name it: "cpu" or "cuda:0"."""
         return "cpu" if self.index == CPU else f"cuda:{self.index}"
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it is a simulated GPU, where bytes are real and values and times are not."""
+        return is_simulated_gpu(self.name)
+
+
+def is_simulated_gpu(name: str) -> bool:
+    """Whether the device of this name is a simulated GPU: the name is what a saved run keeps of it."""
+    return name.endswith("(simulated)") or name.startswith("FakeGPU")
+
 
 @dataclass(frozen=True, slots=True)
 class Bounded:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from memlab.analysis.breakdown import ELSEWHERE, Breakdown
 from memlab.analysis.leak import short_line
 from memlab.analysis.oom.explain import Explanation, Named, amount_text
-from memlab.analysis.summary import DeviceSummary, Summary
+from memlab.analysis.summary import SIMULATED_GPU, DeviceSummary, Summary
 from memlab.units import UNBOUNDED, format_bytes, format_seconds, one_line
 from memlab.views import theme
 from memlab.views.page import Beside, Folded, Page, PageLines, Part
@@ -28,7 +28,8 @@ def report(summary: Summary, pointer: str = "") -> Page:
     held = ("allocated", "reserved")
     shown = [one for one in summary.devices if any(lv.peak.high_bytes > 0 for lv in one.levels if lv.of in held)]
     shown = shown or list(summary.devices[:1])
-    facts = ("memlab", summary.name, summary.provenance, format_seconds(summary.duration_s), summary.engine)
+    source = (summary.provenance, format_seconds(summary.duration_s))
+    facts = ("memlab", summary.name, *((SIMULATED_GPU,) if source[0] == "simulated" else source), summary.engine)
     parts: list[Part] = [" · ".join(filter(None, facts))]
     for number, device in enumerate(shown):
         parts += [PageLines((), headline(device, summary.provenance))] if number else []

@@ -117,7 +117,13 @@ def test_a_bounded_peak_is_never_called_exact():
     ("device", "notes", "first", "second"),
     [
         (GPU, {}, "Peak 4.00 MiB", "measured"),
-        (Device(0, "FakeGPU-1"), {}, "Peak 4.00 MiB", "simulated"),
+        (Device(0, "FakeGPU-1"), {}, "Peak 4.00 MiB", "simulated GPU: bytes are real, values and times are not"),
+        (
+            Device(0, "RTX 4060 (simulated)"),
+            {},
+            "Peak 4.00 MiB",
+            "simulated GPU: bytes are real, values and times are not",
+        ),
         (GPU, {"prediction": PEAKS}, "Predicted peak 4.00 MiB", "predicted"),
     ],
 )
