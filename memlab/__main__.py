@@ -6,7 +6,8 @@ import sys
 
 USAGE = """memlab calibrate    measure this machine's GPU, once, for predictions
 memlab cards        the GPUs that runs can be predicted for
-memlab doctor       check what memlab can see on this machine"""
+memlab doctor       check what memlab can see on this machine
+memlab simulate     run a command, or a Jupyter kernel, on a simulated GPU (--help tells more)"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,6 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
         found = doctor()
         print(found)
         return 0 if found.is_well else 1
+    if command == "simulate":
+        from memlab.simulated_gpu.command import main as simulate
+
+        return simulate(rest)
     is_help = command in ("-h", "--help", "")
     wrong = "" if is_help else f"memlab: there is no command {' '.join((command, *rest))[:80]!r}.\n"
     print(f"{wrong}{USAGE}", file=sys.stdout if is_help else sys.stderr)

@@ -23,6 +23,10 @@ class PredictionError(MemlabError):
     """A run cannot be predicted as asked."""
 
 
+class SimulatedGpuError(MemlabError):
+    """A simulated GPU cannot be made or used as asked."""
+
+
 class DoesNotApply(MemlabError):
     """A technique finds nothing to change in this job, or would break it; the text says why."""
 

@@ -36,6 +36,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     # A prediction is a probe of fake CUDA tensors: it marks and labels as the others do.
     "prediction": ({"fake_cuda", "probes", "references", "allocator", "analysis", "trace", "units", "errors", "torch_internals"},
                    {"torch", "numpy", "pandas", "pynvml", "cloudpickle"}),
+    # Runs before torch is imported, and must not import it: cards are looked up without it.
+    "simulated_gpu": ({"prediction.cards", "units", "errors"}, {"jupyter_client"}),
     "references": ({"trace", "units", "errors", "torch_internals"}, {"torch"}),
     "saving_techniques": ({"workloads", "by_name", "units", "errors", "torch_internals"}, {"torch", "pandas"}),
     "workloads": ({"by_name", "units", "errors"}, {"torch", "numpy", "pandas"}),
@@ -47,7 +49,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "lab": (MEASURE | {"api"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
     "magics": (MEASURE | {"cells", "api", "lesson", "lab"}, {"IPython"}),
     # The public face: names are imported when they are asked for.
-    "__main__": ({"prediction", "api"}, set()),
+    "__main__": ({"prediction", "api", "simulated_gpu"}, set()),
     "__init__": (MEASURE | {"api", "lesson", "lab", "magics"}, set()),
 }  # fmt: skip
 

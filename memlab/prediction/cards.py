@@ -15,10 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from memlab.errors import MemlabError, PredictionError
-from memlab.prediction import calibration
+from memlab.prediction import calibration_file
 from memlab.prediction.catalogue import CARDS, CONTEXTS, NOT_ON_A_THREAD
 from memlab.units import ByteRange, GiB, MiB, format_bytes, parse_bytes
 
@@ -220,11 +218,13 @@ def _known() -> dict[str, Card]:
 
 def applied(card: Card) -> Card:
     """The card with this machine's calibration of it, for this PyTorch or else the latest, if there is one."""
-    fitting = [one for one in calibration.kept() if one.card == card.name or name_of(one.card) == card.name]
-    ours = [one for one in fitting if one.torch == torch.__version__]
-    measured = max(ours or fitting, key=lambda one: one.measured_at_s, default=None)
-    if measured is None:
+    fitting = [one for one in calibration_file.kept() if one.card == card.name or name_of(one.card) == card.name]
+    if not fitting:
         return card
+    import torch  # here: most cards were never measured, and then their figures need no torch
+
+    ours = [one for one in fitting if one.torch == torch.__version__]
+    measured = max(ours or fitting, key=lambda one: one.measured_at_s)
     source = f"measured here with driver {measured.driver}, PyTorch {measured.torch}"
     usable = measured.total_memory_bytes
     return dataclasses.replace(
@@ -278,7 +278,7 @@ def find(card: str | int | Card) -> Card:
                 found = dataclasses.replace(found, assumptions=(*found.assumptions, text))
         return found
     if isinstance(card, str):
-        for one in calibration.kept():  # a card that is not in the catalogue
+        for one in calibration_file.kept():  # a card that is not in the catalogue
             if one.card.lower() == card.strip().lower():
                 capability = (one.capability_major, one.capability_minor)
                 known = Card(one.card, one.total_memory_bytes, capability, multiprocessors=one.multiprocessors)

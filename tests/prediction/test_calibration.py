@@ -15,7 +15,7 @@ from processes import python
 
 from memlab.errors import PredictionError
 from memlab.prediction import calibration
-from memlab.prediction.calibration import Calibration, keep, kept, parsed, path, read
+from memlab.prediction.calibration_file import Calibration, keep, kept, parsed, path, read
 from memlab.prediction.cards import Card, applied, cards, find
 from memlab.units import GiB, MiB
 
@@ -183,9 +183,10 @@ CALIBRATE = """
 import memlab.prediction.calibration as c, torch, sys
 assert c.main([]) == 0
 assert not torch.cuda.is_initialized(), "measured in a process of its own"
+from memlab.prediction.calibration_file import kept
 from memlab.prediction.cards import find
 card = find("FakeGPU sm_80")
-print(tuple(card.context_bytes), card.usable_bytes, c.kept()[0].blas_workspace_bytes, c.kept()[0].convolution_workspace_bytes)
+print(tuple(card.context_bytes), card.usable_bytes, kept()[0].blas_workspace_bytes, kept()[0].convolution_workspace_bytes)
 """
 
 

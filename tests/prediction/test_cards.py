@@ -7,7 +7,7 @@ import re
 import pytest
 
 from memlab.errors import PredictionError
-from memlab.prediction import calibration
+from memlab.prediction import calibration_file
 from memlab.prediction.cards import Card, cards, find, name_of
 from memlab.prediction.catalogue import CARDS, CONTEXTS, NOT_ON_A_THREAD
 from memlab.units import GiB, MiB
@@ -45,7 +45,7 @@ def test_the_context_holds_every_size_that_was_seen():
 
 def test_the_cards_that_were_promised_are_there():
     assert NOT_ON_A_THREAD.keys() <= set(cards)
-    assert calibration.kept() == (), "nothing was read of this machine"
+    assert calibration_file.kept() == (), "nothing was read of this machine"
     sizes = {card.total_bytes // GiB for card in cards.values()}
     assert {6, 8, 10, 12, 16, 24, 32, 40, 80, 141, 180, 192} <= sizes
     for name in ("T4", "V100", "P100", "A10", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "MI300X"):

@@ -1,0 +1,27 @@
+"""Simulated devices from the cards that predictions know."""
+
+from __future__ import annotations
+
+from memlab.errors import SimulatedGpuError
+from memlab.prediction.cards import Card
+from memlab.simulated_gpu.machine import LONGEST_NAME, SimulatedDevice
+from memlab.units import plain
+
+
+def device_of(card: Card, context_bytes: int | None = None) -> SimulatedDevice:
+    """The card at the cautious end of what is known of it: the least memory that PyTorch sees of it, the largest context.
+
+    So what fits here fits on the real card, except that workspaces of cuDNN, which are not simulated, come on top.
+    """
+    if card.backend != "cuda":
+        raise SimulatedGpuError(
+            f"{card.name} is a GPU for ROCm, and only CUDA is simulated; predictions know it: memlab.predict()."
+        )
+    context = card.context_bytes.high if context_bytes is None else context_bytes
+    name = plain(card.name).encode()[:LONGEST_NAME].decode(errors="ignore")
+    return SimulatedDevice(name, card.usable_bytes, context, card.compute_capability, card.multiprocessors)
+
+
+def card_of(total_bytes: int, capability: tuple[int, int]) -> Card:
+    """A GPU of which only memory and capability are known: PyTorch sees exactly that much, the rest is as on similar GPUs."""
+    return Card("Simulated GPU", total_bytes, capability, usable_bytes=total_bytes)

@@ -1,0 +1,181 @@
+"""The library that stands for all of CUDA's: compiled once per state of its sources into the user's cache, found under every name.
+
+A folder `<key>` in the cache has the library, and a link to it for each name that PyTorch loads. The key depends on the
+sources and on what PyTorch imports beyond csrc/symbols.txt, so one library serves all versions that the list covers. The
+folder is built under another name and renamed: it is there whole or not at all, and several processes may build it at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from memlab.errors import SimulatedGpuError
+from memlab.simulated_gpu import cuda_symbols, elf, stubs
+from memlab.simulated_gpu.cuda_symbols import CudaSymbols
+from memlab.simulated_gpu.this_process import LIBRARY as NAME
+from memlab.units import one_line
+
+SOURCES = Path(__file__).parent / "csrc"
+PREBUILT = Path(__file__).parent / "lib"
+"""Where a wheel has the compiled library, with the key of its sources in the file `key`."""
+_COMPILE = ("-O2", "-fPIC", "-fno-builtin", "-w", "-c")
+_COMPILERS = ("cc", "gcc", "clang")
+_LIMIT_S = 300.0
+
+
+def folder_for(wanted: CudaSymbols) -> Path:
+    """The folder with the library for a PyTorch that imports these symbols; it is made if it is not there."""
+    known = cuda_symbols.listed(SOURCES / "symbols.txt")
+    more = wanted.beyond(known)
+    folder = cache() / key(more)
+    if not (folder / NAME).exists():
+        _make(folder, known | wanted, is_listed=not more)
+    return folder
+
+
+def cache() -> Path:
+    """The folder of compiled libraries, in the user's cache."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise SimulatedGpuError("there is no home folder for a cache: set XDG_CACHE_HOME.") from None
+    if any(character in str(base) for character in ":;$"):
+        raise SimulatedGpuError(
+            f"the linker cannot search a folder with : ; or $ in its name, such as {str(base)!r}: set XDG_CACHE_HOME."
+        )
+    return base.absolute() / "memlab" / "simulated_gpu"
+
+
+def key(more: CudaSymbols) -> str:
+    """The state of the sources and the symbols beyond the list."""
+    digest = hashlib.sha256(repr((_COMPILE, sorted(more.nodes.items()), sorted(more.libraries))).encode())
+    for path in (*sorted(SOURCES.iterdir()), Path(stubs.__file__), Path(__file__)):
+        digest.update(f"{path.name} {path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _make(folder: Path, symbols: CudaSymbols, is_listed: bool) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+    except OSError as error:
+        text = f"cannot write {str(folder.parent)!r}: {error.strerror}. Set XDG_CACHE_HOME to a folder that can be written."
+        raise SimulatedGpuError(text) from None
+    try:
+        if not (is_listed and _take_prebuilt(work, folder.name)):
+            compile_into(work, symbols)
+            _check(work / NAME)
+        for name in (*symbols.libraries, *cuda_symbols.FOUND_BY_NAME):
+            (work / name).symlink_to(NAME)
+        work.chmod(0o755)
+        _move(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _move(work: Path, folder: Path) -> None:
+    try:
+        work.rename(folder)
+    except OSError as error:
+        if not (folder / NAME).exists():  # else another process was faster
+            raise SimulatedGpuError(f"cannot write {str(folder)!r}: {error.strerror}.") from None
+
+
+def _take_prebuilt(work: Path, wanted: str) -> bool:
+    """Copy the library of a wheel, if there is one that was made of these sources and loads here."""
+    try:
+        if (PREBUILT / "key").read_text(encoding="ascii").strip() != wanted:
+            return False
+        shutil.copyfile(PREBUILT / NAME, work / NAME)
+        _check(work / NAME)
+    except (OSError, ValueError, SimulatedGpuError):
+        (work / NAME).unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _check(library: Path) -> None:
+    try:
+        ctypes.CDLL(str(library), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        raise SimulatedGpuError(f"the compiled library does not load: {one_line(str(error))}.") from None
+
+
+# --- compiling ---
+
+
+def prebuild(into: Path = PREBUILT) -> None:
+    """Compile the library for the listed symbols, for a wheel."""
+    into.mkdir(parents=True, exist_ok=True)
+    compile_into(into, cuda_symbols.listed(SOURCES / "symbols.txt"))
+    (into / "key").write_text(key(CudaSymbols({}, frozenset())), encoding="ascii")
+
+
+def compile_into(folder: Path, symbols: CudaSymbols) -> None:
+    """Compile csrc, with a stub for each symbol that it does not define, into one library with all version nodes."""
+    compiler = _compiler()
+    with tempfile.TemporaryDirectory(prefix="memlab-") as name:
+        work = Path(name)
+        run = _runner(work)
+        run([*compiler, *_COMPILE, *map(str, sorted(SOURCES.glob("*.c")))])
+        objects = sorted(work.glob("*.o"))
+        missing = set(symbols.nodes).difference(*map(elf.defined, objects))
+        (work / "stubs.c").write_text(stubs.c_text(missing), encoding="ascii")
+        run([*compiler, *_COMPILE, "stubs.c"])
+        (work / "nodes.map").write_text(stubs.version_script(symbols.nodes), encoding="ascii")
+        linked = [*map(str, objects), "stubs.o", "-lpthread", "-ldl", "-lm"]
+        run([*compiler, "-shared", "-o", NAME, f"-Wl,-soname,{NAME}", "-Wl,--version-script=nodes.map", *linked])
+        shutil.copyfile(work / NAME, folder / NAME)
+
+
+def _compiler() -> Sequence[str]:
+    """The command of a C compiler: $CC, else the first there is."""
+    if own := shlex.split(os.environ.get("CC", "")):
+        if shutil.which(own[0]) is None:
+            raise SimulatedGpuError(f"there is no compiler {own[0]!r}, which CC names: install it, or unset CC.")
+        return own
+    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if found is None:
+        raise SimulatedGpuError(
+            f"no C compiler was found ({', '.join(_COMPILERS)}): install one, for example gcc, or set CC."
+        )
+    return [found]
+
+
+def _runner(work: Path) -> Callable[[Sequence[str]], None]:
+    """Runs commands in a folder; where one fails, its messages are kept in a log."""
+
+    def run(command: Sequence[str]) -> None:
+        try:
+            done = subprocess.run(
+                command, cwd=work, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SimulatedGpuError(
+                f"the C compiler {command[0]!r} could not be run: {one_line(str(error))}."
+            ) from None
+        if done.returncode:
+            messages = done.stdout + done.stderr
+            first = next((line for line in messages.splitlines() if "error" in line), f"exit status {done.returncode}")
+            log = _keep_log(f"{shlex.join(command)}\n{messages}")
+            raise SimulatedGpuError(
+                f"the simulated GPU could not be compiled: {one_line(first.strip())}. All messages are in {log!r}."
+            )
+
+    return run
+
+
+def _keep_log(text: str) -> str:
+    descriptor, name = tempfile.mkstemp(prefix="memlab-simulated-gpu-", suffix=".log")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    return name
