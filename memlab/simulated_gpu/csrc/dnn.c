@@ -1,0 +1,127 @@
+// cuDNN: its version, tensors and filters, and sizes of workspaces.  cuDNN alone knows its true workspaces; here they are 0.
+#include "dnn.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DNN_MAJOR = 9, DNN_MINOR = 20, DNN_OUT_OF_MEMORY = 1002 };
+
+// ---- the library
+size_t cudnnGetVersion(void) {
+    return 10000 * DNN_MAJOR + 100 * DNN_MINOR;
+}
+
+size_t cudnnGetCudartVersion(void) {
+    return CUDA_VERSION_ANSWERED;
+}
+
+int cudnnGetProperty(int property, int *value) {
+    *value = property == 0 ? DNN_MAJOR : property == 1 ? DNN_MINOR : 0;
+    return 0;
+}
+
+const char *cudnnGetErrorString(int error) {
+    return error ? "CUDNN_STATUS_NOT_SUPPORTED (simulated GPU)" : "CUDNN_STATUS_SUCCESS";
+}
+
+void cudnnGetLastErrorString(char *text, size_t size) {
+    if (size)
+        snprintf(text, size, "not supported on a simulated GPU");
+}
+
+int cudnnGetStream(opaque handle, opaque *stream) {
+    *stream = NULL;
+    return 0;
+}
+
+// ---- tensors and filters
+static int create_tensor(struct tensor **out) {
+    *out = calloc(1, sizeof **out);
+    return *out ? 0 : DNN_OUT_OF_MEMORY;
+}
+
+int cudnnCreateTensorDescriptor(struct tensor **out) {
+    return create_tensor(out);
+}
+
+int cudnnCreateFilterDescriptor(struct tensor **out) {
+    return create_tensor(out);
+}
+
+int cudnnDestroyTensorDescriptor(struct tensor *tensor) {
+    free(tensor);
+    return 0;
+}
+
+int cudnnDestroyFilterDescriptor(struct tensor *tensor) {
+    free(tensor);
+    return 0;
+}
+
+static void set_tensor(struct tensor *tensor, int type, int dimensions, const int *size, const int *stride) {
+    tensor->type = type;
+    tensor->dimensions = dimensions < MAX_DIMENSIONS ? dimensions : MAX_DIMENSIONS;
+    for (int i = 0; i < tensor->dimensions; i++) {
+        tensor->size[i] = size[i];
+        tensor->stride[i] = stride ? stride[i] : 0;
+    }
+}
+
+static void get_tensor(const struct tensor *tensor, int wanted, int *size, int *stride) {
+    for (int i = 0; i < wanted && i < tensor->dimensions; i++) {
+        size[i] = tensor->size[i];
+        if (stride)
+            stride[i] = tensor->stride[i];
+    }
+}
+
+int cudnnSetTensorNdDescriptor(struct tensor *tensor, int type, int dimensions, const int *size, const int *stride) {
+    set_tensor(tensor, type, dimensions, size, stride);
+    return 0;
+}
+
+int cudnnSetFilterNdDescriptor(struct tensor *tensor, int type, int format, int dimensions, const int *size) {
+    set_tensor(tensor, type, dimensions, size, NULL);
+    return 0;
+}
+
+int cudnnGetTensorNdDescriptor(struct tensor *tensor, int wanted, int *type, int *dimensions, int *size, int *stride) {
+    *type = tensor->type;
+    *dimensions = tensor->dimensions;
+    get_tensor(tensor, wanted, size, stride);
+    return 0;
+}
+
+int cudnnGetFilterNdDescriptor(struct tensor *tensor, int wanted, int *type, int *format, int *dimensions, int *size) {
+    *type = tensor->type;
+    *format = 0;
+    *dimensions = tensor->dimensions;
+    get_tensor(tensor, wanted, size, NULL);
+    return 0;
+}
+
+// ---- sizes
+int cudnnDropoutGetStatesSize(opaque handle, size_t *bytes) {
+    *bytes = MIB;  // an estimate
+    return 0;
+}
+
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(opaque handle, int mode, int operations, opaque x,
+                                                             opaque z, opaque y, opaque scale, opaque activation,
+                                                             size_t *bytes) {
+    *bytes = 0;
+    return 0;
+}
+
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(opaque handle, int mode, int operations, opaque x, opaque y,
+                                                      opaque dy, opaque dz, opaque dx, opaque scale,
+                                                      opaque activation, size_t *bytes) {
+    *bytes = 0;
+    return 0;
+}
+
+int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(opaque handle, int mode, int operations, opaque activation,
+                                                         opaque x, size_t *bytes) {
+    *bytes = 0;
+    return 0;
+}
