@@ -73,7 +73,7 @@ def _make(folder: Path, symbols: CudaSymbols, is_listed: bool) -> None:
         if not (is_listed and _take_prebuilt(work, folder.name)):
             compile_into(work, symbols)
             _check(work / NAME)
-        for name in (*symbols.libraries, *cuda_symbols.FOUND_BY_NAME):
+        for name in symbols.libraries.union(cuda_symbols.FOUND_BY_NAME):
             (work / name).symlink_to(NAME)
         work.chmod(0o755)
         _move(work, folder)
