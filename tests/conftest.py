@@ -97,6 +97,18 @@ def no_fakegpu() -> str:
     return "" if found.startswith("FakeGPU") else f"needs the simulated GPU: the first device is {found or 'none'}"
 
 
+def no_simulated() -> str:
+    """Why tests that start memlab's own simulated GPU cannot run here."""
+    from memlab.errors import SimulatedGpuError
+    from memlab.simulated_gpu import torch_build
+
+    try:
+        torch_build.suitable(torch_build.installed())
+    except SimulatedGpuError as error:
+        return str(error)
+    return ""
+
+
 def no_gpu() -> str:
     """Why tests for a real GPU cannot run here."""
     found = device_name()
@@ -126,4 +138,4 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # torch and the tests themselves, which half of all time would go into looking through again and again
 
 
-NEEDS = {"fakegpu": no_fakegpu, "gpu": no_gpu, "browser": no_browser}
+NEEDS = {"fakegpu": no_fakegpu, "simulated": no_simulated, "gpu": no_gpu, "browser": no_browser}

@@ -148,7 +148,7 @@ def _label(asked: argparse.Namespace) -> str:
         major, minor = machine.devices[0].compute_capability
         name, total = f"GPU {major}.{minor}", machine.devices[0].total_bytes
     size = f"{total // GiB} GiB" if total % GiB == 0 else format_bytes(total)
-    return f"{f'{asked.devices} × ' if asked.devices > 1 else ''}{name}{'' if size in name else f', {size}'}"
+    return f"{f'{asked.devices} × ' if asked.devices > 1 else ''}{name}{'' if size.replace(' GiB', 'GB') in name else f', {size}'}"
 
 
 def _options(asked: argparse.Namespace) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlab.errors import SimulatedGpuError
 from memlab.prediction.cards import Card
 from memlab.simulated_gpu.machine import LONGEST_NAME, SimulatedDevice
-from memlab.units import plain
+from memlab.units import MiB, plain
 
 
 def device_of(card: Card, context_bytes: int | None = None) -> SimulatedDevice:
@@ -17,11 +17,17 @@ def device_of(card: Card, context_bytes: int | None = None) -> SimulatedDevice:
         raise SimulatedGpuError(
             f"{card.name} is a GPU for ROCm, and only CUDA is simulated; predictions know it: memlab.predict()."
         )
-    context = card.context_bytes.high if context_bytes is None else context_bytes
+    total = (
+        card.usable_bytes if card.usable_range.is_exact else card.usable_bytes // MiB * MiB
+    )  # an estimate is rounded
+    context = card.context_bytes.high // MiB * MiB if context_bytes is None else context_bytes
     name = plain(card.name).encode()[:LONGEST_NAME].decode(errors="ignore")
-    return SimulatedDevice(name, card.usable_bytes, context, card.compute_capability, card.multiprocessors)
+    return SimulatedDevice(name, total, context, card.compute_capability, card.multiprocessors)
 
 
 def card_of(total_bytes: int, capability: tuple[int, int]) -> Card:
     """A GPU of which only memory and capability are known: PyTorch sees exactly that much, the rest is as on similar GPUs."""
-    return Card("Simulated GPU", total_bytes, capability, usable_bytes=total_bytes)
+    similar = Card("Simulated GPU", total_bytes, capability, usable_bytes=total_bytes)
+    return Card(
+        similar.name, total_bytes, capability, usable_bytes=total_bytes, multiprocessors=similar.multiprocessors
+    )

@@ -1,0 +1,82 @@
+"""PyTorch's CUDA build on a simulated machine, started by `memlab simulate`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.simulated
+ROOT = Path(__file__).resolve().parents[2]
+SIMULATE = [sys.executable, "-m", "memlab", "simulate"]
+
+
+def simulated(*arguments: str, **variables: str) -> str:
+    """What a command prints on a simulated machine."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, **variables}
+    done = subprocess.run([*SIMULATE, *arguments], env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert not done.returncode, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_device_is_the_card():
+    code = """
+import torch
+from memlab.simulated_gpu import current
+one = torch.cuda.get_device_properties(0)
+print(torch.cuda.device_count(), one.name, one.total_memory, (one.major, one.minor), one.multi_processor_count)
+free, total = torch.cuda.mem_get_info()
+print(total - free)
+print(current())
+"""
+    found = simulated("--card", "RTX 4060", "--devices", "2", "--context", "300MiB", "--", "python", "-c", code)
+    assert found.splitlines() == [
+        f"2 RTX 4060 {7848 << 20} (8, 9) 24",
+        str(300 << 20),
+        "2 × RTX 4060, 7.66 GiB, capability 8.9",
+    ]
+
+
+def test_out_of_memory_names_the_card_and_its_bytes():
+    code = """
+import torch
+try:
+    torch.empty(5 << 30, device="cuda", dtype=torch.uint8)
+except torch.cuda.OutOfMemoryError as error:
+    print(error)
+"""
+    found = simulated("--total", "4GiB", "--capability", "8.9", "--", "python", "-c", code)
+    assert "Tried to allocate 5.00 GiB. GPU 0 has a total capacity of 4.00 GiB" in found
+
+
+def test_two_commands_share_a_machine(tmp_path):
+    code = """
+import os, subprocess, sys, torch
+kept = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
+other = "import torch; free, total = torch.cuda.mem_get_info(); print(total - free)"
+run = [sys.executable, "-m", "memlab", "simulate", "--machine", sys.argv[1], "--", "python", "-c", other]
+print(subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip())
+"""
+    options = ("--total", "4GiB", "--context", "100MiB", "--machine", str(tmp_path / "gpu"))
+    found = simulated(*options, "--", "python", "-c", code, str(tmp_path / "gpu"))
+    assert int(found) == (1 << 30) + 2 * (100 << 20)
+
+
+def test_children_and_the_shell_are_on_the_same_machine():
+    code = "import torch; print(torch.cuda.get_device_name())"
+    assert simulated("--card", "T4", "--", "sh", "-c", f"python -c '{code}'; exit $?") == "T4\n"
+
+
+def test_a_command_returns_its_status_and_signals_reach_it():
+    done = subprocess.run([*SIMULATE, "--card", "T4", "--", "sh", "-c", "exit 7"], cwd=ROOT, check=False)
+    assert done.returncode == 7
+
+
+def test_a_first_use_compiles_into_the_cache(tmp_path):
+    found = simulated("--card", "T4", "--", "sh", "-c", "echo $LD_LIBRARY_PATH", XDG_CACHE_HOME=str(tmp_path))
+    assert found.startswith(str(tmp_path / "memlab" / "simulated_gpu"))
+    assert (Path(found.strip().split(":")[0]) / "libcudart.so.13").exists()
