@@ -91,30 +91,20 @@ def device_name() -> str:
         return torch.cuda.get_device_name(0)
 
 
-def no_fakegpu() -> str:
+def no_simulated_gpu() -> str:
     """Why tests for the simulated GPU cannot run here."""
+    from memlab.trace.trace import is_simulated_gpu
+
     found = device_name()
-    return "" if found.startswith("FakeGPU") else f"needs the simulated GPU: the first device is {found or 'none'}"
-
-
-def no_simulated() -> str:
-    """Why tests that start memlab's own simulated GPU cannot run here."""
-    from memlab.errors import SimulatedGpuError
-    from memlab.simulated_gpu import torch_build
-
-    try:
-        torch_build.suitable(torch_build.installed())
-    except SimulatedGpuError as error:
-        return str(error)
-    return ""
+    return "" if is_simulated_gpu(found) else f"needs the simulated GPU: the first device is {found or 'none'}"
 
 
 def no_gpu() -> str:
     """Why tests for a real GPU cannot run here."""
+    from memlab.trace.trace import is_simulated_gpu
+
     found = device_name()
-    return (
-        f"needs a real GPU: the first device is {found or 'none'}" if not found or found.startswith("FakeGPU") else ""
-    )
+    return f"needs a real GPU: the first device is {found or 'none'}" if not found or is_simulated_gpu(found) else ""
 
 
 def chromium() -> str | None:
@@ -138,4 +128,4 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # torch and the tests themselves, which half of all time would go into looking through again and again
 
 
-NEEDS = {"fakegpu": no_fakegpu, "simulated": no_simulated, "gpu": no_gpu, "browser": no_browser}
+NEEDS = {"simulated": no_simulated_gpu, "gpu": no_gpu, "browser": no_browser}

@@ -89,7 +89,7 @@ def test_an_untested_torch_is_named(monkeypatch):
     assert by_name(Diagnosis(tuple(module._versions())))["torch"].state == "wrong"
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_with_cuda_up_its_history_is_tried():
     absent = by_name(memlab.doctor())["CUDA history"] if not torch.cuda.is_initialized() else None
     assert absent is None or "not up yet" in absent.text

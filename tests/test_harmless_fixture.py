@@ -188,7 +188,7 @@ def test_in_a_shell_that_is_new_only_what_is_ours_counts(shell):
     assert "memlab_transform" in found[0]
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_allocator_history_is_found():
     torch.cuda.init()
     history = torch.cuda.memory._record_memory_history
@@ -205,7 +205,7 @@ def test_every_state_is_proven_somewhere_here():
 def test_the_fixture_fails_the_test_that_leaks(pytester, request, monkeypatch):
     here = request.config.rootpath / "tests"
     pytester.makeconftest((here / "conftest.py").read_text())
-    pytester.makeini("[pytest]\nmarkers =\n  browser\n  gpu\n  fakegpu\n")
+    pytester.makeini("[pytest]\nmarkers =\n  browser\n  gpu\n  simulated\n")
     pytester.makepyfile("""
         import signal
         def test_leaks():

@@ -7,6 +7,8 @@ from memlab.prediction.cards import Card
 from memlab.simulated_gpu.machine import LONGEST_NAME, SimulatedDevice
 from memlab.units import MiB, plain
 
+SIMULATED = " (simulated)"
+
 
 def device_of(card: Card, context_bytes: int | None = None) -> SimulatedDevice:
     """The card at the cautious end of what is known of it: the least memory that PyTorch sees of it, the largest context.
@@ -21,7 +23,8 @@ def device_of(card: Card, context_bytes: int | None = None) -> SimulatedDevice:
         card.usable_bytes if card.usable_range.is_exact else card.usable_bytes // MiB * MiB
     )  # an estimate is rounded
     context = card.context_bytes.high // MiB * MiB if context_bytes is None else context_bytes
-    name = plain(card.name).encode()[:LONGEST_NAME].decode(errors="ignore")
+    # Saved runs keep only the name, by which their figures are known to be of a simulated GPU.
+    name = plain(card.name).encode()[: LONGEST_NAME - len(SIMULATED)].decode(errors="ignore") + SIMULATED
     return SimulatedDevice(name, total, context, card.compute_capability, card.multiprocessors)
 
 

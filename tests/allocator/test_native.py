@@ -9,16 +9,18 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from simulated_machines import machine_at
 
 from benchmarks import retrace
 from memlab.allocator import CachingAllocator, OutOfMemory, parse_conf
 from memlab.units import GiB, MiB
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 ROOT = Path(__file__).resolve().parents[2]
 TOTAL_MB = 81920
 
@@ -48,17 +50,18 @@ SHARES = (1.0, 0.8)  # of what each has allocated at its peak: tight, and too li
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """A machine of its own: the device's size is read when torch is loaded."""
-    added = {"FAKEGPU_TOTAL_MB": str(TOTAL_MB), "FAKEGPU_SHM": "", "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=os.environ | added,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    """On a machine of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        added = {**machine_at(Path(folder, "gpu"), TOTAL_MB), "PYTHONPATH": str(ROOT), **environment}
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=os.environ | added,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 

@@ -15,7 +15,7 @@ from memlab.allocator import BlockTracker, Settings
 from memlab.probes.rows import Stacks, columns_of
 from memlab.trace import Kind
 
-pytestmark = [pytest.mark.fakegpu, pytest.mark.filterwarnings("ignore:.*_set_allocator_settings:FutureWarning")]
+pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore:.*_set_allocator_settings:FutureWarning")]
 KiB, MiB = 1 << 10, 1 << 20
 
 NO_ROUNDUP = "roundup_power2_divisions:[1:0,>:0]"

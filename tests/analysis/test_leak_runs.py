@@ -17,7 +17,7 @@ from memlab.analysis.leak import Leak, leaks
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.fakegpu)]),
+    pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.simulated)]),
 ]
 WIDTH, BATCH = 64, 32
 ROWS = BATCH * WIDTH * 4  # bytes of one batch

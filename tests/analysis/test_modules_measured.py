@@ -230,7 +230,7 @@ def warm_cublas() -> None:
     nn.Linear(8, 8).cuda()(torch.ones(1, 8, device="cuda")).sum().backward()
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.usefixtures("warm_cublas")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_on_the_simulated_gpu_each_call_is_what_the_counters_say(program):
@@ -239,7 +239,7 @@ def test_on_the_simulated_gpu_each_call_is_what_the_counters_say(program):
         check(probed(body), 0)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.usefixtures("warm_cublas")
 def test_what_is_kept_is_what_the_counter_says_when_backward_begins():
     levels, (model, x) = [], built(Net, "cuda")

@@ -243,14 +243,14 @@ def test_a_step_that_fails_says_so_at_once():
 # --- where CUDA is ---
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_it_is_measured_on_cuda_where_there_is_one():
     advice = memlab.advise(LARGE, techniques=["checkpoint"])
     assert (advice.findings.on, advice.recommended) == ("cuda", ("checkpoint",))
     assert advice.findings.tried[0].results == "not checked", "a simulated GPU computes nothing"
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_what_was_predicted_for_this_device_is_what_its_allocator_says():
     with memlab.track("here") as run:
         torch.ones(1 << 20, device="cuda")
@@ -262,7 +262,7 @@ def test_what_was_predicted_for_this_device_is_what_its_allocator_says():
     assert abs(checked.off_bytes) <= 0.01 * sum(checked.measured[0]) / 2, str(checked)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_trial_on_cuda_is_run_again_there():
     run = run_workload(work_of("mlp", "tiny"), on="cuda", timed=False)
     advice = memlab.advise(run, techniques=["sgd"])
@@ -270,7 +270,7 @@ def test_a_trial_on_cuda_is_run_again_there():
     runs.discard(run)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_step_for_this_device_is_not_measured_from_a_child():
     def step():
         with torch.device("cuda"):
@@ -283,7 +283,7 @@ def test_a_step_for_this_device_is_not_measured_from_a_child():
     assert memlab.advise(step, card="T4", techniques=["checkpoint"]).recommended == ("checkpoint",)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_an_out_of_memory_of_a_tracked_cell_points():
     held = []
     model = make()[0].to("cuda")

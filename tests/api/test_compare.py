@@ -20,6 +20,7 @@ from memlab.api.results import serialized
 from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.trace import Bounded, Category, Device
+from memlab.trace.trace import is_simulated_gpu
 from memlab.units import MiB
 
 
@@ -335,7 +336,7 @@ def tracked(name: str, size: int, note: bool = True, **options) -> Run:
     return run
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_values_of_the_simulated_gpu_are_never_passed():
     a, b = tracked("a", 8 * MiB), tracked("b", 4 * MiB)
     found = compare(a, b)
@@ -347,12 +348,12 @@ def test_values_of_the_simulated_gpu_are_never_passed():
     assert found.by("category").total == Difference(a.peak_bytes, b.peak_bytes)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_value_that_comes_from_the_simulated_gpu_is_known_by_its_name_in_runs_of_the_cpu_too():
     with memlab.track("cpu", device="cpu", show=False) as run:
         torch.ones(5)
         run.result({"x": [torch.ones(3, device="cuda")]})
-    assert devices_of(run.trace.notes["result"])[0].startswith("FakeGPU")
+    assert is_simulated_gpu(devices_of(run.trace.notes["result"])[0])
     with memlab.track("other", device="cpu", show=False) as other:
         torch.ones(5)
         other.result({"x": [torch.ones(3)]})
@@ -360,7 +361,7 @@ def test_a_value_that_comes_from_the_simulated_gpu_is_known_by_its_name_in_runs_
     assert compare(other, other).results.verdict == "equal"
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     "make",
     [
@@ -382,7 +383,7 @@ def test_noting_takes_no_memory_of_the_device(make):
     assert read_result(note)[()].shape == tuple(value.shape)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_noting_a_tensor_too_large_to_be_read_takes_none_either(monkeypatch):
     monkeypatch.setattr(results, "READ_BYTES", MiB)
     value = torch.empty(3000, 700, device="cuda").t()
@@ -392,14 +393,14 @@ def test_noting_a_tensor_too_large_to_be_read_takes_none_either(monkeypatch):
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_result_inside_of_a_run_does_not_change_its_figures():
     runs_ = [tracked("plain", 8 * MiB, note=False), tracked("noted", 8 * MiB)]
     assert runs_[0].peak_bytes == runs_[1].peak_bytes
     assert len({run.peak_reserved_bytes for run in runs_}) == 1
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_run_of_the_cpu_against_one_of_cuda_and_against_a_prediction():
     with memlab.track("cpu", device="cpu", show=False) as cpu:
         torch.ones(MiB)

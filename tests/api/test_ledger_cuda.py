@@ -11,7 +11,7 @@ from processes import python
 
 from memlab.api.ledger import Polls
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 MiB = 1 << 20
 
 

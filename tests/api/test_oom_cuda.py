@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from kernel import kernel
+from simulated_machines import machine_at
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 
 ROOT = Path(__file__).resolve().parents[2]
 MiB, GiB = 1 << 20, 1 << 30
@@ -77,7 +78,7 @@ def say(found, **more):
 
 def card(tmp_path: Path, total_mb: int = 2048) -> dict[str, str]:
     """The environment of processes that share a card of this size."""
-    return {**os.environ, "FAKEGPU_TOTAL_MB": str(total_mb), "FAKEGPU_SHM": str(tmp_path / "gpu")}
+    return {**os.environ, **machine_at(tmp_path / "gpu", total_mb)}
 
 
 def scenario(tmp_path: Path, code: str, total_mb: int = 2048, **environment: str) -> dict[str, Any]:
@@ -243,8 +244,7 @@ say(found, gradients=sum(p.grad.nbytes for p in model.parameters()))
 
 
 def test_a_failed_cell_is_noted_and_released_in_a_notebook(tmp_path, monkeypatch):
-    monkeypatch.setenv("FAKEGPU_TOTAL_MB", "2048")
-    monkeypatch.setenv("FAKEGPU_SHM", str(tmp_path / "gpu"))
+    monkeypatch.setenv(*machine_at(tmp_path / "gpu", 2048).popitem())
     with kernel(tmp_path, START, "%load_ext memlab") as notebook:
         notebook.run("weights = torch.zeros(1000, device='cuda')\nbefore = torch.cuda.memory_allocated()")
         assert notebook.run("fill()").error == "OutOfMemoryError"
@@ -286,8 +286,7 @@ def test_enough_is_said_of_a_name_only_where_its_blocks_share_no_segment(tmp_pat
 
 
 def test_what_frames_hold_of_a_name_goes_with_a_release(tmp_path, monkeypatch):
-    monkeypatch.setenv("FAKEGPU_TOTAL_MB", "2048")
-    monkeypatch.setenv("FAKEGPU_SHM", str(tmp_path / "gpu"))
+    monkeypatch.setenv(*machine_at(tmp_path / "gpu", 2048).popitem())
     with kernel(tmp_path, START, "%load_ext memlab") as notebook:
         notebook.ok("xs = [torch.zeros(300 << 18, device='cuda') for _ in range(3)]")
         cell = "%%memtrack --no-live\ndef step(xs):\n    y = xs[0] * 2\n    return torch.cat([y, y, y])\nstep(xs)"

@@ -170,7 +170,7 @@ def test_the_environments_setting_is_named(monkeypatch, name):
         memlab.predict(lambda: None, CARD)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("said", ["True", "False"])
 def test_of_two_settings_in_the_environment_the_one_that_counts_is_read(monkeypatch, said):
     """The authority is PyTorch's own CUDA allocator."""
@@ -363,7 +363,7 @@ def test_a_prediction_becomes_a_snapshot_of_pytorch_and_comes_back(prediction, t
     assert again.breakdown()["parameter"] == 4 * PARAMETER
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_what_lies_on_a_real_card_is_on_the_predicted_one_and_stays_as_it_is():
     model = nn.Linear(WIDTH, WIDTH).cuda()
     optimizer = torch.optim.Adam(model.parameters())

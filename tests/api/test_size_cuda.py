@@ -19,7 +19,7 @@ from memlab.workloads.images import vgg19
 from memlab.workloads.language import Transformer
 from memlab.workloads.vision import ResNet, UNet, Vgg
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 
 
 def requested() -> int:

@@ -288,7 +288,7 @@ def test_the_values_of_a_measured_block_are_what_they_would_be():
 # --- on the simulated GPU ---
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_forced_to_cuda_that_is_never_used_the_run_says_so(tmp_path):
     with memlab.track("nothing", device="cuda", save=tmp_path / "x.memlab", show=True) as run:
         torch.ones(10)
@@ -299,7 +299,7 @@ def test_forced_to_cuda_that_is_never_used_the_run_says_so(tmp_path):
     assert memlab.load(tmp_path / "x.memlab").devices == ()
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_all_levels_of_a_cuda_run(tmp_path):
     grow(1, "cuda")
     with memlab.track("levels", save=tmp_path / "x.memlab", show=False) as run:
@@ -316,7 +316,7 @@ def test_all_levels_of_a_cuda_run(tmp_path):
     del kept
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_run_of_the_cpu_says_what_lies_on_cuda():
     weights = grow(7 * MiB, "cuda")
     held = f"PyTorch held {format_bytes(torch.cuda.memory_allocated())} allocated and "
@@ -334,7 +334,7 @@ def test_a_run_of_the_cpu_says_what_lies_on_cuda():
     del weights
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_nested_runs_and_budgets_on_cuda():
     with (
         pytest.raises(BudgetExceeded, match=r"cuda:0 peaked at"),
@@ -347,7 +347,7 @@ def test_nested_runs_and_budgets_on_cuda():
     assert rises == [40 * MiB, 10 * MiB]
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_result_is_copied_to_the_host_and_keeps_nothing_alive():
     with memlab.track("result", show=False) as run:
         value = run.result(grow(MiB, "cuda"))
@@ -359,7 +359,7 @@ def test_a_result_is_copied_to_the_host_and_keeps_nothing_alive():
     assert before - torch.cuda.memory_allocated() == MiB
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_cell_that_runs_out_of_memory_reports_and_the_next_one_runs(tmp_path):
     with kernel(tmp_path, "import torch", "%load_ext memlab") as notebook:
         body = "kept = [torch.empty(1 << 30, dtype=torch.uint8, device='cuda') for _ in range(10_000)]"

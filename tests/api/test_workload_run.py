@@ -167,7 +167,7 @@ def test_a_saved_trial_keeps_its_facts(toy: None, tmp_path) -> None:
     assert load(run.save(tmp_path / "run.memlab")).trace.notes["trial"] == run.trace.notes["trial"]
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_measured_on_cuda(toy: None) -> None:
     run_workload(work_of(mine), on="cuda")  # the first call allocates cuBLAS's workspace
     run = run_workload(work_of(mine), on="cuda")

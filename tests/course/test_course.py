@@ -37,7 +37,7 @@ def test_any_cell_of_the_first_lesson_can_be_run_again() -> None:
     executed(notebook)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @LESSONS
 def test_it_runs_on_cuda(lesson: Lesson) -> None:
     done = executed(lesson.fresh(), with_solutions(lesson))

@@ -10,13 +10,13 @@ from kernel_calls.known import KNOWN, known
 from kernel_calls.run_calls import ordered
 from processes import python
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 
 
 def side(which: str, module: str, capability: str, folder: Path) -> dict[str, list[str]]:
     output = folder / f"{which}.json"
     command = ("-m", "kernel_calls.run_calls", which, module, output, capability)
-    python(*command, FAKEGPU_CC=capability, FAKEGPU_TOTAL_MB="81920")
+    python(*command, gpu={"capability": capability, "total_mb": 81920})
     return json.loads(output.read_text(encoding="utf-8"))
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from simulated_machines import machine_at
 
 from frozen import freeze
 
@@ -47,7 +49,9 @@ def test_a_saved_run_says_what_it_said(name):
 
 
 def recorded(what: str, folder: Path) -> None:
-    subprocess.run([sys.executable, HERE / "freeze.py", what, folder], check=True, timeout=240, cwd=HERE.parent.parent)
+    env = {**os.environ, **machine_at(folder / "gpu")}
+    command = [sys.executable, HERE / "freeze.py", what, folder]
+    subprocess.run(command, check=True, timeout=240, cwd=HERE.parent.parent, env=env)
 
 
 def compare(folder: Path) -> None:
@@ -69,7 +73,7 @@ def test_the_same_steps_recorded_today(tmp_path):
     compare(tmp_path)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_the_same_steps_recorded_today_on_cuda(tmp_path):
     recorded("record-cuda", tmp_path)
     compare(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from memlab import Lab
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 
 
 def test_measured_here_on_cuda():

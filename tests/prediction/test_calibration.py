@@ -185,15 +185,15 @@ assert c.main([]) == 0
 assert not torch.cuda.is_initialized(), "measured in a process of its own"
 from memlab.prediction.calibration_file import kept
 from memlab.prediction.cards import find
-card = find("FakeGPU sm_80")
+card = find("sm_80 (simulated)")
 print(tuple(card.context_bytes), card.usable_bytes, kept()[0].blas_workspace_bytes, kept()[0].convolution_workspace_bytes)
 """
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize(("total_mb", "context_mb"), [(8192, 500), (6144, 333)])
 def test_the_context_of_the_fake_device_is_found(folder, total_mb, context_mb):
-    env = {"FAKEGPU_TOTAL_MB": str(total_mb), "FAKEGPU_CONTEXT_MB": str(context_mb), "FAKEGPU_CONV_WS_MB": "7"}
-    said, *_, found = python("-c", CALIBRATE, **env).splitlines()
-    assert said.startswith("FakeGPU sm_80 (driver")
+    gpu = {"total_mb": total_mb, "context_mb": context_mb, "convolution_workspace_mb": 7}
+    said, *_, found = python("-c", CALIBRATE, gpu=gpu).splitlines()
+    assert said.startswith("sm_80 (simulated) (driver")
     assert found == f"({context_mb * MiB}, {context_mb * MiB}) {total_mb * MiB} 8519680 {7 * MiB}"

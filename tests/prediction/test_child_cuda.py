@@ -10,7 +10,7 @@ from in_child import busy_threads, run
 from memlab.prediction.child import forked as forks
 from memlab.torch_internals import process
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from simulated_machines import machine_at
 
 from benchmarks import prediction
 
-pytestmark = [pytest.mark.fakegpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.simulated, pytest.mark.timeout(600)]
 ROOT = Path(prediction.__file__).resolve().parent.parent
 PROGRAMS = (
     "gpt2_small", "resnet50_momentum", "amp_fp16_scaler", "checkpoint_reentrant", "two_streams_at_work", "varying_lengths",
@@ -21,7 +22,7 @@ PROGRAMS = (
 
 
 def ran(folder: Path, *arguments: str, conf: str = "") -> None:
-    environment = {**os.environ, "FAKEGPU_TOTAL_MB": "81920", "FAKEGPU_SHM": str(folder / "gpu")}
+    environment = {**os.environ, **machine_at(folder / "gpu", 81920)}
     environment |= {"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {}
     command = [sys.executable, "-m", "benchmarks.prediction", *arguments]
     subprocess.run(command, env=environment, cwd=ROOT, check=True, stderr=subprocess.DEVNULL)

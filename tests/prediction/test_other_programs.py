@@ -19,7 +19,7 @@ TOLERANCE = {"allocated": 0.0006, "reserved": 0.006}
 """The largest errors of all 45 programs; most are exact."""
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("timm", "diffusers", "peft"))), reason="needs the extra third-party"
 )

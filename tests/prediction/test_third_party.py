@@ -43,7 +43,7 @@ def test_libraries_may_be_imported_within(module, names, tmp_path):
     assert all(peak > 0 and events > 100 for peak, events in found.values())
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("module", PACKAGES)
 def test_peaks_are_those_of_the_fake_device(module, tmp_path):
     there, here = side("native", module, tmp_path), side("fake", module, tmp_path)

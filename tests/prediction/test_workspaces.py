@@ -160,13 +160,13 @@ ENVIRONMENTS = {
 CARDS = {"7.5": "T4", "8.0": "A100", "8.6": "RTX 3090", "9.0": "H100", "10.0": "B200", "12.0": "RTX 5090"}
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("capability", "setting"), [*((capability, "default") for capability in CARDS), *(("9.0", s) for s in ENVIRONMENTS)]
 )
 def test_the_rules_are_those_of_pytorch(capability, setting):
     """Every call alone and all in a row: the same workspaces at the same place, kept or given back alike."""
-    printed = python("-m", "blas_calls", FAKEGPU_CC=capability, **ENVIRONMENTS[setting])
+    printed = python("-m", "blas_calls", gpu={"capability": capability}, **ENVIRONMENTS[setting])
     measured = json.loads(printed.splitlines()[-1])
     wanted = {}
     for name, operators in {**{name: [call] for name, call in CALLS.items()}, KEPT: list(CALLS.values())}.items():

@@ -14,7 +14,7 @@ from memlab.probes.history import RING_ENTRIES
 from memlab.trace import Trace
 
 MiB = 1 << 20
-DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.fakegpu)]
+DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.simulated)]
 
 
 def probed(body: Callable[[], object], entries: int = RING_ENTRIES, device: str = "cuda") -> Trace:

@@ -187,7 +187,7 @@ def test_what_is_odd_never_fails_the_cell():
     assert breakdown(trace, -1, "tensor")["LazyLinear.weight"] == 5 * 7 * 4
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_the_workspaces_of_cublas_have_their_name_and_no_category():
     weight = torch.ones(64, 64, device="cuda", requires_grad=True)
     before = torch.cuda.memory_allocated()
@@ -205,7 +205,7 @@ def test_the_workspaces_of_cublas_have_their_name_and_no_category():
     assert free <= before
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("config", ["", ":4096:8"])
 def test_what_a_graph_keeps_is_no_workspace_though_it_is_as_large(monkeypatch, config):
     """Losses of an earlier cell, whose activations are of 32 MiB each: 1.26 GiB were called a workspace of cuBLAS."""

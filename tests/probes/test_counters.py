@@ -112,7 +112,7 @@ def test_another_accelerator_than_the_current_one_is_not_asked(monkeypatch: pyte
     assert AcceleratorCounters("npu").read() == CounterReading()
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_the_counters_are_pytorchs_public_ones() -> None:
     held = [torch.empty(size * MiB, dtype=torch.uint8, device="cuda") for size in (3, 40, 1)]
     del held[1]
@@ -128,7 +128,7 @@ def test_the_counters_are_pytorchs_public_ones() -> None:
     assert counters["num_alloc_retries"] == stats["num_alloc_retries"]
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_the_runtime_is_asked_where_a_context_exists() -> None:
     held = torch.empty(MiB, dtype=torch.uint8, device="cuda")
     assert cuda_devices() == (held.get_device(),)

@@ -20,7 +20,7 @@ SETTINGS = {
     "roundup_list": {"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:[1:8,2:0,16:2,64:4,>:1]"},
     "large_segments": {"PYTORCH_ALLOC_CONF": "large_segment_size_mb:64"},
     "collecting": {"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.3,max_split_size_mb:40"},
-    "two_devices": {"FAKEGPU_COUNT": "2"},
+    "two_devices": {},
 }
 # Which free remainders come and go depends on whether the engine's thread or the main thread frees first: these differ
 # from one untracked run to the next.
@@ -30,10 +30,11 @@ LUCK = re.compile(r"inactive_split.*\.(allocated|freed|peak)$")
 @functools.cache
 def twin(setting: str, how: str) -> dict[str, dict[str, Any]]:
     """What `tracked_or_bare` finds under a setting, tracked or bare; each process has a device of its own."""
-    return json.loads(python("-m", "probes.tracked_or_bare", how, FAKEGPU_TOTAL_MB="2048", **SETTINGS[setting]))
+    gpu = {"total_mb": 2048, "devices": 2 if setting == "two_devices" else 1}
+    return json.loads(python("-m", "probes.tracked_or_bare", how, gpu=gpu, **SETTINGS[setting]))
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_peaks_are_exact(name, setting):
@@ -45,7 +46,7 @@ def test_peaks_are_exact(name, setting):
     assert (run["gaps"], run["inconsistencies"]) == ([], 0)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_counter_reads_as_if_memlab_had_not_been_there(name, setting):
@@ -56,7 +57,7 @@ def test_every_counter_reads_as_if_memlab_had_not_been_there(name, setting):
     assert not different
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_the_programs_do_what_they_are_for():
     found = twin("default", "tracked")
     assert found["caught_out_of_memory"]["ooms"] == [2, 2]

@@ -14,7 +14,7 @@ from memlab.probes import history
 from memlab.probes.cuda import recorder
 from memlab.trace import Trace
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 reset_peak, reset_accumulated = torch.cuda.reset_peak_memory_stats, torch.cuda.reset_accumulated_memory_stats
 empty_cache = torch.cuda.empty_cache
 

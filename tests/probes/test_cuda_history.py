@@ -14,7 +14,7 @@ from memlab.analysis.timeline import timeline
 from memlab.probes.cuda import recorder
 from memlab.trace import Trace
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 record = torch.cuda.memory._record_memory_history
 
 

@@ -15,7 +15,7 @@ from memlab.analysis.peak import peak
 from memlab.probes.cuda import CudaProbe, recorder
 from memlab.probes.marks import marker
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 SWITCH, ENGINE = torch.cuda.memory._record_memory_history, torch_internals.engine_entry()
 QUEUE = list(torch.cuda._queued_calls)
 

@@ -18,7 +18,7 @@ from memlab.probes import history
 from memlab.probes.cuda import CudaProbe, recorder
 from memlab.trace import Kind, Trace
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from processes import python
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 
 BEFORE = """
 import torch, threading

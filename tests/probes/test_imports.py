@@ -24,7 +24,9 @@ assert not loaded and "_inductor" not in vars(torch), loaded[:5]
 """
 
 
-@pytest.mark.parametrize(("device", "indices"), [("cpu", (-1,)), pytest.param("cuda", (0,), marks=pytest.mark.fakegpu)])
+@pytest.mark.parametrize(
+    ("device", "indices"), [("cpu", (-1,)), pytest.param("cuda", (0,), marks=pytest.mark.simulated)]
+)
 def test_an_inference_cell_loads_no_compiler(device, indices):
     python("-c", CODE.format(device=device, indices=indices))
 
@@ -52,7 +54,7 @@ def test_snapshots_of_two_threads_each_have_their_own_stand_in_for_the_compiler(
     assert answered == [True] * 15 and "_inductor" not in vars(torch)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_compiler_that_is_imported_stays_where_it_is():
     import torch
     import torch._inductor

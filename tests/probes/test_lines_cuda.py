@@ -10,7 +10,7 @@ from torch import nn
 
 import memlab
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))

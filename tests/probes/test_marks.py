@@ -244,7 +244,7 @@ def test_a_module_whose_own_call_runs_no_hooks_is_named_as_not_seen(device):
         assert [text.partition(";")[0].replace("#2", "") for text in told] == expected
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("in_module", [False, True])
 def test_two_thousand_allocations_fall_between_their_marks(in_module):
     def wait() -> (

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from processes import python
+from simulated_machines import machine_at
 
 from memlab.probes import counters
 from memlab.probes.counters import DeviceReading, Nvml
@@ -305,9 +306,9 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_another_process_on_the_device_is_told_apart(tmp_path) -> None:
-    machine = {"FAKEGPU_SHM": str(tmp_path / "gpu"), "FAKEGPU_CONTEXT_MB": "100"}
+    machine = machine_at(tmp_path / "gpu", context_mb=100)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **machine}}
     with subprocess.Popen([sys.executable, "-c", HOLDING], **pipes) as other:
         assert other.stdout.readline() == "holding\n"
@@ -325,22 +326,20 @@ def test_another_process_on_the_device_is_told_apart(tmp_path) -> None:
     assert gaps == "()"
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_renumbered_device_is_the_right_one() -> None:
     printed = python(
         "-c",
         "import torch; from memlab.probes.counters import Nvml\n"
         "held = torch.empty(200 << 20, dtype=torch.uint8, device='cuda:0')\n"
         "with Nvml.open() as nvml: print(nvml.read(0).own_bytes, nvml.read(1).own_bytes)",
-        FAKEGPU_COUNT="3",
+        gpu={"devices": 3, "context_mb": 100},
         CUDA_VISIBLE_DEVICES="2,0",
-        FAKEGPU_CONTEXT_MB="100",
-        FAKEGPU_SHM="",
     )
     assert printed.split() == [str(300 * MiB), "0"]
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_reading_neither_starts_cuda_nor_makes_a_context_and_real_references_are_balanced() -> None:
     printed = python(
         "-c",
@@ -352,7 +351,6 @@ def test_reading_neither_starts_cuda_nor_makes_a_context_and_real_references_are
         "print(cuda_devices())\n"
         "first = Nvml.open(); second = Nvml.open(); first.close(); first.close(); second.close()\n"
         "print(pynvml._nvmlLib_refcount)",
-        FAKEGPU_COUNT="2",
-        FAKEGPU_SHM="",
+        gpu={"devices": 2},
     )
     assert printed.split("\n")[:3] == ["False", "(0,)", "1"]

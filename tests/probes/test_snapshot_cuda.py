@@ -13,7 +13,7 @@ SETTINGS = {
     "expandable": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
     "max_split": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:21"},
     "roundup": {"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"},
-    "tight": {"FAKEGPU_TOTAL_MB": "700"},
+    "tight": {},
 }
 PROGRAM = """
 import json, pickle, sys
@@ -87,11 +87,11 @@ print(json.dumps(out))
 
 @functools.cache
 def outcome(setting: str, ring: int) -> dict:
-    environment = {"FAKEGPU_TOTAL_MB": "2048", **SETTINGS[setting]}
-    return json.loads(python("-c", PROGRAM, str(ring), ".", **environment).splitlines()[-1])
+    gpu = {"total_mb": 700 if setting == "tight" else 2048}
+    return json.loads(python("-c", PROGRAM, str(ring), ".", gpu=gpu, **SETTINGS[setting]).splitlines()[-1])
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("setting", "ring"), [*((setting, 100_000) for setting in SETTINGS), ("default", 400), ("expandable", 400)]
 )
@@ -103,7 +103,7 @@ def test_a_dump_has_the_peaks_of_the_counters(setting, ring):
     assert out["ooms"] == 1
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_tracked_run_comes_back_and_what_is_written_is_what_the_allocator_has(setting):
     out = outcome(setting, 100_000)

@@ -11,7 +11,7 @@ from notebook import notebook  # noqa: F401
 from memlab.api.who import who
 from memlab.references.live_storages import live_storages, storages
 
-pytestmark = pytest.mark.fakegpu
+pytestmark = pytest.mark.simulated
 
 
 def left() -> int:

@@ -7,8 +7,9 @@ import json
 import pytest
 from kernel import kernel
 from processes import python
+from simulated_machines import machine_at
 
-pytestmark = [pytest.mark.fakegpu, pytest.mark.slow]
+pytestmark = [pytest.mark.simulated, pytest.mark.slow]
 
 ROUNDS = 100
 # Python and IPython move a few dozen objects about; one leaked in each round would be a hundred.
@@ -56,15 +57,14 @@ def ends_where_it_began(before: list[int], after: list[int], grows_anyway: int =
 
 
 def test_in_an_ipython_shell(tmp_path):
-    printed = python("-c", IN_A_SHELL, FAKEGPU_TOTAL_MB="2048", IPYTHONDIR=str(tmp_path))
+    printed = python("-c", IN_A_SHELL, gpu={"total_mb": 2048}, IPYTHONDIR=str(tmp_path))
     (plain_before, plain_after), (before, after) = json.loads(printed.splitlines()[-1])
     # IPython itself keeps two objects of every cell that fails.
     ends_where_it_began(before, after, plain_after[1] - plain_before[1])
 
 
 def test_in_a_kernel(tmp_path, monkeypatch):
-    monkeypatch.setenv("FAKEGPU_TOTAL_MB", "2048")
-    monkeypatch.setenv("FAKEGPU_SHM", str(tmp_path / "gpu"))
+    monkeypatch.setenv(*machine_at(tmp_path / "gpu", 2048).popitem())
     with kernel(tmp_path, SETUP) as notebook:
 
         def quietly(cell: str) -> str:

@@ -77,13 +77,13 @@ def test_it_does_what_it_says(technique: Technique) -> None:
         assert results.verdict == "different" and claimed.why, "results that are said to change do change"
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("technique", ON["cuda"], ids=lambda one: one.name)
 def test_it_does_what_it_says_on_cuda(technique: Technique) -> None:
     check_share(technique, saved_share(technique, *both(technique, "cuda")))
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("technique", [one for one in ON["cpu"] if one.kind == "saving"], ids=lambda one: one.name)
 def test_what_the_cpu_shows_cuda_shows_too(technique: Technique) -> None:
     assert saved_share(technique, *both(technique, "cuda")) > 0

@@ -24,7 +24,7 @@ def test_the_cpu_is_refused(name: str) -> None:
         prepared(workloads["mlp"].sized("tiny"), name)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_offloading_from_outside() -> None:
     def step() -> int:
         with memlab.track(show=False) as run:
@@ -76,13 +76,13 @@ def measured(make: str, steps: int, *names: str, **env: str) -> list[int]:
     return [int(one) for one in printed(MEASURE.format(make=make, steps=steps, names=list(names)), **env)]
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_expandable_segments_leave_no_holes() -> None:
     plain, expandable = measured("growing", 8), measured("growing", 8, PYTORCH_CUDA_ALLOC_CONF=CONF)
     assert expandable[0] == pytest.approx(plain[0], rel=0.01) and expandable[1] < 0.75 * plain[1]
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_empty_cache_moves_no_peak_and_asks_again() -> None:
     plain, emptied = measured("layers", 4), measured("layers", 4, "empty_cache")
     assert emptied[0] == plain[0] and emptied[1] >= 0.95 * plain[1]

@@ -125,7 +125,7 @@ def test_from_outside(tmp_path: Path) -> None:
         torch.load(path, mmap=True)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", BOTH)
 def test_weights_are_on_the_card_after_loading(name: str) -> None:
     job = Job("cuda", steps=1)

@@ -90,7 +90,7 @@ def test_an_optimizer_that_cannot_be_rebuilt_says_so() -> None:
         rebuild(Strange(torch.nn.Linear(2, 2)), fused=True)
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_foreach_is_the_default_on_cuda_and_takes_the_parameters_once_more() -> None:
     def peak(*names: str) -> int:
         """PyTorch's own counter, of one job."""

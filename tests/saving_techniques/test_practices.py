@@ -81,7 +81,7 @@ print(torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()["num_device_a
 """
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_what_a_deterministic_cublas_takes() -> None:
     """32 MiB in place of 8.1 on a GPU of capability 8; twice, as the thread of backward has a handle of its own."""
     plain = int(printed(PEAK.format(deterministic=False))[0])
@@ -89,7 +89,7 @@ def test_what_a_deterministic_cublas_takes() -> None:
     assert fixed - plain == 2 * (8 * 4096 - (2 * 4096 + 8 * 16)) * 1024
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_launch_blocking_is_about_time_alone() -> None:
     code = PEAK.format(deterministic=False)
     assert printed(code, CUDA_LAUNCH_BLOCKING="1") == printed(code)
@@ -104,14 +104,14 @@ print(torch.cuda.device_count())
 """
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize(("first", "devices"), [("", "1"), ("torch.ones(1, device='cuda')", "2")])
 def test_visible_devices_count_until_cuda_is_initialized(first: str, devices: str) -> None:
     """Not the import of torch decides, but the first use of CUDA."""
-    assert printed(SEEN.format(first=first), FAKEGPU_COUNT="2", FAKEGPU_SHM="") == [devices]
+    assert printed(SEEN.format(first=first), gpu={"devices": 2}) == [devices]
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_pinned_blocks_are_rounded_up_to_powers_of_two() -> None:
     torch.cuda.init()
     before = torch.cuda.host_memory_stats()["active_bytes.current"]

@@ -20,7 +20,7 @@ from memlab.simulated_gpu import command, kernelspec, launch
         (["--card", "RTX 4O60", "--", "true"], "no card is known as 'RTX 4O60'. Did you mean"),
         (["--card", "T4", "--total", "8GiB", "--", "true"], "--card and --total exclude each other"),
         (["--card", "T4", "--capability", "8.0", "--", "true"], "--card and --capability exclude each other"),
-        (["--card", "P100", "--", "true"], "have kernels for capability 7.5 to 12.1, and P100 has 6.0"),
+        (["--card", "P100", "--", "true"], "have kernels for capability 7.5 to 12.1, and P100 (simulated) has 6.0"),
         (["--card", "MI300X", "--", "true"], "only CUDA is simulated"),
         (["--total", "8 cats", "--", "true"], "not a size"),
         (

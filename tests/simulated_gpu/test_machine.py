@@ -87,7 +87,7 @@ def test_a_card_is_taken_at_the_cautious_end():
     assert (device.total_bytes, device.context_bytes) == (7848 * MiB, 180 * MiB)
     assert 0 <= card.usable_range.low - device.total_bytes < MiB
     assert 0 <= card.context_bytes.high - device.context_bytes < MiB
-    assert (device.name, device.compute_capability, device.multiprocessors) == ("RTX 4060", (8, 9), 24)
+    assert (device.name, device.compute_capability, device.multiprocessors) == ("RTX 4060 (simulated)", (8, 9), 24)
     assert device_of(card, 0).context_bytes == 0
 
 
@@ -107,7 +107,7 @@ def test_a_given_total_is_what_pytorch_sees():
 
 
 def test_a_long_name_is_cut():
-    assert device_of(Card("é" * 100, 8 * GiB, (8, 6))).name == "é" * 31
+    assert device_of(Card("é" * 100, 8 * GiB, (8, 6))).name == "é" * 25 + " (simulated)"
 
 
 def test_a_misspelt_card_gets_its_nearest_names():

@@ -35,9 +35,9 @@ print(current())
 """
     found = simulated("--card", "RTX 4060", "--devices", "2", "--context", "300MiB", "--", "python", "-c", code)
     assert found.splitlines() == [
-        f"2 RTX 4060 {7848 << 20} (8, 9) 24",
+        f"2 RTX 4060 (simulated) {7848 << 20} (8, 9) 24",
         str(300 << 20),
-        "2 × RTX 4060, 7.66 GiB, capability 8.9",
+        "2 × RTX 4060 (simulated), 7.66 GiB, capability 8.9",
     ]
 
 
@@ -68,7 +68,7 @@ print(subprocess.run(run, capture_output=True, text=True, check=True).stdout.str
 
 def test_children_and_the_shell_are_on_the_same_machine():
     code = "import torch; print(torch.cuda.get_device_name())"
-    assert simulated("--card", "T4", "--", "sh", "-c", f"python -c '{code}'; exit $?") == "T4\n"
+    assert simulated("--card", "T4", "--", "sh", "-c", f"python -c '{code}'; exit $?") == "T4 (simulated)\n"
 
 
 def test_a_command_returns_its_status_and_signals_reach_it():

@@ -279,7 +279,7 @@ def up():
     torch.empty(1, device="cuda")
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_history_goes_on_and_off_and_forgets(up):
     assert not torch_internals.history_is_on()
     torch_internals.record_history(1000)
@@ -299,7 +299,7 @@ def test_history_goes_on_and_off_and_forgets(up):
     assert not torch_internals.history_is_on()
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_snapshots_counters_and_devices(up):
     kept = torch.empty(3 * MiB, dtype=torch.uint8, device="cuda")
     before = torch_internals.cuda_stats(0)["allocated_bytes"]["all"]["current"]

@@ -58,7 +58,7 @@ def test_as_published_predicted_for_a_large_card(name):
     assert found.allocated_bytes[0] > 200 << 20
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", workloads)
 def test_on_the_simulated_gpu(name):
     before = torch.cuda.memory_allocated()
@@ -71,7 +71,7 @@ def test_on_the_simulated_gpu(name):
     assert torch.cuda.memory_allocated() <= before
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_a_laptop_size_on_the_simulated_gpu():
     with memlab.track("gpt", show=False) as run:
         run_of(workloads["gpt"].sized("laptop"), steps=1)()

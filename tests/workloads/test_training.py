@@ -196,7 +196,7 @@ def test_steps_repeat_learn_and_leave_no_bytes(make: Callable[[], Callable[[], f
     assert [again() for _ in range(2)] == losses[:2]
 
 
-@pytest.mark.fakegpu
+@pytest.mark.simulated
 def test_gpt2_steps_on_a_device() -> None:
     step = workloads.gpt2(batch=1, time=64)
     step()
