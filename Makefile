@@ -18,7 +18,7 @@ export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-quick check format bench gpu programs techniques course course-html clean
+.PHONY: help lab test test-quick test-cuda check format bench gpu programs techniques course course-html clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -38,6 +38,9 @@ test: ready-test  ## set up, then run the tests that need neither GPU nor browse
 
 test-quick: ready-test  ## what to run after each change (under a minute)
 	$(PY) -m pytest -n 2 -m quick $(ARGS)
+
+test-cuda: ready-test  ## set up PyTorch's CUDA build, then run its tests on a simulated GPU (20 minutes)
+	.ci/test-cuda $(ARGS)
 
 check: ready-dev  ## check format, lint and types; changes nothing
 	$(PY) -m ruff format --check .
