@@ -80,3 +80,37 @@ def test_a_first_use_compiles_into_the_cache(tmp_path):
     found = simulated("--card", "T4", "--", "sh", "-c", "echo $LD_LIBRARY_PATH", XDG_CACHE_HOME=str(tmp_path))
     assert found.startswith(str(tmp_path / "memlab" / "simulated_gpu"))
     assert (Path(found.strip().split(":")[0]) / "libcudart.so.13").exists()
+
+
+KERNEL = """
+import sys, time
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(kernel_name=sys.argv[1], startup_timeout=120)
+def said(code):
+    texts = []
+    hook = lambda message: texts.append(message["content"].get("text") or message["content"].get("ename", ""))
+    client.execute_interactive(code, timeout=30, output_hook=hook)
+    return "".join(texts).strip()
+try:
+    print(said("import torch; print(torch.cuda.get_device_name())"))
+    client.execute("import time; print('sleeping'); time.sleep(60)", stop_on_error=False)
+    while client.get_iopub_msg(timeout=30)["content"].get("text") != "sleeping\\n":
+        pass
+    manager.interrupt_kernel()
+    print(client.get_shell_msg(timeout=30)["content"]["ename"])
+    print(said("print('still there', torch.cuda.is_available())"))
+finally:
+    client.stop_channels()
+    manager.shutdown_kernel()
+"""
+
+
+def test_an_installed_kernel_starts_and_is_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share" / "jupyter"))
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path}
+    options = ["--card", "RTX 4060", "--prefix", str(tmp_path)]
+    subprocess.run([*SIMULATE, "--install-kernel", *options], env=env, check=True, timeout=100)
+    command = [sys.executable, "-c", KERNEL, "memlab-simulated-rtx-4060-8-gib"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.splitlines() == ["RTX 4060", "KeyboardInterrupt", "still there True"], done.stderr[-3000:]
