@@ -8,6 +8,7 @@
 PYTHON ?=
 TORCH ?= 2.13.0
 PORT ?= 8888
+CARD ?= RTX 4060
 NOTEBOOK ?= notebooks/01_one_step.ipynb
 ARGS ?=
 GPU := benchmarks/results/prediction-gpu
@@ -18,20 +19,28 @@ export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-quick test-cuda check format bench gpu programs techniques course course-html clean
+.PHONY: help lab lab-simulated test test-quick test-cuda check format bench gpu programs techniques course course-html clean
 .NOTPARALLEL:
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do printf '  make %-16s %s\n' "$$name" "$$what"; done
 	@echo "  variables: TORCH=$(TORCH) PYTHON=python3.x PORT=$(PORT) ARGS=\"for pytest\""
 
-lab: ready-lab  ## set up, then open JupyterLab on the first lesson
+define open-lab
 	@set --; \
 	case "$$(uname -s)" in Darwin) ;; *) [ -n "$$DISPLAY$$WAYLAND_DISPLAY$$BROWSER" ] || set -- --no-browser ;; esac; \
 	[ "$$(id -u)" != 0 ] || set -- "$$@" --allow-root; \
 	echo "memlab: starting JupyterLab at port $(PORT), or the next free one (Ctrl-C twice stops it)"; \
-	exec $(PY) -m jupyterlab --log-level=WARN --LabApp.log_level=WARN --port=$(PORT) \
+	exec $(1) -m jupyterlab --log-level=WARN --LabApp.log_level=WARN --port=$(PORT) \
 	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/$(NOTEBOOK) "$$@"
+endef
+
+lab: ready-lab  ## set up, then open JupyterLab on the first lesson
+	$(call open-lab,$(PY))
+
+lab-simulated: ready-lab  ## the same on a simulated GPU, for example CARD="T4" (Linux; see docs/simulated_gpu.md)
+	@.ci/cuda-venv lab
+	$(call open-lab,.venv/cuda/bin/python -m memlab simulate --card "$(CARD)" -- python)
 
 test: ready-test  ## set up, then run the tests that need neither GPU nor browser (minutes)
 	$(PY) -m pytest -n 2 $(ARGS)

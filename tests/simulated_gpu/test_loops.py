@@ -1,0 +1,105 @@
+"""Loops whose end depends on a value read back from the device: they see zeros, as docs/simulated_gpu.md lists, and none hangs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.simulated
+LIMIT = 50
+
+
+@pytest.fixture
+def step() -> Callable[[], torch.Tensor]:
+    """One step of training; gives its loss."""
+    model = nn.Linear(16, 4, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 16, device="cuda")).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return train
+
+
+def test_early_stopping_ends_when_its_patience_is_over(step):
+    best, waited, steps = math.inf, 0, 0
+    while waited < 3 and steps < LIMIT:
+        loss = step().item()
+        best, waited = (loss, 0) if loss < best else (best, waited + 1)
+        steps += 1
+    assert (steps, best) == (4, 0.0)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda loss: float(loss.detach()), torch.Tensor.item, lambda loss: loss], ids=["float", "item", "tensor"]
+)
+def test_while_the_loss_is_above_a_limit_ends_at_once(step, read):
+    steps = 1
+    while read(step()) > 0.1 and steps < LIMIT:
+        steps += 1
+    assert steps == 1
+
+
+def test_a_comparison_on_the_device_is_false_also_where_that_of_numbers_is_true(step):
+    loss = step()
+    assert not loss < 0.1 and loss.item() < 0.1
+
+
+def test_isfinite_is_false_on_the_device_and_true_of_the_number(step):
+    loss = step()
+    assert not torch.isfinite(loss) and not torch.isfinite(loss).all()
+    assert math.isfinite(loss.item())
+    assert not torch.isnan(loss) and not torch.isnan(loss).any()
+
+
+def test_a_gradient_scaler_takes_every_step():
+    model = nn.Linear(16, 4, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler = torch.amp.GradScaler()
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = model(torch.randn(8, 16, device="cuda")).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert len(optimizer.state) == 2
+
+
+@pytest.mark.parametrize(("end", "tokens"), [(0, 1), (2, 20)])
+def test_generation_gives_token_0_up_to_its_limit(end, tokens):
+    head = nn.Linear(16, 100, device="cuda")
+    given: list[int] = []
+    while len(given) < 20 and (not given or given[-1] != end):
+        given.append(head(torch.randn(1, 16, device="cuda")).argmax(-1).item())
+    assert given == [0] * tokens
+
+
+def test_multinomial_gives_index_0():
+    shares = torch.softmax(torch.randn(4, 100, device="cuda"), -1)
+    assert torch.multinomial(shares, 1).tolist() == [[0]] * 4
+
+
+def test_the_norm_of_gradients_is_0(step):
+    loss = step()
+    assert nn.utils.clip_grad_norm_([nn.Parameter(loss.detach())], 1.0).item() == 0
+
+
+def test_what_depends_on_values_is_empty():
+    x = torch.randn(100, device="cuda")
+    assert x[x > 0].shape == torch.unique(x.int()).shape == (0,)
+    assert torch.nonzero(x).shape == (0, 1)
+
+
+def test_what_the_host_copied_in_comes_back():
+    x = torch.arange(10.0)
+    assert torch.equal(x.cuda().cpu(), x)
+    assert (x.cuda() + 1).tolist() == [0.0] * 10
