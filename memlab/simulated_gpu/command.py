@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from memlab.errors import MemlabError, SimulatedGpuError
+from memlab.simulated_gpu import machine
 from memlab.simulated_gpu.machine import Machine
 from memlab.units import GiB, format_bytes, parse_bytes
 
@@ -86,6 +87,10 @@ def _run(asked: argparse.Namespace) -> NoReturn:
     else:
         where = launch.unnamed_file(_machine(asked))
     variables = launch.environment(os.environ, where)
+    if sys.stderr.isatty():
+        print(
+            f"memlab simulate: {machine.read(Path(where))}: bytes are real, values and times are not", file=sys.stderr
+        )
     launch.replace_process(command, variables)
 
 
