@@ -155,3 +155,23 @@ int ncclAllGather(const char *from, char *to, size_t count, int type, struct com
         hand_over(from, to + (size_t)rank * bytes, count, type);
     return 0;
 }
+
+int ncclBcast(void *data, size_t count, int type, int root, struct communicator *communicator, cudaStream_t stream) {
+    return 0;
+}
+
+int ncclAlltoAll(const void *from, void *to, size_t count, int type, struct communicator *communicator,
+                 cudaStream_t stream) {
+    return hand_over(from, to, count * (size_t)communicator->ranks, type);
+}
+
+// What another rank would send has the right size and no content.
+int ncclSend(const void *from, size_t count, int type, int peer, struct communicator *communicator,
+             cudaStream_t stream) {
+    return 0;
+}
+
+int ncclRecv(void *to, size_t count, int type, int peer, struct communicator *communicator, cudaStream_t stream) {
+    fill_bytes(to, 0, count * element_size(type));
+    return 0;
+}
