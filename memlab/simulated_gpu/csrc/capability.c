@@ -2,8 +2,8 @@
 // L2 cache differs from card to card; the figure is that of the largest common card.
 #include "simulated.h"
 
-// `code`: PyTorch's builds carry code for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0.  CUB refuses to work when a kernel claims an
-// architecture that is not among them, so each capability names the one whose code a real driver would pick.
+// `code`: PyTorch's builds carry code for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0.  CUB refuses to work when a kernel claims
+// an architecture that is not among them, so each capability names the one whose code a real driver would pick.
 static const struct capability table[] = {
     // version, threads, blocks, shared memory: of a multiprocessor, of one block at most, reserved; L2; code
     {75, 1024, 16, 64 * KIB, 64 * KIB, 0, 4 * MIB, 75},

@@ -1,5 +1,5 @@
-// NVRTC, which compiles kernels at run time, and CUPTI, through which the profiler watches the device: a kernel's code is
-// empty, and there was no activity.
+// NVRTC, which compiles kernels at run time, and CUPTI, through which the profiler watches the device: a kernel's code
+// is empty, and there was no activity.
 #include "library_types.h"
 
 int nvrtcVersion(int *major, int *minor) {

@@ -1,4 +1,5 @@
-// cuDNN: its version, tensors and filters, and sizes of workspaces.  cuDNN alone knows its true workspaces; here they are 0.
+// cuDNN: its version, tensors and filters, and sizes of workspaces.  cuDNN alone knows its true workspaces; here they
+// are 0.
 #include "dnn.h"
 #include <stdio.h>
 #include <stdlib.h>

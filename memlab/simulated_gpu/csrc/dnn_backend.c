@@ -1,5 +1,5 @@
-// cuDNN's backend interface, through which PyTorch runs convolutions and attention: a descriptor keeps what is set on it,
-// the heuristics offer one engine configuration, and its plan asks for the workspace that the machine file names.
+// cuDNN's backend interface, through which PyTorch runs convolutions and attention: a descriptor keeps what is set on
+// it, the heuristics offer one engine configuration, and its plan asks for the workspace that the machine file names.
 #include "library_types.h"
 #include <stdlib.h>
 #include <string.h>

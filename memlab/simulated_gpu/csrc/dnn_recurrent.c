@@ -1,5 +1,5 @@
-// cuDNN's recurrent networks.  The weights are laid out our way: all matrices, layer after layer, then all biases; PyTorch
-// asks for each one's place.  The sizes of weights are exact, those of workspace and reserve are estimates.
+// cuDNN's recurrent networks.  The weights are laid out our way: all matrices, layer after layer, then all biases;
+// PyTorch asks for each one's place.  The sizes of weights are exact, those of workspace and reserve are estimates.
 #include "dnn.h"
 #include <stdlib.h>
 
@@ -123,7 +123,8 @@ static void describe(struct tensor *out, int type, size_t rows, size_t columns) 
 // PyTorch asks for the matrix or for the bias and passes NULL for the other.
 int cudnnGetRNNWeightParams(opaque handle, const struct network *network, int pseudo_layer, size_t bytes, char *weights,
                             int id, struct tensor *matrix, void **matrix_at, struct tensor *bias, void **bias_at) {
-    bool has_matrix = id >= 0 && (size_t)id < matrix_count(network), has_bias = has_matrix && (size_t)id < 2 * gates(network);
+    bool has_matrix = id >= 0 && (size_t)id < matrix_count(network);
+    bool has_bias = has_matrix && (size_t)id < 2 * gates(network);
     struct matrix found = has_matrix ? find_matrix(network, pseudo_layer, (size_t)id) : (struct matrix){0, 0, 0};
     if (matrix_at)
         *matrix_at = has_matrix ? weights + found.at * element_size(network) : NULL;

@@ -25,8 +25,8 @@ static void *find_exported(const char *name) {
     return found;
 }
 
-// PyTorch looks all its entry points up at once, in the midst of reporting that memory has run out, and asserts that each
-// is there.  So a call that nobody wrote is found too, and refuses when it is made.
+// PyTorch looks all its entry points up at once, in the midst of reporting that memory has run out, and asserts that
+// each is there.  So a call that nobody wrote is found too, and refuses when it is made.
 static void *entry_point(const char *name) {
     void *found = find_exported(name);
     trace(TRACE_CALLS, "driver entry point %s%s", name, found ? "" : ": would refuse");

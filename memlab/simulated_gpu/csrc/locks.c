@@ -1,5 +1,5 @@
-// The locks, all in one place, so that a fork finds none of them held: it takes them all first, in the order that nested
-// locks are taken in (that of enum lock), and both sides then release them.
+// The locks, all in one place, so that a fork finds none of them held: it takes them all first, in the order that
+// nested locks are taken in (that of enum lock), and both sides then release them.
 #include "simulated.h"
 #include <pthread.h>
 

@@ -13,8 +13,8 @@ void count_release(void) {
     __atomic_add_fetch(&releases, 1, __ATOMIC_RELAXED);
 }
 
-// What the device saw, for tests through ctypes: {allocations, releases, launches, bytes now, peak bytes}.  The first three
-// count all devices; `device` is the machine's number.
+// What the device saw, for tests through ctypes: {allocations, releases, launches, bytes now, peak bytes}.  The first
+// three count all devices; `device` is the machine's number.
 int memlab_simulated_counters(int device, uint64_t out[5]) {
     if (!device_at(device))
         return cudaErrorInvalidDevice;

@@ -1,5 +1,5 @@
-// NCCL without a wire: no rank hears of another, and every collective answers as if all of them held what this one holds.
-// So sizes and memory are those of a real job, and sums are not.
+// NCCL without a wire: no rank hears of another, and every collective answers as if all of them held what this one
+// holds. So sizes and memory are those of a real job, and sums are not.
 #include "library_types.h"
 #include <stdlib.h>
 #include <string.h>

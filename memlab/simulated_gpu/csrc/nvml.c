@@ -1,5 +1,5 @@
-// NVML: the machine as nvidia-smi sees it.  It knows all devices whatever CUDA_VISIBLE_DEVICES says, and all processes on
-// them.  A device's handle is its number plus one.  What a chip would have to measure (load, heat, power) is 0.
+// NVML: the machine as nvidia-smi sees it.  It knows all devices whatever CUDA_VISIBLE_DEVICES says, and all processes
+// on them.  A device's handle is its number plus one.  What a chip would have to measure (load, heat, power) is 0.
 #include "simulated.h"
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 // This process on the machine.  What each process holds stands in its slot of the machine file; the sum over the living
-// ones is what cudaMemGetInfo and NVML report, and what an allocation must fit beside.  A process clears its slot when it
-// ends; the slot of one that was killed is cleared by whoever looks next.
+// ones is what cudaMemGetInfo and NVML report, and what an allocation must fit beside.  A process clears its slot when
+// it ends; the slot of one that was killed is cleared by whoever looks next.
 #include "simulated.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -49,8 +49,8 @@ static void unlock_machine(void) {
 }
 
 // ---- which processes live
-// The fields of /proc/PID/stat behind the name: field 3 is the state, field 22 the start time, which tells a process from
-// a later one with the same number.  Returns 0 for a process that has ended, one not yet waited for (Z) included.
+// The fields of /proc/PID/stat behind the name: field 3 is the state, field 22 the start time, which tells a process
+// from a later one with the same number.  Returns 0 for a process that has ended, one not yet waited for (Z) included.
 static uint64_t start_time(int pid) {
     char path[40], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -213,8 +213,9 @@ void leave_parent(void) {
     memset(peak, 0, sizeof peak);
 }
 
-// PyTorch goes on freeing memory while the process ends, so the contexts stay and only the slot goes.  No lock: a thread
-// that holds it may be gone already, and a reader that sees half of a cleared slot sees a process that is ending.
+// PyTorch goes on freeing memory while the process ends, so the contexts stay and only the slot goes.  No lock: a
+// thread that holds it may be gone already, and a reader that sees half of a cleared slot sees a process that is
+// ending.
 __attribute__((destructor)) static void leave_machine(void) {
     struct slot *slot = own;
     own = NULL;

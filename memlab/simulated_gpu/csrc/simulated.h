@@ -1,5 +1,5 @@
-// What the files of the simulated GPU share.  The calls that programs make (cudaMalloc, cuMemCreate, nvmlInit_v2 ...) are
-// the exported symbols; everything declared here stays inside the library.
+// What the files of the simulated GPU share.  The calls that programs make (cudaMalloc, cuMemCreate, nvmlInit_v2 ...)
+// are the exported symbols; everything declared here stays inside the library.
 //
 // Two ways to name a device: `ordinal` is the caller's number (after CUDA_VISIBLE_DEVICES), `physical` the machine's.
 #pragma once

@@ -1,5 +1,5 @@
-// Streams, events and graphs.  All work is done when its call returns, so a stream is a priority and a capture, an event a
-// time, and a graph nothing at all.
+// Streams, events and graphs.  All work is done when its call returns, so a stream is a priority and a capture, an
+// event a time, and a graph nothing at all.
 #include "simulated.h"
 #include <stdlib.h>
 #include <time.h>

@@ -1,5 +1,6 @@
-// The driver's virtual memory, which PyTorch's expandable segments use: addresses are reserved first and memory is mapped
-// into them piece by piece.  Memory counts from cuMemCreate on, and until its handle and its last mapping are gone.
+// The driver's virtual memory, which PyTorch's expandable segments use: addresses are reserved first and memory is
+// mapped into them piece by piece.  Memory counts from cuMemCreate on, and until its handle and its last mapping are
+// gone.
 #include "simulated.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-// CUDA_VISIBLE_DEVICES: which of the machine's devices a program sees, and in what order, by index or by UUID.  The rules
-// are those of CUDA as PyTorch mirrors them (torch.cuda._parse_visible_devices): the first entry decides the kind, the
-// list ends at the first entry that is not one, and naming a device twice leaves none.
+// CUDA_VISIBLE_DEVICES: which of the machine's devices a program sees, and in what order, by index or by UUID.  The
+// rules are those of CUDA as PyTorch mirrors them (torch.cuda._parse_visible_devices): the first entry decides the
+// kind, the list ends at the first entry that is not one, and naming a device twice leaves none.
 #include "simulated.h"
 #include <pthread.h>
 #include <stdio.h>
