@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
               {"plotly", "anywidget", "ipywidgets", "traitlets", "numpy", "pandas", "IPython.display"}),
     "api": (MEASURE, {"torch", "numpy", "pandas", "IPython.display"}),
     "lesson": (MEASURE | {"api", "lab"}, {"torch", "ipywidgets", "pandas", "IPython.display"}),
-    "lab": (MEASURE | {"api"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
+    "lab": (MEASURE | {"api", "simulated_gpu"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
     "magics": (MEASURE | {"cells", "api", "lesson", "lab"}, {"IPython"}),
     # The public face: names are imported when they are asked for.
     "__main__": ({"prediction", "api", "simulated_gpu"}, set()),

@@ -10,6 +10,7 @@ from typing import Any
 
 import ipywidgets
 
+from memlab import simulated_gpu
 from memlab.lab import technique_list, widgets
 from memlab.lab.experiment import error_details, error_line
 from memlab.lab.session import LabSession
@@ -17,6 +18,7 @@ from memlab.lab.state import MAX_STEPS
 from memlab.lab.widgets import clickable, flowing, line, problem, set_options
 
 DEVICES = {"cpu": "measured here: CPU", "cuda": "measured here: CUDA", "card": "predicted for a GPU"}
+SIMULATED_CUDA = "simulated here: CUDA, bytes are real, values and times are not"
 TICK_S = 0.1
 _NONE = ("no run yet", "")
 STYLE = """
@@ -40,7 +42,8 @@ class LabControls:
         self._next_tick = 0.0
         self.workload = self._choice("Workload", choices.workloads, "workload")
         self.size = self._choice("Size", [""], "size")
-        self.device = self._choice("Device", [(DEVICES[one], one) for one in choices.devices], "device")
+        said = DEVICES | ({"cuda": SIMULATED_CUDA} if simulated_gpu.current() else {})
+        self.device = self._choice("Device", [(said[one], one) for one in choices.devices], "device")
         self.card = self._choice("GPU", choices.cards, "card")
         steps = ipywidgets.BoundedIntText(description="Steps", min=1, max=MAX_STEPS)
         self.steps = self._observed(clickable(steps, "120px"), "steps")

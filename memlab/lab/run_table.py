@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memlab.analysis.summary import provenance
 from memlab.api.predict import Prediction
 from memlab.api.run import Run
 from memlab.errors import MemlabError
@@ -57,10 +58,11 @@ class LabRun:
 
     @classmethod
     def of(cls, run: Run, state: LabState, techniques: tuple[str, ...], habits: tuple[str, ...], **more: Any) -> LabRun:
-        """The row of a run that has figures; seconds are the median of the timed steps."""
+        """The row of a run that has figures; seconds are the median of the timed steps, none on a simulated GPU."""
         facts = run.trace.notes.get("trial", {})
         more["notes"] = tuple(map(str, facts.get("notes") or ()))
-        more["step_s"] = statistics.median(facts["step_s"]) if facts.get("step_s") else None
+        is_timed = facts.get("step_s") and provenance(run.trace) == "measured"
+        more["step_s"] = statistics.median(facts["step_s"]) if is_timed else None
         more["peak_bytes"] = run.devices[0].levels[0].peak.bytes if run.devices else ByteRange.exact(0)
         if isinstance(run, Prediction):
             needed = f"needs {run.peak_device_bytes} of {format_bytes(run.card.usable_bytes)} usable"

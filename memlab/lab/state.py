@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab import workloads
+from memlab import simulated_gpu, workloads
 from memlab.api.workload_run import Work, work_of
 from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, cards, find
@@ -50,7 +50,10 @@ class LabState:
     @property
     def where(self) -> str:
         """Whether a run is measured or predicted, and where."""
-        return f"predicted for {self.card}" if self.device == "card" else f"measured on {self.device.upper()}"
+        if self.device == "card":
+            return f"predicted for {self.card}"
+        is_simulated = self.device == "cuda" and simulated_gpu.current() is not None
+        return f"{'simulated' if is_simulated else 'measured'} on {self.device.upper()}"
 
     def is_comparable(self, other: LabState) -> bool:
         """Whether their peaks are comparable: the same workload, size and device."""

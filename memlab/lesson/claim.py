@@ -63,7 +63,8 @@ def _claim(what: str, before: Measured, after: Measured, of: str) -> Claim:
         if isinstance(run, Prediction):
             sources.add(f"predicted for {run.card.name}")
         elif isinstance(run, Run) and run.devices:
-            sources.add(f"measured on {run.devices[0].device.label}")
+            device = run.devices[0].device
+            sources.add(f"{'simulated' if device.is_simulated else 'measured'} on {device.label}")
     if len(sources) > 1:
         raise MemlabError(f"a claim compares two of a kind, got {' and '.join(sorted(sources))}.")
     was, now = _peak(before, of), _peak(after, of)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from memlab.analysis.summary import SIMULATED_GPU
 from memlab.api import predict as predictions
 from memlab.api.runs import runs
 from memlab.errors import ClaimRefuted, MemlabError
@@ -21,6 +22,7 @@ from memlab.lesson.guess_store import StoredGuess
 from memlab.lesson.guess_widget import show_guess
 from memlab.lesson.sweep import Sweep
 from memlab.probes.host import HostMemory
+from memlab.trace.trace import is_simulated_gpu
 from memlab.units import format_bytes, number_of, parse_bytes
 from memlab.views.shown import Shown, print_text
 
@@ -53,7 +55,8 @@ class Lesson:
                 f"{format_bytes(free_bytes)} are free: close other notebooks and programs, then run this cell again."
             )
         where = torch.cuda.get_device_name() if self.device == "cuda" else "this machine's CPU; no GPU was found"
-        print_text(f"Lesson {name}: measured on {where}.")
+        how = f"on {where}, a {SIMULATED_GPU}" if is_simulated_gpu(where) else f"measured on {where}"
+        print_text(f"Lesson {name}: {how}.")
 
     def guess(
         self,

@@ -74,7 +74,7 @@ _HEAD = """// Made by memlab/simulated_gpu/stubs.py.
 #define REFUSAL(name, code) int name(void) { \\
     static int said; \\
     if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED)) \\
-        fprintf(stderr, "memlab: the simulated GPU does not support " #name ".\\n"); \\
+        fprintf(stderr, "memlab simulated GPU: " #name " is not supported.\\n"); \\
     return code; }
 
 """

@@ -81,8 +81,8 @@ def test_stubs_compile_and_answer(compiled, capfd):
     assert loaded.cublasCreate_v2(ctypes.byref(handle)) == 0
     assert handle.value
     assert capfd.readouterr().err.splitlines() == [
-        "memlab: the simulated GPU does not support cudaNew.",
-        "memlab: the simulated GPU does not support ncclSend.",
+        "memlab simulated GPU: cudaNew is not supported.",
+        "memlab simulated GPU: ncclSend is not supported.",
     ]
 
 
