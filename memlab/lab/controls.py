@@ -42,7 +42,7 @@ class LabControls:
         self._next_tick = 0.0
         self.workload = self._choice("Workload", choices.workloads, "workload")
         self.size = self._choice("Size", [""], "size")
-        said = DEVICES | ({"cuda": SIMULATED_CUDA} if simulated_gpu.current() else {})
+        said = DEVICES | ({"cuda": SIMULATED_CUDA} if simulated_gpu.is_simulated() else {})
         self.device = self._choice("Device", [(said[one], one) for one in choices.devices], "device")
         self.card = self._choice("GPU", choices.cards, "card")
         steps = ipywidgets.BoundedIntText(description="Steps", min=1, max=MAX_STEPS)

@@ -52,7 +52,7 @@ class LabState:
         """Whether a run is measured or predicted, and where."""
         if self.device == "card":
             return f"predicted for {self.card}"
-        is_simulated = self.device == "cuda" and simulated_gpu.current() is not None
+        is_simulated = self.device == "cuda" and simulated_gpu.is_simulated()
         return f"{'simulated' if is_simulated else 'measured'} on {self.device.upper()}"
 
     def is_comparable(self, other: LabState) -> bool:

@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from memlab.simulated_gpu.machine import Machine, SimulatedDevice
-from memlab.simulated_gpu.this_process import current
+from memlab.simulated_gpu.this_process import current, is_simulated
 
-__all__ = ["Machine", "SimulatedDevice", "current"]
+__all__ = ["Machine", "SimulatedDevice", "current", "is_simulated"]

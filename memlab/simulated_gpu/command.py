@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from memlab.errors import MemlabError, SimulatedGpuError
 from memlab.simulated_gpu import machine
-from memlab.simulated_gpu.machine import Machine
+from memlab.simulated_gpu.machine import Machine, check_count
 from memlab.units import GiB, format_bytes, parse_bytes
 
 DESCRIPTION = """Run a command on a GPU that does not exist: memory is accounted to the byte, kernels compute nothing.
@@ -43,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     except MemlabError as error:
         print(f"memlab simulate: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,8 +84,11 @@ def _run(asked: argparse.Namespace) -> NoReturn:
     command = asked.command[1:] if asked.command[:1] == ["--"] else asked.command
     if not command:
         raise SimulatedGpuError("there is no command to run: end with -- and a command, for example -- jupyter lab.")
-    if asked.machine:
-        where = launch.shared_file(Path(asked.machine), _machine(asked) if asked.card or asked.total else None)
+    if asked.user or asked.sys_prefix or asked.prefix:
+        raise SimulatedGpuError("--user, --sys-prefix and --prefix say where a kernel goes: add --install-kernel.")
+    if asked.machine is not None:
+        is_described = asked.card or asked.total or asked.capability or asked.context or asked.devices != 1
+        where = launch.shared_file(Path(asked.machine), _machine(asked) if is_described else None)
     else:
         where = launch.unnamed_file(_machine(asked))
     variables = launch.environment(os.environ, where)
@@ -109,6 +114,7 @@ def _machine(asked: argparse.Namespace) -> Machine:
         )
     card = find(asked.card) if asked.card else card_of(parse_bytes(asked.total), _capability(asked.capability or "8.6"))
     context = None if asked.context is None else 0 if asked.context == "0" else parse_bytes(asked.context)
+    check_count(asked.devices)
     return Machine((device_of(card, context),) * asked.devices)
 
 
@@ -153,7 +159,9 @@ def _label(asked: argparse.Namespace) -> str:
         major, minor = machine.devices[0].compute_capability
         name, total = f"GPU {major}.{minor}", machine.devices[0].total_bytes
     size = f"{total // GiB} GiB" if total % GiB == 0 else format_bytes(total)
-    return f"{f'{asked.devices} × ' if asked.devices > 1 else ''}{name}{'' if size.replace(' GiB', 'GB') in name else f', {size}'}"
+    name += "" if size.replace(" GiB", "GB") in name else f", {size}"
+    context = f", context {asked.context}" if asked.context else ""
+    return f"{f'{asked.devices} × ' if asked.devices > 1 else ''}{name}{context}"
 
 
 def _options(asked: argparse.Namespace) -> list[str]:

@@ -22,7 +22,7 @@ def install(label: str, arguments: Sequence[str], prefix: str | None) -> Path:
     """Write the kernel "Python (simulated LABEL)", which runs `memlab simulate ARGUMENTS`; under `prefix`, else for the user."""
     name = kernel_name(label)
     spec = {
-        "argv": [sys.executable, "-m", "memlab", "simulate", *arguments, "--", "python", "-m", "ipykernel_launcher",
+        "argv": [sys.executable, "-m", "memlab", "simulate", *arguments, "--", sys.executable, "-m", "ipykernel_launcher",
                  "-f", "{connection_file}"],
         "display_name": f"Python (simulated {one_line(label, 80)})",
         "language": "python",
@@ -51,7 +51,10 @@ def remove(label: str | None, prefix: str | None) -> list[Path]:
     gone = []
     for name, folder in manager.find_kernel_specs().items():
         if name.startswith(PREFIX) and (label is None or name == kernel_name(label)) and _is_ours(Path(folder)):
-            gone.append(Path(manager.remove_kernel_spec(name)))
+            try:
+                gone.append(Path(manager.remove_kernel_spec(name)))
+            except OSError as error:
+                raise SimulatedGpuError(f"cannot remove {folder!r}: {error.strerror or error}.") from None
     return gone
 
 

@@ -35,10 +35,18 @@ def folder_for(wanted: CudaSymbols) -> Path:
     """The folder with the library for a PyTorch that imports these symbols; it is made if it is not there."""
     known = cuda_symbols.listed(SOURCES / "symbols.txt")
     more = wanted.beyond(known)
-    folder = cache() / key(more)
-    if not (folder / NAME).exists():
-        _make(folder, known | wanted, is_listed=not more)
+    folder, symbols = cache() / key(more), known | wanted
+    if not _is_whole(folder, symbols):
+        _make(folder, symbols, is_listed=not more)
     return folder
+
+
+def _is_whole(folder: Path, symbols: CudaSymbols) -> bool:
+    return all((folder / name).exists() for name in (NAME, *_links(symbols)))
+
+
+def _links(symbols: CudaSymbols) -> frozenset[str]:
+    return symbols.libraries.union(cuda_symbols.FOUND_BY_NAME)
 
 
 def cache() -> Path:
@@ -73,9 +81,11 @@ def _make(folder: Path, symbols: CudaSymbols, is_listed: bool) -> None:
         if not (is_listed and _take_prebuilt(work, folder.name)):
             compile_into(work, symbols)
             _check(work / NAME)
-        for name in symbols.libraries.union(cuda_symbols.FOUND_BY_NAME):
+        for name in _links(symbols):
             (work / name).symlink_to(NAME)
         work.chmod(0o755)
+        if folder.exists() and not _is_whole(folder, symbols):  # somebody removed a part of it
+            shutil.rmtree(folder, ignore_errors=True)
         _move(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -138,7 +148,13 @@ def compile_into(folder: Path, symbols: CudaSymbols) -> None:
 
 def _compiler() -> Sequence[str]:
     """The command of a C compiler: $CC, else the first there is."""
-    if own := shlex.split(os.environ.get("CC", "")):
+    try:
+        own = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise SimulatedGpuError(
+            f"CC is {os.environ['CC']!r}, which is no command ({error}): set or unset it."
+        ) from None
+    if own:
         if shutil.which(own[0]) is None:
             raise SimulatedGpuError(f"there is no compiler {own[0]!r}, which CC names: install it, or unset CC.")
         return own

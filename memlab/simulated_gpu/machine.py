@@ -68,11 +68,17 @@ class SimulatedDevice:
         return f"{self.name}, {format_bytes(self.total_bytes)}, capability {major}.{minor}"
 
 
+def check_count(devices: int) -> None:
+    """Raises SimulatedGpuError if a machine cannot have so many devices."""
+    if not 1 <= devices <= MOST_DEVICES:
+        raise SimulatedGpuError(f"a simulated machine has 1 to {MOST_DEVICES} devices, got {devices}.")
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The GPUs of a simulated machine.
 
-    `returns_small_reads`: a read of a few bytes from a device returns the bytes that are there instead of zeros.
+    `returns_small_reads`: a read of up to 64 KiB from a device returns the bytes that are there instead of zeros.
     `convolution_workspace_bytes` is what each cuDNN convolution asks for.
     """
 
@@ -81,8 +87,7 @@ class Machine:
     convolution_workspace_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.devices) <= MOST_DEVICES:
-            raise SimulatedGpuError(f"a simulated machine has 1 to {MOST_DEVICES} devices, got {len(self.devices)}.")
+        check_count(len(self.devices))
         if not 0 <= self.convolution_workspace_bytes <= _LARGEST:
             raise SimulatedGpuError(
                 f"a workspace has at most {format_bytes(_LARGEST)}, got {self.convolution_workspace_bytes}."

@@ -16,8 +16,12 @@ LIBRARY = "libmemlab_simulated_gpu.so"
 
 def current() -> Machine | None:
     """The simulated machine of this process; None before its library is loaded, which `import torch` does, and without one."""
-    where = os.environ.get(VARIABLE)
-    return _described(where) if where and _is_loaded() else None
+    return _described(os.environ[VARIABLE]) if is_simulated() else None
+
+
+def is_simulated() -> bool:
+    """Whether CUDA is a simulated machine's in this process, also if the machine's file is gone by now."""
+    return bool(os.environ.get(VARIABLE)) and _is_loaded()
 
 
 @functools.cache

@@ -15,7 +15,7 @@ def test_measured_here_on_cuda():
     assert run.devices[0].device.index == 0
     assert lab.comparison.saved_bytes > 0
     assert lab.table["results"].tolist() == ["", "not checked"]
-    assert lab.table["how"].tolist() == ["measured", "measured"]
+    assert lab.table["how"].tolist() == ["simulated", "simulated"]
 
 
 def test_out_of_memory_is_a_row_and_a_line(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +30,9 @@ from memlab.simulated_gpu import command, kernelspec, launch
         ),
         (["--total", "8GiB", "--context", "9GiB", "--", "true"], "the context must be smaller"),
         (["--card", "T4", "--devices", "9", "--", "true"], "1 to 8 devices, got 9"),
+        (["--card", "T4", "--devices", "9" * 20, "--", "true"], "1 to 8 devices, got 9999"),
+        (["--machine", "there-is-none", "--devices", "2", "--", "true"], "which GPU?"),
+        (["--card", "T4", "--user", "--", "true"], "add --install-kernel"),
         (["--card", "T4", "--install-kernel", "--", "true"], "a kernel takes no command"),
         (["--card", "T4", "--install-kernel", "--machine", "x"], "a kernel has a machine of its own"),
     ],
@@ -90,14 +94,14 @@ def test_a_kernel_is_written_and_removed(jupyter, capsys):
     options = ["--card", "RTX 4060", "--devices", "2", "--context", "300MiB", "--prefix", str(jupyter)]
     assert main(["simulate", "--install-kernel", *options]) == 0
     said = capsys.readouterr().out
-    assert '"Python (simulated 2 × RTX 4060, 8 GiB)"' in said
-    folder = jupyter / "share/jupyter/kernels/memlab-simulated-2-rtx-4060-8-gib"
+    assert '"Python (simulated 2 × RTX 4060, 8 GiB, context 300MiB)"' in said
+    folder = jupyter / "share/jupyter/kernels/memlab-simulated-2-rtx-4060-8-gib-context-300mib"
     spec = json.loads((folder / "kernel.json").read_text())
     assert spec["argv"][1:] == [
         "-m", "memlab", "simulate", "--card", "RTX 4060", "--context", "300MiB", "--devices", "2", "--",
-        "python", "-m", "ipykernel_launcher", "-f", "{connection_file}",
+        sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
     ]  # fmt: skip
-    assert spec["display_name"] == "Python (simulated 2 × RTX 4060, 8 GiB)"
+    assert spec["display_name"] == "Python (simulated 2 × RTX 4060, 8 GiB, context 300MiB)"
     assert main(["simulate", "--remove-kernel", *options]) == 0
     assert capsys.readouterr().out == f"removed {folder}\n"
     assert not folder.exists()

@@ -46,6 +46,20 @@ def test_it_is_compiled_once(monkeypatch):
     assert library.folder_for(KNOWN) == folder
 
 
+@pytest.mark.parametrize("lost", [library.NAME, "libcuda.so.1"])
+def test_a_folder_that_lost_a_part_is_made_again(lost):
+    folder = library.folder_for(KNOWN)
+    (folder / lost).unlink()
+    assert library.folder_for(KNOWN) == folder
+    assert (folder / lost).exists()
+
+
+def test_a_compiler_that_is_no_command_gets_one_line(monkeypatch):
+    monkeypatch.setenv("CC", "gcc '")
+    with pytest.raises(SimulatedGpuError, match="which is no command"):
+        library.folder_for(KNOWN)
+
+
 def test_a_changed_source_and_an_unknown_symbol_need_another_one(sources):
     first = library.folder_for(KNOWN)
     more = library.folder_for(MORE)

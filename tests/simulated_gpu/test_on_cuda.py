@@ -113,4 +113,6 @@ def test_an_installed_kernel_starts_and_is_interrupted(tmp_path, monkeypatch):
     subprocess.run([*SIMULATE, "--install-kernel", *options], env=env, check=True, timeout=100)
     command = [sys.executable, "-c", KERNEL, "memlab-simulated-rtx-4060-8-gib"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
-    assert done.stdout.splitlines() == ["RTX 4060", "KeyboardInterrupt", "still there True"], done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["RTX 4060 (simulated)", "KeyboardInterrupt", "still there True"], done.stderr[
+        -3000:
+    ]

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 
 #define LARGEST_FILL MIB  // a longer fill with something else than zeros would only cost host memory
-enum { SMALL_READ = 16 };
+enum { SMALL_READ = 64 * 1024 };
 
 // ---- the map: one byte a page, in a sparse mapping of its own for each region
 static unsigned char *maps[REGIONS];
@@ -136,9 +136,9 @@ void copy_bytes(void *to, const void *from, size_t bytes) {
 }
 
 // ---- what the host may know
-// A scalar read back (.item(), the count behind nonzero(), GradScaler's found_inf) is something a kernel would have
-// written.  The block holds stale bytes instead, and those change what programs do: a stale found_inf skips the step.
-// So a small read gives zeros, unless the bytes came from the host and nothing was launched since.
+// A result read back (.item(), the count behind nonzero(), GradScaler's found_inf, a batch of tokens) is something a kernel
+// would have written.  The block holds stale bytes instead, and those change what programs do: a stale found_inf skips the
+// step.  So a read of up to SMALL_READ gives zeros, unless the bytes came from the host and nothing was launched since.
 static struct {
     const char *at;
     size_t bytes;

@@ -252,6 +252,11 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, int attribute, void *val
 }
 
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, int attribute, void *value) {
+    int physical = pool_device(pool);
+    if (physical < 0)
+        return fail(cudaErrorInvalidValue);
+    if (attribute == POOL_RESERVED_HIGH || attribute == POOL_USED_HIGH)
+        reset_own_peak(physical);  // zero is the only value that CUDA takes
     return cudaSuccess;
 }
 

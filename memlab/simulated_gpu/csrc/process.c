@@ -188,6 +188,12 @@ uint64_t own_peak(int physical) {
     return bytes;
 }
 
+void reset_own_peak(int physical) {
+    lock_machine();
+    peak[physical] = own ? own->memory[physical] : 0;
+    unlock_machine();
+}
+
 int processes_on(int physical, struct process found[SLOTS]) {
     int count = 0;
     lock_machine();

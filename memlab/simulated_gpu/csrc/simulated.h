@@ -97,6 +97,7 @@ void discharge(int physical, uint64_t bytes);
 uint64_t used_on(int physical);
 uint64_t own_bytes(int physical);
 uint64_t own_peak(int physical);
+void reset_own_peak(int physical);
 void leave_parent(void);  // after a fork
 struct process {
     int pid;
