@@ -7,6 +7,7 @@ fake CUDA tensors themselves, since those share their storage.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -61,6 +62,9 @@ class Shapes:
     def __init__(self) -> None:
         self.mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._known: dict[Any, Any] = {}
+        self._asking = (
+            threading.RLock()
+        )  # the mode keeps in an attribute that it is at work, and takes no second thread
 
     def answer(self, func, args, kwargs):
         """The results as `Fresh`, `Same` or plain values, in lists and tuples as the operator returns them."""
@@ -76,7 +80,10 @@ class Shapes:
     def _ask(self, func, args, kwargs):
         twins = {key: self._fake(one) for key, one in _fakes(args, kwargs).items()}
         args, kwargs = tree_map_only(FakeCudaTensor, lambda one: twins[id(one)], (args, kwargs))
-        with _disable_current_modes():  # a rule may call this from above, where the user's modes and ours are active
+        with (
+            self._asking,
+            _disable_current_modes(),
+        ):  # a rule may call this from above, where the user's modes and ours are active
             out = self.mode.dispatch(func, (FakeTensor,), args, kwargs)
         places = {id(twin): place for place, twin in enumerate(twins.values())}
         storages = {TensorBase.untyped_storage(twin)._cdata for twin in twins.values()}

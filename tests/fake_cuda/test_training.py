@@ -173,3 +173,23 @@ def test_threads_work_on_the_same_card(fake):
     for one in threads:
         one.join()
     assert alive(fake) == 32 * 32 * 4
+
+
+def test_threads_may_ask_for_new_shapes_at_the_same_time(fake):
+    """FakeTensorMode is of one thread: "AssertionError: False, True" in one of many runs."""
+    errors: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            for size in range(first, first + 60):
+                x = torch.empty(size, size + 1, device="cuda")
+                (x @ x.t()).softmax(0).sum()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(100 * place,)) for place in range(1, 5)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert errors == []
