@@ -17,7 +17,7 @@ def device_of(card: Card, context_bytes: int | None = None) -> SimulatedDevice:
     """
     if card.backend != "cuda":
         raise SimulatedGpuError(
-            f"{card.name} is a GPU for ROCm, and only CUDA is simulated; predictions know it: memlab.predict()."
+            f"{card.name} is a GPU for ROCm, and only CUDA is simulated; predictions know it: memlab.predict."
         )
     total = (
         card.usable_bytes if card.usable_range.is_exact else card.usable_bytes // MiB * MiB

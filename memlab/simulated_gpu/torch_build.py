@@ -16,7 +16,7 @@ from memlab.simulated_gpu import elf
 from memlab.simulated_gpu.elf import Linkage
 
 CUDA = 13
-_INSTEAD = "Predictions need none of that: %%memtrack --predict, memlab.predict()"
+_INSTEAD = "Predictions need none of that: %%memtrack --predict, memlab.predict"
 _NEEDED = (
     "A simulated GPU needs Linux on x86-64 and a build of PyTorch for CUDA 13, which `pip install torch` gives there"
 )

@@ -123,7 +123,7 @@ def test_which_builds_of_torch_can_be_simulated(tmp_path, monkeypatch, text, why
     said = str(error.value)
     assert why in said
     assert "needs Linux on x86-64 and a build of PyTorch for CUDA 13" in said
-    assert "memlab.predict()" in said
+    assert "--predict, memlab.predict" in said
     assert "\n" not in said
 
 
