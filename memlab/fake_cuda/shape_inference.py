@@ -62,9 +62,8 @@ class Shapes:
     def __init__(self) -> None:
         self.mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._known: dict[Any, Any] = {}
-        self._asking = (
-            threading.RLock()
-        )  # the mode keeps in an attribute that it is at work, and takes no second thread
+        # The mode keeps in an attribute that it is at work, and takes no second thread.
+        self._asking = threading.RLock()
 
     def answer(self, func, args, kwargs):
         """The results as `Fresh`, `Same` or plain values, in lists and tuples as the operator returns them."""
@@ -80,10 +79,8 @@ class Shapes:
     def _ask(self, func, args, kwargs):
         twins = {key: self._fake(one) for key, one in _fakes(args, kwargs).items()}
         args, kwargs = tree_map_only(FakeCudaTensor, lambda one: twins[id(one)], (args, kwargs))
-        with (
-            self._asking,
-            _disable_current_modes(),
-        ):  # a rule may call this from above, where the user's modes and ours are active
+        # A rule may call this from above, where the user's modes and ours are active.
+        with self._asking, _disable_current_modes():
             out = self.mode.dispatch(func, (FakeTensor,), args, kwargs)
         places = {id(twin): place for place, twin in enumerate(twins.values())}
         storages = {TensorBase.untyped_storage(twin)._cdata for twin in twins.values()}
