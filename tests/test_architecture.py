@@ -44,7 +44,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     # The live view hands its Stop button to the kernel, which is a private matter of ipykernel: hence torch_internals.
     "views": ({"analysis", "trace", "units", "errors", "torch_internals"},
               {"plotly", "anywidget", "ipywidgets", "traitlets", "numpy", "pandas", "IPython.display"}),
-    "api": (MEASURE, {"torch", "numpy", "pandas", "IPython.display"}),
+    "api": (MEASURE | {"simulated_gpu"}, {"torch", "numpy", "pandas", "IPython.display"}),
     "lesson": (MEASURE | {"api", "lab"}, {"torch", "ipywidgets", "pandas", "IPython.display"}),
     "lab": (MEASURE | {"api", "simulated_gpu"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
     "magics": (MEASURE | {"cells", "api", "lesson", "lab"}, {"IPython"}),

@@ -127,6 +127,7 @@ class Findings:
     stopped: str = ""
     is_predicted: bool = False
     duration_s: float = 0.0
+    is_simulated: bool = False
 
     @property
     def reaches(self) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,8 @@ class Lesson:
                 f"{format_bytes(free_bytes)} are free: close other notebooks and programs, then run this cell again."
             )
         where = torch.cuda.get_device_name() if self.device == "cuda" else "this machine's CPU; no GPU was found"
-        how = f"on {where}, a {SIMULATED_GPU}" if is_simulated_gpu(where) else f"measured on {where}"
+        self._is_simulated = is_simulated_gpu(where)
+        how = f"on {where}, a {SIMULATED_GPU}" if self._is_simulated else f"measured on {where}"
         print_text(f"Lesson {name}: {how}.")
 
     def guess(
@@ -105,6 +107,8 @@ class Lesson:
         return self._claimed(what, claim.saves_nothing(what, before, after, at_most, of))
 
     def _claimed(self, what: str, claimed: Claim) -> Claim:
+        if self._is_simulated and claimed.source == "measured":
+            claimed = dataclasses.replace(claimed, source="simulated")
         self.claims.append(claimed)
         self.headlines[f"{what}: share of the peak saved"] = round(claimed.saved_share, 4)
         return claimed
@@ -113,7 +117,7 @@ class Lesson:
         """Assert anything else that the lesson says."""
         if not is_so:
             raise ClaimRefuted(f"not so here: {sentence}")
-        self.claims.append(Claim(sentence, f"on {self.device}", 0.0))
+        self.claims.append(Claim(sentence, f"{'simulated ' if self._is_simulated else ''}on {self.device}", 0.0))
         return self.claims[-1]
 
     def headline(self, name: str, figure: int | float | str) -> Any:
@@ -145,6 +149,7 @@ class Lesson:
         `source` is where the figures come from if not measured; `found` is the earlier name of an argument.
         """
         self.headlines[title] = total_bytes
+        source = "simulated" if self._is_simulated and source == "measured" else source
         return claim.account(title, total_bytes, terms, found or source)
 
     def check(self, yours: Callable[[], object]) -> Check:
@@ -167,7 +172,8 @@ class LessonEnd(Shown):
         """How many claims held and guesses were committed, and the outcome of each guess."""
         lesson, guesses = self._lesson, self._lesson.guesses
         committed = sum(guess.state == "committed" for guess in guesses)
-        lines = [f"Lesson {lesson.name}: {number_of(len(lesson.claims), 'claim')} held on this machine."]
+        where = "a simulated GPU" if lesson._is_simulated else "this machine"
+        lines = [f"Lesson {lesson.name}: {number_of(len(lesson.claims), 'claim')} held on {where}."]
         lines += [f"You committed {committed} of {len(guesses)} guesses."] if guesses else []
         return "\n".join([*lines, *(f"  {guess.outcome}" for guess in guesses if guess.outcome is not None)])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memlab.analysis.advice import Findings
+from memlab.analysis.summary import SIMULATED_GPU
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, format_seconds, one_line
 from memlab.views.page import Folded, Page, PageLines, Part, code_block
 from memlab.views.table import Cell, Column, Table, percent
@@ -18,6 +19,7 @@ _COLUMNS = (
 def advice_page(found: Findings, code: str = "") -> Page:
     """Findings as a page."""
     where = f"predicted for {found.on}" if found.is_predicted else f"measured on {found.on}"
+    where = f"on {found.on}, a {SIMULATED_GPU}" if found.is_simulated else where
     shown = [one for one in (*found.ranking(), *found.combined) if not one.failed]
     parts: list[Part] = list(_sentences(found))
     rows: list[tuple[Cell, ...]] = [("as it is", found.before_bytes, None, None, None, None, None)]

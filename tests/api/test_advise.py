@@ -302,3 +302,10 @@ def test_an_out_of_memory_of_a_tracked_cell_points():
     assert "memlab.advise(memlab.runs['full'])" in last and " techniques, if any, would lower it" in last
     held.clear()
     forget_oom()
+
+
+@pytest.mark.simulated
+def test_on_a_simulated_gpu_no_seconds_count():
+    said = str(memlab.advise("mlp", size="tiny", techniques=["checkpoint", "freezing"]))
+    assert "on cuda, a simulated GPU: bytes are real, values and times are not" in said
+    assert "times as long" not in said and "×" not in said

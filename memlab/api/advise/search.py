@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from memlab import simulated_gpu
 from memlab.analysis.advice import Findings, Tried, cheapest, least_saving, ranked, saved
+from memlab.analysis.summary import provenance
 from memlab.api.advise.subject import Subject, Tell, TimeUp
 from memlab.api.compare import compare, step_seconds
 from memlab.api.predict import Prediction
@@ -170,7 +172,7 @@ class Search:
         return Findings(
             self.subject.name, str(on) if isinstance(on, str) else on.name, self.of, self.before_bytes, self.target_bytes,
             self.shares, tuple(self.tried), tuple(self.combined), self.recommended, tuple(left_out), tuple(notes),
-            self.stopped, isinstance(on, Card), duration_s,
+            self.stopped, isinstance(on, Card), duration_s, on == "cuda" and simulated_gpu.is_simulated(),
         )  # fmt: skip
 
 
@@ -232,11 +234,11 @@ def level(run: Run, of: str) -> ByteRange:
 
 
 def ratio(before: Run, after: Run) -> float | None:
-    """The ratio of step times; None if not measured.
+    """The ratio of step times; None if they were not measured, as on a simulated GPU.
 
     The minimum of the untracked steps, else of the tracked run: other load on the machine can only add time.
     """
-    if isinstance(before, Prediction) or isinstance(after, Prediction):
+    if any(provenance(run.trace) != "measured" for run in (before, after)):
         return None
     first, second = (min(step_seconds(run) or [run.summary.duration_s]) for run in (before, after))
     return second / first if first and second else None
