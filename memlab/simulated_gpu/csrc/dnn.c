@@ -1,15 +1,53 @@
 // cuDNN: its version, tensors and filters, and sizes of workspaces.  cuDNN alone knows its true workspaces; here they
 // are 0.
 #include "dnn.h"
+#include <dlfcn.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { DNN_MAJOR = 9, DNN_MINOR = 20, DNN_OUT_OF_MEMORY = 1002 };
+enum { DNN_MAJOR = 9, DNN_OUT_OF_MEMORY = 1002 };
 
 // ---- the library
+// PyTorch refuses a cuDNN older than the one that it was compiled with, and chooses kernels by the version.  So the answer
+// is that of the wheel's own cuDNN (its requirement nvidia-cudnn-cu13); for an unknown PyTorch, newer than all known.
+static int dnn_minor(int torch_minor) {
+    static const int minors[] = {[11] = 19, [12] = 20, [13] = 20, [14] = 24, [15] = 26};
+    int known = torch_minor >= 0 && torch_minor < (int)(sizeof minors / sizeof *minors) ? minors[torch_minor] : 0;
+    return known ? known : 99;
+}
+
+// The 12 of PyTorch 2.12, read from version.py beside the folder of the library that has this code; -1 if there is none.
+static int torch_minor(const void *code) {
+    Dl_info found;
+    char path[PATH_MAX], line[256];
+    if (!dladdr(code, &found) || !strrchr(found.dli_fname, '/'))
+        return -1;
+    int folder = (int)(strrchr(found.dli_fname, '/') - found.dli_fname);
+    if (snprintf(path, sizeof path, "%.*s/../version.py", folder, found.dli_fname) >= (int)sizeof path)
+        return -1;
+    FILE *file = fopen(path, "re");
+    int minor = -1;
+    while (file && minor < 0 && fgets(line, sizeof line, file))
+        sscanf(line, "__version__ = %*['\"]2.%d", &minor);
+    if (file)
+        fclose(file);
+    return minor;
+}
+
+static int minor_for(const void *caller) {
+    static int known = -1;
+    int minor = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (minor < 0) {
+        minor = dnn_minor(torch_minor(caller));
+        __atomic_store_n(&known, minor, __ATOMIC_RELAXED);
+    }
+    return minor;
+}
+
 size_t cudnnGetVersion(void) {
-    return 10000 * DNN_MAJOR + 100 * DNN_MINOR;
+    return 10000 * DNN_MAJOR + 100 * (size_t)minor_for(__builtin_return_address(0));
 }
 
 size_t cudnnGetCudartVersion(void) {
@@ -17,7 +55,7 @@ size_t cudnnGetCudartVersion(void) {
 }
 
 int cudnnGetProperty(int property, int *value) {
-    *value = property == 0 ? DNN_MAJOR : property == 1 ? DNN_MINOR : 0;
+    *value = property == 0 ? DNN_MAJOR : property == 1 ? minor_for(__builtin_return_address(0)) : 0;
     return 0;
 }
 

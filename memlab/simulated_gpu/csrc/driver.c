@@ -69,6 +69,16 @@ CUresult cuGetErrorName(CUresult error, const char **name) {
     return cudaSuccess;
 }
 
+// The driver's log, to which PyTorch 2.14 listens: nothing is ever written to it.
+CUresult cuLogsRegisterCallback(void *callback, void *data, void **handle) {
+    *handle = NULL;
+    return cudaSuccess;
+}
+
+CUresult cuLogsUnregisterCallback(void *handle) {
+    return cudaSuccess;
+}
+
 // ---- devices: a CUdevice is an ordinal
 CUresult cuDeviceGetCount(int *count) {
     *count = visible_count();
