@@ -19,9 +19,9 @@ def device_of(card: Card, context_bytes: int | None = None) -> SimulatedDevice:
         raise SimulatedGpuError(
             f"{card.name} is a GPU for ROCm, and only CUDA is simulated; predictions know it: memlab.predict."
         )
-    total = (
-        card.usable_bytes if card.usable_range.is_exact else card.usable_bytes // MiB * MiB
-    )  # an estimate is rounded
+    total = card.usable_bytes
+    if not card.usable_range.is_exact:  # an estimate should not look like a figure that was read from a card
+        total = total // MiB * MiB
     context = card.context_bytes.high // MiB * MiB if context_bytes is None else context_bytes
     # Saved runs keep only the name, by which their figures are known to be of a simulated GPU.
     name = plain(card.name).encode()[: LONGEST_NAME - len(SIMULATED)].decode(errors="ignore") + SIMULATED

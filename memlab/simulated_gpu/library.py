@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ PREBUILT = Path(__file__).parent / "lib"
 _COMPILE = ("-O2", "-fPIC", "-fno-builtin", "-w", "-c")
 _COMPILERS = ("cc", "gcc", "clang")
 _LIMIT_S = 300.0
+_STALE_S = 3600.0
 
 
 def folder_for(wanted: CudaSymbols) -> Path:
@@ -73,6 +75,9 @@ def key(more: CudaSymbols) -> str:
 def _make(folder: Path, symbols: CudaSymbols, is_listed: bool) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        for left in folder.parent.glob("unfinished-*"):  # by a process that was killed
+            if time.time() - left.stat().st_mtime > _STALE_S:
+                shutil.rmtree(left, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
     except OSError as error:
         text = f"cannot write {str(folder.parent)!r}: {error.strerror}. Set XDG_CACHE_HOME to a folder that can be written."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +73,16 @@ def test_several_at_a_time_do_no_harm():
         found = list(pool.map(library.folder_for, [KNOWN] * 4))
     assert len(set(found)) == 1
     assert [path.name for path in library.cache().iterdir()] == [found[0].name]
+
+
+def test_what_a_killed_process_left_is_removed():
+    left, recent = library.cache() / "unfinished-old", library.cache() / "unfinished-new"
+    left.mkdir(parents=True)
+    recent.mkdir()
+    os.utime(left, (0, 0))
+    library.folder_for(KNOWN)
+    assert not left.exists()
+    assert recent.exists()
 
 
 def test_a_failing_compiler_leaves_a_log_and_nothing_else(sources):

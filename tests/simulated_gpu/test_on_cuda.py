@@ -26,18 +26,18 @@ def simulated(*arguments: str, **variables: str) -> str:
 def test_the_device_is_the_card():
     code = """
 import torch
-from memlab.simulated_gpu import current
+from memlab.simulated_gpu import is_simulated
 one = torch.cuda.get_device_properties(0)
 print(torch.cuda.device_count(), one.name, one.total_memory, (one.major, one.minor), one.multi_processor_count)
 free, total = torch.cuda.mem_get_info()
 print(total - free)
-print(current())
+print(is_simulated())
 """
     found = simulated("--card", "RTX 4060", "--devices", "2", "--context", "300MiB", "--", "python", "-c", code)
     assert found.splitlines() == [
         f"2 RTX 4060 (simulated) {7848 << 20} (8, 9) 24",
         str(300 << 20),
-        "2 × RTX 4060 (simulated), 7.66 GiB, capability 8.9",
+        "True",
     ]
 
 
@@ -51,6 +51,16 @@ except torch.cuda.OutOfMemoryError as error:
 """
     found = simulated("--total", "4GiB", "--capability", "8.9", "--", "python", "-c", code)
     assert "Tried to allocate 5.00 GiB. GPU 0 has a total capacity of 4.00 GiB" in found
+
+
+def test_cudnn_is_the_one_that_pytorch_was_built_with():
+    code = """
+import re, torch
+built_with = re.search(r"CUDNN_VERSION=(\\d+)\\.(\\d+)", torch.__config__.show()).groups()
+version = torch.backends.cudnn.version()
+print(built_with == (str(version // 10000), str(version // 100 % 100)))
+"""
+    assert simulated("--card", "T4", "--", "python", "-c", code) == "True\n"
 
 
 def test_two_commands_share_a_machine(tmp_path):
