@@ -99,14 +99,17 @@ def convolution_backward(cuda, func, grad, tensor, weight, *args):
     cuda.note(func, (grad, tensor, weight, *args))
     form = layout(tensor, weight)
     grads = [None, None, None]
-    with cuda.contiguous(grad, tensor, weight, form=form):
-        fresh = cuda.shapes.answer(func, (grad, tensor, weight, *args), {})
-        for place in (1, 0) if depthwise else (0, 1):
-            if mask[place]:
-                grads[place] = _allocated(cuda, fresh[place], form, func)
-    if mask[2]:
-        grads[2] = cuda.empty((grad.shape[1],), grad.dtype, op=func)
-        reduce(cuda, grad, [0, *range(2, grad.dim())], 4)
+    # A dense copy of what has one dimension of space lives until the end.
+    line = (tensor,) if tensor.dim() == 3 else ()
+    with cuda.contiguous(*line):
+        with cuda.contiguous(grad, *(() if line else (tensor,)), weight, form=form):
+            fresh = cuda.shapes.answer(func, (grad, tensor, weight, *args), {})
+            for place in (1, 0) if depthwise else (0, 1):
+                if mask[place]:
+                    grads[place] = _allocated(cuda, fresh[place], form, func)
+        if mask[2]:
+            grads[2] = cuda.empty((grad.shape[1],), grad.dtype, op=func)
+            reduce(cuda, grad, [0, *range(2, grad.dim())], 4)
     return tuple(grads)
 
 

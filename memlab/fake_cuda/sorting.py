@@ -61,20 +61,58 @@ def select(count: int, capability: tuple[int, int]) -> int:
     return _tiles(count, by_capability.get(capability, 3840 if capability > (9, 0) else 320), 16)
 
 
+@rule("embedding.default")
+def embedding(cuda, func, table, indices, *args):
+    """Indices that no view makes one-dimensional are copied (ATen/native/Embedding.cpp: `indices.reshape(-1)`)."""
+    try:
+        aten.view.default(indices, (-1,))
+        copied = 0
+    except RuntimeError:
+        copied = bytes_of(indices)
+    with cuda.held(copied, op=func):
+        return cuda.op(func, table, indices, *args)
+
+
 @rule("embedding_dense_backward.default")
 def embedding_backward(cuda, func, grad, indices, rows, padding, scales):
-    """More than 3072 indices are sorted first (ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda).
+    """More than 3072 indices are sorted first (ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda)."""
+    with cuda.contiguous(indices, grad):
+        if indices.numel() <= FEW_INDICES and not scales:
+            return cuda.op(func, grad, indices, rows, padding, scales)
+        return _sorted_rows(cuda, func, grad, indices, rows)
 
-    Then come partial sums per segment of equal indices (EmbeddingBackwardKernel.cu).
-    """
+
+MAXIMUM = 2
+"""at::native::EmbeddingBagMode."""
+
+
+@rule("_embedding_bag.default", "_embedding_bag_forward_only.default")
+def embedding_bag(cuda, func, table, indices, *args):
+    """The results come in another order than they are returned (ATen/native/cuda/EmbeddingBag.cu, _embedding_bag_cuda)."""
+    answers = cuda.shapes.answer(func, (table, indices, *args), {})
+    made = {place: cuda.empty(answers[place].shape, answers[place].dtype, op=func) for place in (2, 1, 0, 3)}
+    return tuple(made[place] for place in range(4))
+
+
+@rule("_embedding_bag_backward.default")
+def embedding_bag_backward(cuda, func, grad, indices, *args):
+    """Sums and averages are those of a plain embedding, always sorted (EmbeddingBag.cu, embedding_bag_backward_cuda_sum_avg)."""
+    rows, mode, is_sparse = args[4], args[6], args[7]
+    with cuda.contiguous(grad):
+        if mode == MAXIMUM or is_sparse or not indices.numel():
+            return cuda.op(func, grad, indices, *args)
+        return _sorted_rows(cuda, func, grad, indices, rows)
+
+
+def _sorted_rows(cuda: Any, func: Any, grad: Any, indices: Any, rows: int) -> Any:
+    """The gradient of a table: sorted indices, then partial sums per segment of equal ones (EmbeddingBackwardKernel.cu)."""
     count, width = indices.numel(), indices.element_size()
-    if count <= FEW_INDICES and not scales:
-        return cuda.op(func, grad, indices, rows, padding, scales)
     segments = min(count, rows)
     partial = count // ROWS_PER_SUM + segments
     with cuda.held(count * width, count * width, op=func):
-        cuda.scratch(count * width, sort_pairs(count, width, cuda.gpu, value_bytes=width), op=func)
-        out = cuda.op(func, grad, indices, rows, padding, scales)
+        sorting = 1 if count <= SINGLE_TILE else sort_pairs(count, width, cuda.gpu, value_bytes=width)
+        cuda.scratch(count * width, sorting, op=func)
+        out = cuda.empty((rows, grad.shape[-1]), grad.dtype, op=func)
         with cuda.held(count * width, LONG, op=func):
             cuda.scratch(count * width, select(count, tuple(cuda.gpu.compute_capability)), op=func)
             with cuda.held(segments * width, segments * width, op=func):

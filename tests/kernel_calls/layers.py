@@ -132,6 +132,11 @@ case(
     ((32, 32, 8, 16), lambda dt: nn.Conv2d(16, 8, 3).to("cuda", dt)),
     lambda x, m: m(x.permute(2, 3, 0, 1)),
 )
+case(
+    "conv1d noncontig",
+    ((32, 128, 16), lambda dt: nn.Conv1d(16, 8, 3).to("cuda", dt)),
+    lambda x, m: m(x.transpose(1, 2)),
+)
 layer("conv2d input nograd", (8, 3, 64, 64), lambda: nn.Conv2d(3, 8, 7, 2, 3), grad=False)
 
 # pools

@@ -13,6 +13,12 @@ CASES = case.cases
 # embedding
 
 case("embedding", (K(1000, 8, 128), (1000, 64)), F.embedding)
+case("embedding slice", (K(1000, 8, 129), (1000, 64)), lambda i, w: F.embedding(i[:, :-1], w))
+case("embedding slice large", (K(1000, 64, 513), (50000, 64)), lambda i, w: F.embedding(i[:, :-1], w))
+case("embedding every second", (K(1000, 8, 128), (1000, 64)), lambda i, w: F.embedding(i[:, ::2], w))
+case(
+    "embedding transposed", (K(1000, 64, 128), (1000, 64)), lambda i, w: F.embedding(i, w).transpose(1, 2).contiguous()
+)
 case("embedding small", (K(1000, 8, 16), (1000, 64)), F.embedding)
 case("embedding huge", (K(1000, 64, 512), (50000, 64)), F.embedding)
 case("embedding int32", (K(1000, 64, 512, dtype=torch.int32), (50000, 64)), F.embedding)
@@ -21,6 +27,7 @@ case("embedding max_norm", (K(1000, 8, 128), (1000, 64)), lambda i, w: F.embeddi
 case("embedding scale", (K(1000, 8, 512), (1000, 64)), lambda i, w: F.embedding(i, w, scale_grad_by_freq=True))
 for m in ("sum", "mean", "max"):
     case(f"embedding_bag {m}", (K(1000, 8, 32), (1000, 64)), lambda i, w, m=m: F.embedding_bag(i, w, mode=m))
+    case(f"embedding_bag large {m}", (K(1000, 512, 32), (1000, 64)), lambda i, w, m=m: F.embedding_bag(i, w, mode=m))
 case("one_hot", (K(10, 64),), lambda i: F.one_hot(i, 10), (f32,))
 
 # losses
