@@ -29,11 +29,12 @@ _PHASES = np.array([code.name.lower() for code in Phase], dtype=object)
 
 @dataclass(frozen=True, slots=True)
 class Breakdown(ByName[int]):
-    """Name -> bytes, largest first, as a mapping; `total_bytes` is what they sum to."""
+    """Name -> bytes, largest first, as a mapping; `total_bytes` is what they sum to, `remark` is the trace's."""
 
     by: str
     of: str
     shares: Mapping[str, int]
+    remark: str = ""
     _known = property(attrgetter("shares"))
 
     def __str__(self) -> str:
@@ -41,7 +42,8 @@ class Breakdown(ByName[int]):
         rows = []
         for name, count in self.items():
             rows.append(f"{plain(name):<{width}}  {format_bytes(count):>10}  {self.percent(name):>4}")
-        return "\n".join([*rows, f"{'peak of ' + self.of:<{width}}  {format_bytes(self.total_bytes):>10}"])
+        rows.append(f"{'peak of ' + self.of:<{width}}  {format_bytes(self.total_bytes):>10}")
+        return "\n".join([*rows, *filter(None, (self.remark,))])
 
     @property
     def total_bytes(self) -> int:
@@ -79,7 +81,8 @@ def breakdown(
     else:
         at = _seen(at or peak(trace, device, of), of)
         shares = _shares(trace, device, by, at.row, at.low_bytes if of == "reserved" else -1)
-    return Breakdown(by, of, {name: n for name, n in sorted(shares.items(), key=lambda item: -item[1]) if n})
+    largest_first = sorted(shares.items(), key=lambda item: -item[1])
+    return Breakdown(by, of, {name: n for name, n in largest_first if n}, trace.remark)
 
 
 def _seen(at: Peak, of: str) -> Peak:

@@ -19,7 +19,6 @@ from memlab.analysis.areas import LAYERS
 from memlab.analysis.breakdown import BY, breakdown
 from memlab.analysis.curves import BINS, moments
 from memlab.analysis.lines import sources_of
-from memlab.analysis.summary import provenance
 from memlab.analysis.timeline import timeline
 from memlab.by_name import ByName
 from memlab.errors import MemlabError
@@ -55,7 +54,7 @@ class Side:
     @property
     def is_predicted(self) -> bool:
         """Whether nothing of it was measured."""
-        return provenance(self.trace) == "predicted"
+        return self.trace.provenance == "predicted"
 
     @property
     def duration_s(self) -> float:
@@ -89,11 +88,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Differences(ByName[Difference]):
-    """Name -> Difference, the largest first. `texts` has the code of lines by their name, where it is known."""
+    """Name -> Difference, the largest first.
+
+    `texts` has the code of lines by their name, where it is known; `remark` is that of the traces.
+    """
 
     by: str
     rows: Mapping[str, Difference]
     texts: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""
     _known = property(attrgetter("rows"))
 
     @property
@@ -108,7 +111,7 @@ class Differences(ByName[Difference]):
         for name, one in rows:
             sizes = f"{format_bytes(one.a_bytes):>10}  {format_bytes(one.b_bytes):>10}"
             lines.append(f"{plain(name):<{width}}  {sizes}  {signed(one.difference_bytes):>11}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *filter(None, (self.remark,))])
 
     def to_pandas(self) -> Any:
         """One row per name, sizes in bytes."""
@@ -145,7 +148,7 @@ def differences(a: Side, b: Side, by: str = "category") -> Differences:
             sums[new.get(name, name)] += count
     rows = {name: Difference(first[name], second[name]) for name in {**first, **second}}
     largest = sorted(rows.items(), key=lambda item: (-abs(item[1].difference_bytes), -item[1].a_bytes, item[0]))
-    return Differences(by, dict(largest), names.texts)
+    return Differences(by, dict(largest), names.texts, a.trace.remark or b.trace.remark)
 
 
 # --- which lines are the same: matched by text, as an edit moves the lines below it ----------------------------------------
@@ -217,12 +220,16 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """Two runs on one axis, each from 0. `by_share` is the initial axis: seconds, or the share of each run."""
+    """Two runs on one axis, each from 0. `by_share` is the initial axis: seconds, or the share of each run.
+
+    `remark` is that of the traces; with one there is no axis of seconds.
+    """
 
     a: Drawn
     b: Drawn
     by_share: bool
     why: str
+    remark: str = ""
 
     @property
     def sides(self) -> tuple[Drawn, Drawn]:
@@ -247,7 +254,7 @@ def picture(a: Side, b: Side, has_time: bool = True) -> Picture:
     times = longer / max(shorter, 1e-9)
     why = f"one took {times:,.0f} times as long" if times > _FAR_APART else ""
     why = why if has_time else "the durations were not both measured"
-    return Picture(_drawn(a, by), _drawn(b, by), bool(why), why)
+    return Picture(_drawn(a, by), _drawn(b, by), bool(why), why, a.trace.remark or b.trace.remark)
 
 
 def _drawn(side: Side, by: str) -> Drawn:

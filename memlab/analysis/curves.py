@@ -50,7 +50,7 @@ class Curves:
     The first curve is *allocated*: every step, or the highest level in each of equal time bins, and then `lowest` has
     the lowest level of each. `areas` splits it by category at its own times, where categories are known. `phases` has the
     code of the phase that filled most of each of its equal time bins; `lost` are intervals (seconds) with missing
-    events: lost unread, or dropped to bound memory.
+    events: lost unread, or dropped to bound memory. Without `has_times` (on a simulated GPU) seconds only give the order.
     """
 
     device: Device
@@ -62,6 +62,7 @@ class Curves:
     start_bytes: int
     lowest: Curve | None = None
     areas: Areas | None = None
+    has_times: bool = True
 
     @property
     def in_scale(self) -> tuple[Curve, ...]:
@@ -108,6 +109,7 @@ def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
         start_bytes=line.start_bytes,
         lowest=_lowest(line, allocated),
         areas=held,
+        has_times=trace.has_times,
     )
 
 

@@ -91,19 +91,21 @@ class Leak:
 class Leaks(tuple[Leak, ...]):
     """The leaks, largest first: a tuple shown as sentences, in a notebook too; `to_pandas()` has one row per place.
 
-    `looked_at` says which iterations were compared, "" if the run has none that can be distinguished.
+    `looked_at` says which iterations were compared, "" if the run has none that can be distinguished; `remark` is the
+    trace's.
     """
 
     looked_at: str
+    remark: str
 
-    def __new__(cls, found: Iterable[Leak] = (), looked_at: str = "") -> Self:
+    def __new__(cls, found: Iterable[Leak] = (), looked_at: str = "", remark: str = "") -> Self:
         """The leaks found among these iterations."""
         made = super().__new__(cls, found)
-        made.looked_at = looked_at
+        made.looked_at, made.remark = looked_at, remark
         return made
 
-    def __getnewargs__(self) -> tuple[tuple[Leak, ...], str]:
-        return tuple(self), self.looked_at
+    def __getnewargs__(self) -> tuple[tuple[Leak, ...], str, str]:
+        return tuple(self), self.looked_at, self.remark
 
     @property
     def text(self) -> str:
@@ -113,7 +115,7 @@ class Leaks(tuple[Leak, ...]):
         )
         if self.looked_at:
             nothing = f"Nothing grows from one iteration to the next ({self.looked_at})."
-        return "\n".join(leak.text for leak in self) or nothing
+        return "\n".join([*([leak.text for leak in self] or [nothing]), *filter(None, (self.remark,))])
 
     def __str__(self) -> str:
         return self.text
@@ -167,7 +169,8 @@ def leaks(trace: Trace, device: int) -> Leaks:
                 clusters.append([group])
         shown = (cluster for cluster in clusters if _is_shown_by(line, found, cluster))
         leaks += [_leak(trace, device, births, found, cluster) for cluster in shown]
-    return Leaks(sorted(leaks, key=lambda leak: -leak.total_bytes), f"{found.of}: {found.count * found.stride} of them")
+    looked_at = f"{found.of}: {found.count * found.stride} of them"
+    return Leaks(sorted(leaks, key=lambda leak: -leak.total_bytes), looked_at, trace.remark)
 
 
 def _is_shown_by(line: Timeline, found: Iterations, groups: list[_Group]) -> bool:

@@ -75,7 +75,7 @@ class LineRow:
 
 @dataclass(frozen=True, slots=True)
 class LineTable:
-    """The lines of one device, by source and number; `sources` has their text by label and line number."""
+    """The lines of one device, by source and number; `sources` has their text by label and line number, `remark` is the trace's."""
 
     device: str
     rows: tuple[LineRow, ...]
@@ -84,6 +84,7 @@ class LineTable:
     outside_bytes: int
     sources: Mapping[str, Mapping[int, str]]
     gaps: tuple[str, ...] = ()
+    remark: str = ""
 
     def __iter__(self) -> Iterator[LineRow]:
         return iter(self.rows)
@@ -159,6 +160,7 @@ def lines(trace: Trace, device: int) -> LineTable:
         outside_bytes=int(delta[is_workspace | (spans.charged < 0)].sum()),
         sources=sources,
         gaps=tuple(gaps),
+        remark=trace.remark,
     )
 
 

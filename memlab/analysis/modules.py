@@ -72,7 +72,7 @@ class ModuleTree(ByName[Module]):
     """Path -> module, in the order in which models define them.
 
     The outermost modules' `held_bytes` and `outside` sum to the peak, if its holders are known (`knows_holders`).
-    Where events were lost (`is_exact` is False) the figures of calls may be too small.
+    Where events were lost (`is_exact` is False) the figures of calls may be too small. `remark` is the trace's.
     """
 
     device: Device
@@ -81,6 +81,7 @@ class ModuleTree(ByName[Module]):
     outside: Mapping[str, int]
     knows_holders: bool
     is_exact: bool
+    remark: str = ""
     _known: dict[str, Module] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -122,6 +123,7 @@ def modules(trace: Trace, device: int) -> ModuleTree:
         outside=outside,
         knows_holders=knows_holders,
         is_exact=not any(one.device == device for one in trace.made_by.bounded),
+        remark=trace.remark,
     )
 
 

@@ -18,9 +18,6 @@ from memlab.trace.columns import Phase
 from memlab.trace.trace import CPU, Device, Gap, Trace
 from memlab.units import UNBOUNDED, ByteRange
 
-SIMULATED_GPU = "simulated GPU: bytes are real, values and times are not"
-"""What stands with figures of a simulated GPU."""
-
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -70,6 +67,11 @@ class Summary:
     notes: tuple[str, ...]
     provenance: str = "measured"
 
+    @property
+    def has_times(self) -> bool:
+        """Whether its seconds mean anything: not on a simulated GPU."""
+        return self.provenance != "simulated"
+
     def to_pandas(self) -> Any:
         """One row per device and quantity, sizes in bytes, times in seconds."""
         import pandas
@@ -79,8 +81,9 @@ class Summary:
             low, high, time_ns = level.peak.low_bytes, level.peak.high_bytes, level.peak.time_ns
             row = {"device": of_device.device.label, "of": level.of, "start_bytes": level.start_bytes}
             row |= {"peak_low_bytes": low, "peak_high_bytes": high if high < UNBOUNDED else np.nan}
-            row |= {"peak_time_s": time_ns / 1e9 if time_ns >= 0 else np.nan}
-            rows.append(row | {"end_bytes": level.end_bytes, "left_bytes": level.left_bytes})
+            row |= {"peak_time_s": time_ns / 1e9 if time_ns >= 0 and self.has_times else np.nan}
+            row |= {"end_bytes": level.end_bytes, "left_bytes": level.left_bytes}
+            rows.append(row | {"provenance": self.provenance})
         return pandas.DataFrame(rows)
 
 
@@ -93,14 +96,7 @@ def summary(trace: Trace, name: str = "") -> Summary:
         prefix = "" if device.index == CPU else f"{device.label}: "
         notes += [prefix + leak.text for leak in leaks(trace, device.index)]
     duration_s, engine = trace.made_by.duration_ns / 1e9, trace.made_by.engine
-    return Summary(name, engine, duration_s, tuple(devices), trace.gaps, tuple(notes), provenance(trace))
-
-
-def provenance(trace: Trace) -> str:
-    """Whether the figures of a trace are "measured", "simulated" or "predicted"."""
-    if "prediction" in trace.notes or trace.made_by.is_predicted:
-        return "predicted"
-    return "simulated" if any(device.is_simulated for device in trace.made_by.devices) else "measured"
+    return Summary(name, engine, duration_s, tuple(devices), trace.gaps, tuple(notes), trace.provenance)
 
 
 def has_raised(trace: Trace) -> bool:

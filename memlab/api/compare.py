@@ -15,13 +15,13 @@ from typing import Any
 
 from memlab.analysis.comparison import Differences, Picture, Side, differences, known_by, picture, saved
 from memlab.analysis.results import CLOSE, ResultCheck, share
-from memlab.analysis.summary import provenance
 from memlab.api.load import load
 from memlab.api.results import check_results, is_simulated
 from memlab.api.run import Run
 from memlab.api.runs import last_run, runs
 from memlab.errors import MemlabError
 from memlab.saving_techniques import techniques
+from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import ByteRange, format_seconds, one_line
 from memlab.views import comparison as view
 from memlab.views.page import Page
@@ -210,7 +210,7 @@ def _names(a: Run, b: Run) -> tuple[str, str]:
         return first, second
     how = []
     for run in (a, b):
-        is_predicted = provenance(run.trace) == "predicted"
+        is_predicted = run.trace.provenance == "predicted"
         how.append(f"predicted for {one_line(run.devices[0].device.name, 80)}" if is_predicted else "measured")
     how = how if how[0] != how[1] else ["a", "b"]
     return f"{first} ({how[0]})", f"{second} ({how[1]})"
@@ -231,7 +231,7 @@ def side_of(run: Run, name: str) -> Side:
 
 
 def _has_time(run: Run) -> bool:
-    return provenance(run.trace) == "measured" and not is_simulated(run.trace)
+    return run.trace.provenance == "measured" and not is_simulated(run.trace)
 
 
 def _seconds(a: Run, b: Run) -> Seconds | None:
@@ -282,7 +282,7 @@ def _notes(a: Run, b: Run, first: Side, second: Side) -> Iterator[str]:
         if side.is_predicted:
             yield f"{side.name!r} is predicted for {side.device.name}: no seconds, no values"
         elif is_simulated(run.trace):
-            yield f"{side.name!r} ran on a simulated GPU: its seconds and values mean nothing"
+            yield f"{side.name!r} ran on a {SIMULATED_GPU}"
     used, also = ([str(one) for one in _trial(run, "techniques") or []] for run in (a, b))
     for name in dict.fromkeys([*also, *used]):
         if (name in used) == (name in also) or name not in techniques:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from memlab import torch_internals
+from memlab.api.provenance import remark_here
 from memlab.api.run import Run
 from memlab.probes.host import HostGrowth, HostReading, low_memory
 from memlab.probes.marks import marker
@@ -73,7 +74,8 @@ class Display:
 
                 series = ("allocated", "reserved", "used", "rss")
                 capacity = self._measurement.capacity_bytes
-                self._view = LiveView(self._run.name, series, capacity, can_stop=True, on_stop=self._stop)
+                remark = remark_here([self._measurement.target.type or "cuda"])
+                self._view = LiveView(self._run.name, series, capacity, True, self._stop, remark)
                 self._figure = display(self._view, display_id=True)
             else:
                 self._figure = display(waiting, raw=True, display_id=True)

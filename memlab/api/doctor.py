@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from memlab import torch_internals
-from memlab.analysis.summary import SIMULATED_GPU
 from memlab.analysis.timeline import timeline
 from memlab.probes import cuda
 from memlab.probes.counters import Nvml
@@ -20,7 +19,7 @@ from memlab.probes.host import HostMemory
 from memlab.probes.measurement import Measurement, Target
 from memlab.torch_internals import private_names
 from memlab.torch_internals.traceback import running_shell
-from memlab.trace.trace import CPU, is_simulated_gpu
+from memlab.trace.trace import CPU, SIMULATED_GPU, is_simulated_gpu
 from memlab.units import MiB, format_bytes
 from memlab.views.page import Page
 from memlab.views.shown import Shown

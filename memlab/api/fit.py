@@ -51,6 +51,7 @@ class FitTable(Shown):
     name: str
     rows: tuple[Fit, ...]
     assumptions: tuple[str, ...] = ()
+    remark: str = ""
 
     def __getitem__(self, card: str) -> Fit:
         name = find(card).name
@@ -82,7 +83,7 @@ class FitTable(Shown):
                 margin = f"{format_bytes(abs(nearer))} {'left' if nearer >= 0 else 'missing'}"
             rows.append((row.card.name, ANSWERS.get(row.fits, _RAISED), row.needs_bytes, row.usable_bytes, margin))
         notes = tuple(f"Assumed: {text}." for text in self.assumptions)
-        return Page(title, (Table("", _COLUMNS, tuple(rows), notes),))
+        return Page(title, (Table("", _COLUMNS, tuple(rows), notes),)).remarked(self.remark)
 
     def to_pandas(self) -> Any:
         """One row per card, sizes in bytes; NaN if unbounded."""
@@ -108,7 +109,7 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
         )
     settings, others = configured(conf), tuple[Trace, ...]()
     assumed: tuple[str, ...] = (
-        "the requests are those that were measured, with the kernels and workspaces of that card",
+        f"the requests are those that were {chosen.trace.provenance}, with the kernels and workspaces of that card",
     )
     if isinstance(chosen, Prediction):
         asked, others, first = chosen.requests(), chosen.others, chosen.card
@@ -127,7 +128,7 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
             row = Fit(card, "no" if fits == "no" else "unknown", at_least, at_most)
         rows.append(row)
     rows.sort(key=lambda row: (row.usable_bytes, row.card.name))
-    return FitTable(chosen.name or "the run", tuple(rows), assumed)
+    return FitTable(chosen.name or "the run", tuple(rows), assumed, chosen.trace.remark)
 
 
 def _measured(run: Run) -> Trace:

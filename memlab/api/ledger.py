@@ -23,6 +23,7 @@ import torch
 from memlab.analysis.growth import MIN_GROWTH_BYTES, Accounts, Entry, Left, LevelAfterRun, growing
 from memlab.analysis.peak import Peak
 from memlab.api.live_set import LiveSet, LiveStorage
+from memlab.api.provenance import remark_here
 from memlab.api.run import Run
 from memlab.api.who import cut_in_the_middle
 from memlab.errors import MemlabError
@@ -297,7 +298,8 @@ class LedgerReport(Shown, Accounts):
     @property
     def page(self) -> Page:
         """The ledger as text."""
-        return ledger_page(self)
+        devices = {level.device for entry in self.entries for level in entry.levels}
+        return ledger_page(self).remarked(remark_here(devices))
 
     table = page
 

@@ -21,11 +21,12 @@ from memlab.analysis.oom.explain import NAMED, Explanation, explain, grouped
 from memlab.analysis.oom.facts import Failure, HeldSegment, Holder
 from memlab.analysis.oom.moment import Moment, last_moment
 from memlab.analysis.oom.text import Message, is_out_of_memory, read_message
+from memlab.api.provenance import provenance_here, remark_here
 from memlab.api.report import advice_hint
 from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.prediction import child
-from memlab.probes.counters import Nvml
+from memlab.probes.counters import Nvml, has_context
 from memlab.probes.host import HostMemory
 from memlab.probes.rows import segments_of
 from memlab.references import release as references
@@ -33,7 +34,7 @@ from memlab.references.live_storages import live_storages
 from memlab.references.release import Released, first_argument
 from memlab.torch_internals import cell_code
 from memlab.trace.columns import Phase
-from memlab.units import ByteRange, format_bytes
+from memlab.units import ByteRange, format_bytes, number_of
 from memlab.views.page import Page, PageLines, Part
 from memlab.views.report import named_table, oom_page
 from memlab.views.shown import Shown
@@ -128,6 +129,16 @@ def explain_oom(message: str | BaseException | None = None) -> OomExplained:
     return OomExplained(Failure(read_message(str(message))))
 
 
+def note_predicted_oom(run: Run, card: str, message: str) -> None:
+    """Record that memory ran out, with this message, in the prediction `run`. It never raises."""
+    global _last
+    with contextlib.suppress(Exception):
+        moment = _numbered(last_moment(run.trace), run)
+        found = read_message(message) if moment is None else _refined(read_message(message), moment)
+        cell = f"{run.name} · predicted for {card}"
+        _last = OomExplained(Failure(found, cell, moment=moment, provenance="predicted"))
+
+
 def forget_oom() -> None:
     """Forget the last out-of-memory error."""
     global _last
@@ -166,7 +177,11 @@ class ReleaseReport(Shown):
             hidden = PageLines(("nothing that can be seen",), title)
             parts.append(named_table(title, found[:NAMED], max(len(found) - NAMED, 0)) if found else hidden)
         parts += [] if released.is_complete else ["The search for names was cut short."]
-        return Page(f"memlab · released {_freed(released) or 'nothing'}", tuple(parts))
+        frames = len(released.errors)
+        title = f"released {freed}" if (freed := _freed(released)) else "nothing to release"
+        if frames and not freed:
+            title = f"released the frames of {number_of(frames, 'error')}; that freed no memory"
+        return Page(f"memlab · {title}", tuple(parts)).remarked(remark_here(level.device for level in released.levels))
 
     def to_pandas(self) -> Any:
         """Bytes before and after by device, as a DataFrame."""
@@ -240,6 +255,7 @@ def failure_facts(error: BaseException, run: Run | None = None) -> Failure:
         holders=tuple(Holder(one.path, one.category, one.nbytes, one.address, one.others) for one in there),
         all_named=alive is not None and alive.is_complete,
         calls_backward=raised.calls_backward,
+        provenance=provenance_here([label]),
     )
     failure = attempt("the device", lambda: _with_device(failure, gaps), failure)
     if alive is not None and not alive.is_complete:
@@ -255,7 +271,20 @@ def _moment(message: Message, run: Run | None) -> Moment | None:
     moment = last_moment(run.trace) if run is not None and message.label.startswith("cuda") else None
     if moment is None or message.device not in (None, moment.device):
         return None
-    return None if message.asked is not None and moment.asked_bytes > message.asked.high else moment
+    if message.asked is not None and moment.asked_bytes > message.asked.high:
+        return None
+    return _numbered(moment, run)
+
+
+def _numbered(moment: Moment | None, run: Run | None) -> Moment | None:
+    """The same with the execution counts of cells in the names of lines."""
+    if moment is None or run is None:
+        return moment
+    shares = []
+    for one in moment.shares:
+        named = {run.cell_line(name): count for name, count in one.items()} if one.by == "line" else one.shares
+        shares.append(dataclasses.replace(one, shares=named))
+    return dataclasses.replace(moment, shares=tuple(shares))
 
 
 def _refined(message: Message, moment: Moment) -> Message:
@@ -324,8 +353,16 @@ def _with_device(failure: Failure, gaps: list[str]) -> Failure:
     with Nvml.open() as nvml:
         reading = nvml.read(device)
         gaps += [f"{gap.name}: {gap.text}" for gap in nvml.gaps]
+    message, is_there = failure.message, has_context(device)
+    if not is_there and reading.total_bytes is not None and reading.used_bytes is not None:
+        # The message of a context that did not fit has no sizes, and this process holds nothing that would change them.
+        total, unused = reading.total_bytes, reading.total_bytes - reading.used_bytes
+        sizes: dict[str, Any] = {"capacity": ByteRange.exact(total), "free": ByteRange.exact(unused)}
+        message = dataclasses.replace(message, device=device, **sizes)
     return dataclasses.replace(
         failure,
+        message=message,
+        has_context=is_there,
         largest_free_bytes=max(pieces, default=0),
         segments=tuple(
             HeldSegment(one["total_size"], used_of, one["is_expandable"])

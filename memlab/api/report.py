@@ -13,7 +13,7 @@ from memlab.analysis.advice import is_large, pointer
 from memlab.analysis.curves import Curves, curves
 from memlab.analysis.lines import LineRow, LineTable
 from memlab.analysis.modules import ModuleTree
-from memlab.analysis.summary import SIMULATED_GPU, Summary
+from memlab.analysis.summary import Summary
 from memlab.analysis.timeline import Pyramid, timeline
 from memlab.errors import MemlabError
 from memlab.trace.trace import CPU, Trace
@@ -71,8 +71,8 @@ class RunReport(ShownWithFigure):
         name, devices = self.summary.name, self.summary.devices
         if "prediction" in self.trace.notes and devices:
             return f"{name} · predicted for {devices[0].device.name}"
-        if self.summary.provenance == "simulated":
-            return f"{name} · {devices[0].device.label} · {SIMULATED_GPU}"
+        if self.trace.remark and devices:
+            return f"{name} · {devices[0].device.label} · {self.trace.remark}"
         where = f"{self.summary.provenance} on {devices[0].device.label}" if devices else "no device was used"
         return f"{name} · {where} · {format_seconds(self.summary.duration_s)}"
 
@@ -93,7 +93,7 @@ class RunReport(ShownWithFigure):
         from memlab.views.explorer import Explorer
 
         detail = TimelineDetail(self.trace, self.summary)
-        explorer = Explorer(detail, detail.span_s, self.title)
+        explorer = Explorer(detail, detail.span_s, self.title, has_times=self.summary.has_times)
         handle = display(explorer, display_id=True)
         display(self.table_bundle(), raw=True)
         explorer._on_close = lambda: handle.update(self.figure_bundle(), raw=True) if handle is not None else None

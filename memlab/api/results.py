@@ -272,6 +272,8 @@ def check_results(a: Trace, b: Trace, names: tuple[str, str], tolerance: float =
     for trace, name in both:
         if "prediction" in trace.notes:
             return not_checked(f"{name!r} was predicted: nothing was computed in it", "predicted")
+        if is_simulated(trace):
+            return not_checked(f"{name!r} ran on a simulated GPU, which computes nothing", "simulated GPU")
     mine, other = a.notes.get("trial"), b.notes.get("trial")
     if isinstance(mine, dict) and isinstance(other, dict):
         for what in ("workload", "size", "settings", "steps"):
@@ -282,8 +284,6 @@ def check_results(a: Trace, b: Trace, names: tuple[str, str], tolerance: float =
         if RESULT not in trace.notes:
             how = "end its cell with an expression, or call run.result(value) inside `with memlab.track() as run:`"
             return not_checked(f"{name!r} has no result: {how}", "no result")
-        if is_simulated(trace):
-            return not_checked(f"{name!r} ran on a simulated GPU, which computes nothing", "simulated GPU")
     try:
         first, second = (read_result(trace.notes[RESULT]) for trace in (a, b))
     except MemlabError as error:

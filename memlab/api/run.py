@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class Run:
         if self._trace is None:
             return f"<Run {self.name!r}: {self._state()}>"
         label = self.devices[0].device.label if self.devices else "no device was used"
+        label = f"simulated on {label}" if self.trace.remark else label
         return f"<Run {self.name!r}: {label}, peak allocated {format_bytes(self.peak_bytes)}>"
 
     def __str__(self) -> str:
@@ -118,12 +119,15 @@ class Run:
             self._summary = dataclasses.replace(found, devices=devices)
         return self._summary
 
-    def _numbered(self, at: Any) -> dict[str, str]:
-        """Where a peak was, with the execution count of the cell; runs of earlier versions have none."""
+    def _numbered(self, at: Mapping[str, str]) -> dict[str, str]:
+        return {key: self.cell_line(text) if key == "line" else text for key, text in at.items()}
+
+    def cell_line(self, line: str) -> str:
+        """A line of a cell by the cell's execution count, "cell [3]:8"; any other, or of an earlier version's run, as it is."""
         counts = self.trace.notes.get(CELLS)
-        place, _, line = at.get("line", "").rpartition(":")
+        place, _, number = line.rpartition(":")
         count = counts.get(place) if isinstance(counts, dict) else None
-        return {**at, "line": f"cell [{count}]:{line}"} if isinstance(count, int) else dict(at)
+        return f"cell [{count}]:{number}" if isinstance(count, int) else line
 
     @property
     def devices(self) -> Sequence[DeviceSummary]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from memlab import torch_internals
+from memlab.api.provenance import remark_here
 from memlab.by_name import ByName
 from memlab.errors import MemlabError
 from memlab.references import memory
@@ -70,7 +71,11 @@ class Who(Shown):
 
     def by(self, name: str) -> Grouped:
         """The storages by "shape", "dtype", "category" or "device"."""
-        return Grouped(name, self.live.group(name))
+        return Grouped(name, self.live.group(name), self._remark)
+
+    @property
+    def _remark(self) -> str:
+        return remark_here(one.device for one in self.storages)
 
     def to_pandas(self) -> Any:
         """One row for each storage; for one tensor, one for each path that keeps it alive."""
@@ -88,7 +93,8 @@ class Who(Shown):
     @property
     def page(self) -> Page:
         """What is shown."""
-        return _of_one(self) if self.paths is not None else _of_many(self)
+        page = _of_one(self) if self.paths is not None else _of_many(self)
+        return page.remarked(self._remark)
 
     listing = page
 
@@ -99,6 +105,7 @@ class Grouped(Shown, ByName[StorageGroup]):
 
     name: str
     groups: Mapping[str, StorageGroup]
+    remark: str = ""
     _known = property(attrgetter("groups"))
 
     def to_pandas(self) -> Any:
@@ -116,7 +123,8 @@ class Grouped(Shown, ByName[StorageGroup]):
         rest = sum(size for size, _, _ in rows[SHOWN:])
         notes = (f"{len(rows) - SHOWN} more with {format_bytes(rest)}.",) if len(rows) > SHOWN else ()
         columns = (Column("size", "bytes"), Column("storages", "count"), Column(self.name))
-        return Page(f"memlab who · by {self.name}", (Table("", columns, tuple(rows[:SHOWN])), *notes))
+        page = Page(f"memlab who · by {self.name}", (Table("", columns, tuple(rows[:SHOWN])), *notes))
+        return page.remarked(self.remark)
 
     listing = page
 

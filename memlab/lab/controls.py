@@ -16,9 +16,10 @@ from memlab.lab.experiment import error_details, error_line
 from memlab.lab.session import LabSession
 from memlab.lab.state import MAX_STEPS
 from memlab.lab.widgets import clickable, flowing, line, problem, set_options
+from memlab.trace.trace import SIMULATED_GPU
 
 DEVICES = {"cpu": "measured here: CPU", "cuda": "measured here: CUDA", "card": "predicted for a GPU"}
-SIMULATED_CUDA = "simulated here: CUDA, bytes are real, values and times are not"
+SIMULATED_CUDA = f"CUDA, a {SIMULATED_GPU}"
 TICK_S = 0.1
 _NONE = ("no run yet", "")
 STYLE = """

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memlab.analysis.summary import provenance
 from memlab.api.predict import Prediction
 from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.lab.state import LabState
 from memlab.prediction.forecast import ANSWERS
+from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import ByteRange, MiB, format_bytes, one_line
 from memlab.views.table import Column, Table
 
@@ -61,7 +61,7 @@ class LabRun:
         """The row of a run that has figures; seconds are the median of the timed steps, none on a simulated GPU."""
         facts = run.trace.notes.get("trial", {})
         more["notes"] = tuple(map(str, facts.get("notes") or ()))
-        is_timed = facts.get("step_s") and provenance(run.trace) == "measured"
+        is_timed = facts.get("step_s") and run.trace.provenance == "measured"
         more["step_s"] = statistics.median(facts["step_s"]) if is_timed else None
         more["peak_bytes"] = run.devices[0].levels[0].peak.bytes if run.devices else ByteRange.exact(0)
         if isinstance(run, Prediction):
@@ -154,8 +154,10 @@ class RunTable:
 
     def table(self) -> Table:
         """The rows as text and HTML."""
-        notes = tuple(f"{row.name}: {row.note}" for row in self.rows if row.note)
-        return Table(f"Runs of this Lab ({len(self.rows)})", COLUMNS, tuple(row.cells() for row in self.rows), notes)
+        notes = [f"{row.name}: {row.note}" for row in self.rows if row.note]
+        notes += [SIMULATED_GPU] if any(row.state.where.startswith("simulated") for row in self.rows) else []
+        rows = tuple(row.cells() for row in self.rows)
+        return Table(f"Runs of this Lab ({len(self.rows)})", COLUMNS, rows, tuple(notes))
 
     def to_pandas(self) -> Any:
         """One row for each run; sizes in bytes."""

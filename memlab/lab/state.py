@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab import simulated_gpu, workloads
+from memlab import workloads
+from memlab.api.provenance import provenance_here
 from memlab.api.workload_run import Work, work_of
 from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, cards, find
@@ -52,8 +53,7 @@ class LabState:
         """Whether a run is measured or predicted, and where."""
         if self.device == "card":
             return f"predicted for {self.card}"
-        is_simulated = self.device == "cuda" and simulated_gpu.is_simulated()
-        return f"{'simulated' if is_simulated else 'measured'} on {self.device.upper()}"
+        return f"{provenance_here([self.device])} on {self.device.upper()}"
 
     def is_comparable(self, other: LabState) -> bool:
         """Whether their peaks are comparable: the same workload, size and device."""
@@ -101,7 +101,10 @@ class LabChoices:
         if not names:
             raise MemlabError("there is no workload: give the Lab a function of model, optimizer, batch and loss.")
         name = names[0] if self.own or FIRST_WORKLOAD not in names else FIRST_WORKLOAD
-        return LabState(name, self._size(name), card=FIRST_CARD if FIRST_CARD in cards else self.cards[0])
+        device = "cuda" if "cuda" in self.devices else "cpu"
+        return LabState(
+            name, self._size(name), device=device, card=FIRST_CARD if FIRST_CARD in cards else self.cards[0]
+        )
 
     def workload(self, name: str) -> Workload | Callable[[], Any]:
         """The workload or user function of this name."""

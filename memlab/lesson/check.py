@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memlab.analysis.summary import SIMULATED_GPU, provenance
 from memlab.api.compare import compare
 from memlab.api.run import Run
 from memlab.api.track import track
 from memlab.errors import MemlabError
+from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import format_bytes, format_seconds, one_line, parse_bytes
 from memlab.workloads.job import seeded
 
@@ -86,7 +86,7 @@ class Check:
         is_same, result_line = self._result_side(expected, mine)
         theirs = f"the reference {format_seconds(expected_s)} and {format_bytes(expected.peak_allocated_bytes)}"
         score = f"It takes {format_seconds(took_s)}, {theirs}."
-        if provenance(mine.trace) == "simulated":
+        if mine.trace.provenance == "simulated":
             score = f"The reference takes {format_bytes(expected.peak_allocated_bytes)}. This is a {SIMULATED_GPU}."
         return Verdict(is_below and is_same, (peak_line, result_line, score), mine, took_s)
 

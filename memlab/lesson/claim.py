@@ -64,7 +64,7 @@ def _claim(what: str, before: Measured, after: Measured, of: str) -> Claim:
             sources.add(f"predicted for {run.card.name}")
         elif isinstance(run, Run) and run.devices:
             device = run.devices[0].device
-            sources.add(f"{'simulated' if device.is_simulated else 'measured'} on {device.label}")
+            sources.add(f"{run.trace.provenance} on {device.label}")
     if len(sources) > 1:
         raise MemlabError(f"a claim compares two of a kind, got {' and '.join(sorted(sources))}.")
     was, now = _peak(before, of), _peak(after, of)

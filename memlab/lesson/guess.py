@@ -75,7 +75,7 @@ Answer = Size | Share | Choice
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A guess (None: skipped) and the true value, measured or from another `source`."""
+    """A guess (None: skipped) and the true value, measured or from another `source`, "" if that is not known."""
 
     question: str
     answer: Answer
@@ -95,15 +95,17 @@ class Outcome:
     def __str__(self) -> str:
         measured = self.answer.text(self.measured)
         if self.guessed is None:
-            return f"{self.question} {self.source.capitalize()}: {measured}. You skipped the guess."
+            source = self.source.capitalize() or "The answer"
+            return f"{self.question} {source}: {measured}. You skipped the guess."
+        where = f", {self.source}" if self.source not in ("", "measured") else ""
         if isinstance(self.answer, Choice):
             verdict = "right" if self.ratio == 1 else f"it was {measured}"
-            return f"{self.question} You said {self.answer.text(self.guessed)}: {verdict}."
+            return f"{self.question} You said {self.answer.text(self.guessed)}: {verdict}{where}."
         ratio = self.ratio
         off = " (right)" if ratio and not math.isnan(ratio) else ""
         if off and (times := max(ratio, 1 / ratio)) >= 1.05:
             off = f" ({times:.2g} times too {'high' if ratio > 1 else 'low'})"
-        return f"{self.question} You said {self.answer.text(self.guessed)}, it was {measured}{off}."
+        return f"{self.question} You said {self.answer.text(self.guessed)}, it was {measured}{where}{off}."
 
     __repr__ = __str__
 
@@ -112,7 +114,7 @@ class Guess:
     """`commit` a guess before the run, or `skip` it; `compare` shows it next to the measurement.
 
     `clock` changes its value with each new measurement: from then on nothing can be committed. `name` is what to type to
-    get this guess.
+    get this guess. `source` says where the figures come from that were made since.
     """
 
     def __init__(
@@ -122,13 +124,14 @@ class Guess:
         clock: Callable[[], object] = lambda: None,
         on_change: Callable[[Guess], None] = lambda guess: None,
         name: str = "guess",
+        source: Callable[[], str] = lambda: "measured",
     ) -> None:
         self.question, self.answer, self.name = question, answer, name
         self.state: Literal["open", "committed", "skipped"] = "open"
         self.value: Value | None = None
         self.outcome: Outcome | None = None
         self.on_change = on_change
-        self._clock, self._asked_at = clock, clock()
+        self._clock, self._asked_at, self._source = clock, clock(), source
 
     @property
     def is_late(self) -> bool:
@@ -149,14 +152,16 @@ class Guess:
         self.on_change(self)
         return self
 
-    def compare(self, measured: object, source: str = "measured", *, found: str = "") -> Outcome:
+    def compare(self, measured: object, source: str | None = None, *, found: str = "") -> Outcome:
         """The guess next to what was measured; an open one counts as skipped.
 
-        `source` says where the value comes from, such as "predicted"; `found` is the earlier name of an argument.
+        `source` says where the value comes from, such as "predicted", if not from the runs since the question was asked;
+        `found` is the earlier name of an argument.
         """
         if self.state == "open":
             self.state = "skipped"
-        self.outcome = Outcome(self.question, self.answer, self.value, self.answer.read(measured), found or source)
+        source = found or (self._source() if source is None else source)
+        self.outcome = Outcome(self.question, self.answer, self.value, self.answer.read(measured), source)
         self.on_change(self)
         return self.outcome
 

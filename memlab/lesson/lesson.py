@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 
-from memlab.analysis.summary import SIMULATED_GPU
 from memlab.api import predict as predictions
 from memlab.api.runs import runs
 from memlab.errors import ClaimRefuted, MemlabError
@@ -23,7 +22,7 @@ from memlab.lesson.guess_store import StoredGuess
 from memlab.lesson.guess_widget import show_guess
 from memlab.lesson.sweep import Sweep
 from memlab.probes.host import HostMemory
-from memlab.trace.trace import is_simulated_gpu
+from memlab.trace.trace import SIMULATED_GPU, is_simulated_gpu
 from memlab.units import format_bytes, number_of, parse_bytes
 from memlab.views.shown import Shown, print_text
 
@@ -37,7 +36,8 @@ class Lesson:
     """The API of a course notebook: `lesson = Lesson("08 checkpointing", needs="600 MiB")`.
 
     `device` is where its cells run: "cuda" if available, else "cpu". cuBLAS is configured to the workspace that it has on
-    most GPUs, unless CUBLAS_WORKSPACE_CONFIG is set already. Raises MemlabError if the host has less free memory than the
+    most GPUs, unless CUBLAS_WORKSPACE_CONFIG is set already. `source` is what figures of that device are: "measured", or
+    "simulated" on a simulated GPU. Raises MemlabError if the host has less free memory than the
     lesson needs.
     """
 
@@ -56,8 +56,8 @@ class Lesson:
                 f"{format_bytes(free_bytes)} are free: close other notebooks and programs, then run this cell again."
             )
         where = torch.cuda.get_device_name() if self.device == "cuda" else "this machine's CPU; no GPU was found"
-        self._is_simulated = is_simulated_gpu(where)
-        how = f"on {where}, a {SIMULATED_GPU}" if self._is_simulated else f"measured on {where}"
+        self.source = "simulated" if is_simulated_gpu(where) else "measured"
+        how = f"on {where}, a {SIMULATED_GPU}" if self.source == "simulated" else f"measured on {where}"
         print_text(f"Lesson {name}: {how}.")
 
     def guess(
@@ -72,7 +72,13 @@ class Lesson:
         if between is not None:
             answer = Size(parse_bytes(between[0]), parse_bytes(between[1]))
         name = f"lesson.guesses[{len(self.guesses)}]"  # whatever the variables of the lesson are called
-        guess = Guess(question, answer, lambda: tuple(map(id, runs.values())), self._store, name)
+        asked_at = frozenset(map(id, runs.values()))
+
+        def source() -> str:
+            since = (run.trace.provenance for run in runs.values() if id(run) not in asked_at)
+            return " and ".join(dict.fromkeys(since))
+
+        guess = Guess(question, answer, lambda: tuple(map(id, runs.values())), self._store, name, source)
         self.guesses.append(guess)
         show_guess(guess)
         return guess
@@ -107,8 +113,8 @@ class Lesson:
         return self._claimed(what, claim.saves_nothing(what, before, after, at_most, of))
 
     def _claimed(self, what: str, claimed: Claim) -> Claim:
-        if self._is_simulated and claimed.source == "measured":
-            claimed = dataclasses.replace(claimed, source="simulated")
+        if claimed.source == "measured":  # of numbers, which do not say where they come from
+            claimed = dataclasses.replace(claimed, source=self.source)
         self.claims.append(claimed)
         self.headlines[f"{what}: share of the peak saved"] = round(claimed.saved_share, 4)
         return claimed
@@ -117,7 +123,7 @@ class Lesson:
         """Assert anything else that the lesson says."""
         if not is_so:
             raise ClaimRefuted(f"not so here: {sentence}")
-        self.claims.append(Claim(sentence, f"{'simulated ' if self._is_simulated else ''}on {self.device}", 0.0))
+        self.claims.append(Claim(sentence, f"{self.source} on {self.device}".removeprefix("measured "), 0.0))
         return self.claims[-1]
 
     def headline(self, name: str, figure: int | float | str) -> Any:
@@ -140,17 +146,16 @@ class Lesson:
         title: str,
         total_bytes: int,
         terms: Sequence[tuple[str, str, int, int]],
-        source: str = "measured",
+        source: str = "",
         *,
         found: str = "",
     ) -> Account:
         """Every large term of a peak: name, formula, predicted bytes, measured bytes.
 
-        `source` is where the figures come from if not measured; `found` is the earlier name of an argument.
+        `source` is where the figures come from if not from this device; `found` is the earlier name of an argument.
         """
         self.headlines[title] = total_bytes
-        source = "simulated" if self._is_simulated and source == "measured" else source
-        return claim.account(title, total_bytes, terms, found or source)
+        return claim.account(title, total_bytes, terms, found or source or self.source)
 
     def check(self, yours: Callable[[], object]) -> Check:
         """Check an exercise: `lesson.check(yours).same_as(reference).peak_below("2 GiB")`."""
@@ -172,7 +177,7 @@ class LessonEnd(Shown):
         """How many claims held and guesses were committed, and the outcome of each guess."""
         lesson, guesses = self._lesson, self._lesson.guesses
         committed = sum(guess.state == "committed" for guess in guesses)
-        where = "a simulated GPU" if lesson._is_simulated else "this machine"
+        where = f"a {SIMULATED_GPU}" if lesson.source == "simulated" else "this machine"
         lines = [f"Lesson {lesson.name}: {number_of(len(lesson.claims), 'claim')} held on {where}."]
         lines += [f"You committed {committed} of {len(guesses)} guesses."] if guesses else []
         return "\n".join([*lines, *(f"  {guess.outcome}" for guess in guesses if guess.outcome is not None)])

@@ -43,6 +43,8 @@ class Sweep(ShownPicture):
         self.selected: Any = None
         self._display: Any = None
         self.peaks: dict[Any, int] = {}
+        remarks = (run.trace.remark for run in runs.values() if isinstance(run, Run))
+        self._remark = next(filter(None, remarks), "")
         self._held: dict[Any, dict[str, int]] = {}  # category -> bytes at the peak, which sum to the peak
         for value, run in runs.items():
             if not isinstance(run, Run) and (not isinstance(run, int) or isinstance(run, bool) or run < 0):
@@ -93,7 +95,7 @@ class Sweep(ShownPicture):
         columns = (Column(""), Column(self.name), Column("peak", "bytes"))
         marks = (">" if value == self.selected else " " for value in self.peaks)
         rows = tuple(zip(marks, map(_short, self.peaks), self.peaks.values(), strict=True))
-        return Table(self.sentence, columns, rows, bar=2).text()
+        return "\n".join(filter(None, (Table(self.sentence, columns, rows, bar=2).text(), self._remark)))
 
     def to_pandas(self) -> Any:
         """One row per value, one column per category of what held the peak, in bytes."""
@@ -131,7 +133,8 @@ class Sweep(ShownPicture):
         x = Axis(-0.5, len(ticks) - 0.5, ticks, self.name)
         y = Axis.of_bytes(max(*self.peaks.values(), 1) * _ROOM_FOR_LABELS)
         panel = Panel(y, {"": (x,)}, (Bars(layers, opacity), *labels))
-        return Scene(f"Peak over {self.name}", self.text, (panel,), self.sentence, height=260, top=12, bottom=44)
+        heading = " · ".join(filter(None, (self.sentence, self._remark)))
+        return Scene(f"Peak over {self.name}", self.text, (panel,), heading, height=260, top=12, bottom=44)
 
 
 def _short(value: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memlab.api.display import Progress
+from memlab.api.oom import note_predicted_oom
 from memlab.api.predict import Prediction, configured, failure, prediction_from
 from memlab.api.runs import runs
 from memlab.api.track import Options
@@ -52,6 +53,10 @@ def predict_cell(
         found = prediction_from(outcome, traces, wanted.name or runs.new_name(), card, conf)
         runs.add(found)
         found.cell_text = "" if names is not None else body
+        error = outcome.error
+        message = error.text if error is not None and error.name == "OutOfMemoryError" else ""
+        if message or found.fits == "no":
+            note_predicted_oom(found, card.name, message or found.out_of_memory)
         if wanted.save is not None:  # first: a terminal that cannot print the report must not cost the file
             found.save(wanted.save)
         if wanted.show is not False:

@@ -57,8 +57,13 @@ class Device:
         return is_simulated_gpu(self.name)
 
 
+SIMULATED_GPU = "simulated GPU: bytes are real, values and times are not"
+"""What stands with figures of a simulated GPU."""
+
+
 def is_simulated_gpu(name: str) -> bool:
     """Whether the device of this name is a simulated GPU: the name is what a saved run keeps of it."""
+    # The recorded runs of tests/frozen are older than the project's own simulated GPU, and have the other name.
     return name.endswith("(simulated)") or name.startswith("FakeGPU")
 
 
@@ -155,12 +160,30 @@ class Trace:
 
     def __repr__(self) -> str:
         rows, blocks = len(self.events), len(self.blocks)
-        return f"<Trace by {self.made_by.engine}: {rows:,} events, {blocks:,} blocks, {self.made_by.duration_ns / 1e9:.3f} s>"
+        last = f"{self.made_by.duration_ns / 1e9:.3f} s" if self.has_times else "simulated GPU"
+        return f"<Trace by {self.made_by.engine}: {rows:,} events, {blocks:,} blocks, {last}>"
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """What the engine could not see."""
         return self.made_by.gaps
+
+    @property
+    def provenance(self) -> str:
+        """Whether its figures are "measured", "simulated" (on a simulated GPU) or "predicted"."""
+        if "prediction" in self.notes or self.made_by.is_predicted:
+            return "predicted"
+        return "simulated" if any(device.is_simulated for device in self.made_by.devices) else "measured"
+
+    @property
+    def remark(self) -> str:
+        """What has to stand with its figures: that the GPU is simulated, else ""."""
+        return SIMULATED_GPU if self.provenance == "simulated" else ""
+
+    @property
+    def has_times(self) -> bool:
+        """Whether its seconds mean anything: not on a simulated GPU, where kernels take none."""
+        return self.provenance != "simulated"
 
     @property
     def device_indices(self) -> tuple[int, ...]:

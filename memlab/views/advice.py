@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memlab.analysis.advice import Findings
-from memlab.analysis.summary import SIMULATED_GPU
+from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, format_seconds, one_line
 from memlab.views.page import Folded, Page, PageLines, Part, code_block
 from memlab.views.table import Cell, Column, Table, percent

@@ -1,7 +1,8 @@
 """A comparison of two runs: a page whose first line says what the second costs or saves, and a figure of both.
 
 The figure has both timelines on one axis, each from 0, and next to them, on the same scale, who held each peak. If seconds
-would hide the shorter run, or were not measured, the axis is the share of each run, and says so; buttons switch.
+would hide the shorter run, or were not measured, the axis is the share of each run, and says so; buttons switch. For runs on a
+simulated GPU there are no seconds.
 """
 
 from __future__ import annotations
@@ -137,18 +138,19 @@ def comparison_scene(picture: Picture, words: str, heading: str = "") -> Scene:
             labels.append(Line("between these", x, y, theme.TEXT, 2, shape="joined", named=False))
         labels.append(Label(at, drawn.top_bytes if high < UNBOUNDED else low, text, SIDES[at]))
     seconds = Axis.of_seconds(picture.duration_s, 4, "seconds since the start of each")
-    views = {"seconds": (seconds, seconds), "share": tuple(shares)}
+    views = {"share": tuple(shares)} if picture.remark else {"seconds": (seconds, seconds), "share": tuple(shares)}
     left = Panel(height, views, tuple(lines), "share" if picture.by_share else "seconds", 0.0, 0.7)
     names = dict.fromkeys(name for name in [*theme.CATEGORIES, *held[0], *held[1]] if any(name in one for one in held))
     bars = Bars({name: [one.get(name, 0) for one in held] for name in names}, (1.0, 1.0))
     right = Panel(height, {"": (Axis(-0.5, 1.5, ((0, "a"), (1, "b"))),)}, (bars, *labels), begin=0.75)
     title = " against ".join(drawn.name for drawn in reversed(picture.sides))
+    heading = " · ".join(filter(None, (heading, picture.remark)))
     return Scene(title, described(picture, words), (left, right), heading, height=290, top=30, bottom=44)
 
 
 def described(picture: Picture, words: str) -> str:
     """The text alternative of the figure."""
-    lines = [one_line(words, 500)]
+    lines = [one_line(words, 500), *filter(None, (picture.remark,))]
     for side, drawn in zip("ab", picture.sides, strict=True):
         curve = sparkline(Curve("allocated", drawn.time_s, drawn.bytes, True), drawn.duration_s, 50)
         lines.append(f"{side} {curve} {one_line(drawn.name, 80)}")

@@ -27,7 +27,10 @@ FEWEST_BINS, MOST_BINS, OVERVIEW_BINS = 16, 4000, 600
 
 
 class Explorer(anywidget.AnyWidget):
-    """A timeline to zoom into. `selection` is (begin_s, end_s) of the visible part; set it to move."""
+    """A timeline to zoom into. `selection` is (begin_s, end_s) of the visible part; set it to move.
+
+    Without `has_times`, where seconds mean nothing, it shows percent of the run.
+    """
 
     _esm = static("uPlot.iife.min.js", "chart.js", "explorer.js")
     _css = static("uPlot.min.css", "memlab.css")
@@ -39,14 +42,19 @@ class Explorer(anywidget.AnyWidget):
     _on_close: Callable[[], object] | None = None
 
     def __init__(
-        self, window: Window, span_s: float, title: str = "", on_close: Callable[[], object] | None = None
+        self,
+        window: Window,
+        span_s: float,
+        title: str = "",
+        on_close: Callable[[], object] | None = None,
+        has_times: bool = True,
     ) -> None:
         if not (math.isfinite(span_s) and span_s > 0):
             raise MemlabError(f"an explorer needs a span above 0 seconds, got {span_s!r}; was anything recorded?")
         self._window, self.span_s, self.title = window, float(span_s), title
         self._asked = (0.0, self.span_s)
         heads, numbers, error = self._detail(0.0, self.span_s, OVERVIEW_BINS)
-        setup = {"title": title, "span": self.span_s, "series": heads}
+        setup = {"title": title, "span": self.span_s, "series": heads, "has_times": has_times}
         super().__init__(setup=setup, overview=numbers, selection=(0.0, self.span_s), error=error)
         self._on_close = on_close
         self.on_msg(self._received)

@@ -170,7 +170,7 @@ def _closing(table: LineTable) -> list[str]:
 
 
 def _title(table: LineTable, name: str) -> str:
-    return f"Lines{' of ' + _plain(name) if name else ''} · {table.device}"
+    return " · ".join(filter(None, (f"Lines{' of ' + _plain(name) if name else ''}", table.device, table.remark)))
 
 
 def _plain(text: str) -> str:
@@ -194,4 +194,5 @@ def plain_text(table: LineTable) -> str:
                 shape, dtype = _plain(group.shape) or "(?)", _plain(group.dtype) or "?"
                 size = f"{group.bytes / 1e6:#.5g} MB"
                 parts.append(f"{sign} | {group.count} * Size:{shape} | Memory: {size} | {dtype}")
-    return "\n".join(parts) if parts else "No tensor was allocated or freed in a watched line."
+    parts = parts or ["No tensor was allocated or freed in a watched line."]
+    return "\n".join([*parts, *filter(None, (table.remark,))])

@@ -40,7 +40,7 @@ def static(*names: str) -> str:
 
 
 class LiveView(anywidget.AnyWidget):
-    """A live curve of memory, with an optional Stop button."""
+    """A live curve of memory, with an optional Stop button; with a `remark` on its figures it shows no times."""
 
     _esm = static("uPlot.iife.min.js", "chart.js", "live.js")
     _css = static("uPlot.min.css", "memlab.css")
@@ -54,6 +54,7 @@ class LiveView(anywidget.AnyWidget):
         capacity_bytes: int | None = None,
         can_stop: bool = False,
         on_stop: Callable[[], object] | None = None,
+        remark: str = "",
     ) -> None:
         setup = {
             "title": title,
@@ -62,6 +63,7 @@ class LiveView(anywidget.AnyWidget):
             "capacity": capacity_bytes,
             "capacity_colour": theme.CAPACITY,
             "can_stop": can_stop,
+            "remark": remark,
         }
         super().__init__(setup=setup)
         self.series, self.title = tuple(series), title

@@ -108,7 +108,7 @@ def _cells(module: Module) -> tuple[str, ...]:
 
 def title(tree: ModuleTree) -> str:
     """One line above the tree."""
-    return f"Modules on {tree.device.label}, peak allocated {tree.peak.bytes}"
+    return " · ".join(filter(None, (f"Modules on {tree.device.label}, peak allocated {tree.peak.bytes}", tree.remark)))
 
 
 def _notes(tree: ModuleTree) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ External text (names, paths, messages) is kept to one line, and escaped in HTML.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from memlab.units import one_line
@@ -102,6 +102,10 @@ class Page:
     title: str
     parts: tuple[Part, ...] = ()
     colour: str = ""
+
+    def remarked(self, remark: str) -> Page:
+        """The same with a remark on its figures below the title; "" for none."""
+        return replace(self, parts=(remark, *self.parts)) if remark else self
 
     def text(self) -> str:
         """Plain text, with a blank line between parts."""

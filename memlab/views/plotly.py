@@ -190,13 +190,13 @@ def _axes(scene: Scene, panel: Panel, names: list[str]) -> Iterator[tuple[str, d
 
 
 def _counts(axis: Axis) -> bool:
-    """Whether plotly chooses the ticks: for an axis of seconds, which can be zoomed."""
-    return axis.unit == "s"
+    """Whether plotly chooses the ticks: for an axis of seconds or percent, which can be zoomed."""
+    return axis.unit in ("s", "%")
 
 
 def _scale(axis: Axis) -> dict[str, Any]:
     """The range and the ticks of an axis; a button sets all of them."""
-    scale: dict[str, Any] = {"range": [axis.low, axis.high], "tickmode": "auto", "ticksuffix": " s"}
+    scale: dict[str, Any] = {"range": [axis.low, axis.high], "tickmode": "auto", "ticksuffix": f" {axis.unit}"}
     if _counts(axis):
         return {**scale, "tickvals": None, "ticktext": None}
     texts = [escaped(text) for _, text in axis.ticks]

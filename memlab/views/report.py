@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from memlab.analysis.breakdown import ELSEWHERE, Breakdown
 from memlab.analysis.leak import short_line
 from memlab.analysis.oom.explain import Explanation, Named, amount_text
-from memlab.analysis.summary import SIMULATED_GPU, DeviceSummary, Summary
+from memlab.analysis.summary import DeviceSummary, Summary
+from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import UNBOUNDED, format_bytes, format_seconds, one_line
 from memlab.views import theme
 from memlab.views.page import Beside, Folded, Page, PageLines, Part
@@ -18,9 +19,10 @@ _ROWS_SHOWN = {"category": 7, "phase": 5, "module": 5, "tensor": 5}
 _NAME = 48
 _OUTSIDE = "outside any module"
 _LEVELS = (
-    Column("", limit=_NAME), Column("peak", "bytes"), Column("when", "seconds"), Column("at start", "bytes"),
-    Column("at end", "bytes"), Column("not freed", "change"),
+    Column("", limit=_NAME), Column("peak", "bytes"), Column("at start", "bytes"), Column("at end", "bytes"),
+    Column("not freed", "change"),
 )  # fmt: skip
+_WHEN = Column("when", "seconds")
 
 
 def report(summary: Summary, pointer: str = "") -> Page:
@@ -28,12 +30,12 @@ def report(summary: Summary, pointer: str = "") -> Page:
     held = ("allocated", "reserved")
     shown = [one for one in summary.devices if any(lv.peak.high_bytes > 0 for lv in one.levels if lv.of in held)]
     shown = shown or list(summary.devices[:1])
-    source = (summary.provenance, format_seconds(summary.duration_s))
-    facts = ("memlab", summary.name, *((SIMULATED_GPU,) if source[0] == "simulated" else source), summary.engine)
+    source = (summary.provenance, format_seconds(summary.duration_s)) if summary.has_times else (SIMULATED_GPU,)
+    facts = ("memlab", summary.name, *source, summary.engine)
     parts: list[Part] = [" · ".join(filter(None, facts))]
     for number, device in enumerate(shown):
         parts += [PageLines((), headline(device, summary.provenance))] if number else []
-        parts.append(_levels(device))
+        parts.append(_levels(device, summary.has_times))
         # Categories imply phases.
         known = {share.by for share in device.shares}
         left_out = "phase" if "category" in known else ""
@@ -60,14 +62,15 @@ def _line(line: str) -> str:
     return re.sub(r"^(?:cell |In)\[(\d+)\]:", r"cell [\1] line ", text)
 
 
-def _levels(summary: DeviceSummary) -> Table:
+def _levels(summary: DeviceSummary, has_times: bool) -> Table:
     """The figures of a device: one row each for allocated, reserved and used."""
     device, peak = summary.device, summary.levels[0].peak
+    columns = (*_LEVELS[:2], _WHEN, *_LEVELS[2:]) if has_times else _LEVELS
     rows: list[tuple[Cell, ...]] = []
     for level in summary.levels:
-        when = level.peak.time_ns / 1e9 if level.peak.time_ns >= 0 else None
+        when = (level.peak.time_ns / 1e9 if level.peak.time_ns >= 0 else None,) if has_times else ()
         start, end = (count if count >= 0 else None for count in (level.start_bytes, level.end_bytes))
-        rows.append((level.of, level.peak.bytes, when, start, end, level.left_bytes))
+        rows.append((level.of, level.peak.bytes, *when, start, end, level.left_bytes))
     exactly = f"between {peak.low_bytes:,} and {peak.high_bytes:,} bytes"
     if peak.is_exact:
         exactly = f"{peak.low_bytes:,} bytes exactly"
@@ -79,7 +82,7 @@ def _levels(summary: DeviceSummary) -> Table:
         if count:
             notes.append(f"The allocator {what} {'once' if count == 1 else f'{count} times'}.")
     capacity = f", {format_bytes(device.capacity_bytes)}" if device.capacity_bytes > 0 else ""
-    return Table(f"{device.label} ({device.name}{capacity})", _LEVELS, tuple(rows), tuple(notes))
+    return Table(f"{device.label} ({device.name}{capacity})", columns, tuple(rows), tuple(notes))
 
 
 def share_table(share: Breakdown) -> Table:
@@ -149,7 +152,9 @@ def oom_page(found: Explanation, cell: str = "", pointer: str = "") -> Page:
     if found.gaps:
         parts.append(PageLines(tuple(f"- {gap}" for gap in found.gaps), "Not seen"))
     parts += [pointer] if pointer else []
-    return Page(f"memlab · {f'{one_line(cell, 80)} · ' if cell else ''}{found.title}", tuple(parts), theme.WARNING)
+    return Page(
+        f"memlab · {f'{one_line(cell, 80)} · ' if cell else ''}{found.title}", tuple(parts), theme.WARNING
+    ).remarked(found.remark)
 
 
 def named_table(title: str, named: Sequence[Named], more: int = 0) -> Table:

@@ -45,6 +45,11 @@ class Axis:
         ticks = tuple((at, format_seconds(at) if at else "0") for at in ends)
         return cls(0.0, duration_s, ticks, title, unit="s")
 
+    @classmethod
+    def of_percent(cls) -> Axis:
+        """An axis of the share of a run whose seconds mean nothing."""
+        return cls(0.0, 100.0, tuple((at, f"{at} %") for at in range(0, 101, 20)), unit="%")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:

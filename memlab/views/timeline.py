@@ -8,6 +8,7 @@ import numpy as np
 
 from memlab.analysis.curves import Curve, Curves
 from memlab.trace.columns import Phase
+from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import format_bytes, format_seconds
 from memlab.views import theme
 from memlab.views.scene import Axis, Bands, Item, Label, Line, Panel, Rule, Scene, Shade, Strip
@@ -16,34 +17,38 @@ _CAPACITY_SHOWN_FROM = 0.25  # the capacity is drawn if the curves come at least
 
 
 def timeline_scene(curves: Curves, title: str = "") -> Scene:
-    """The curves, the capacity, the peak and the phases."""
+    """The curves, the capacity, the peak and the phases; over the share of the run where seconds mean nothing."""
     capacity, peak, duration_s = curves.device.capacity_bytes, curves.peak, max(curves.duration_s, 1e-9)
+    axis = Axis.of_seconds(duration_s, 5) if curves.has_times else Axis.of_percent()
+    scale = axis.high / duration_s
     top = max(curves.top_bytes, 1)
     shows_capacity = capacity > 0 and top >= _CAPACITY_SHOWN_FROM * capacity
     items: list[Item] = []
     if curves.areas is not None:
-        items.append(Bands(curves.curves[0].time_s, curves.areas.layers))
+        items.append(Bands(scale * curves.curves[0].time_s, curves.areas.layers))
     for curve in curves.curves:
         is_area = curve.name == "allocated" and curves.areas is None
         width, fill = (1.6, 0.14) if is_area else (1.2, 0.0)
         colour, shape = theme.SERIES[curve.name], "stair" if curve.is_stair else "samples"
         hidden = curve not in curves.in_scale
-        items.append(Line(curve.name, curve.time_s, curve.bytes, colour, width, fill, shape, hidden))
+        items.append(Line(curve.name, scale * curve.time_s, curve.bytes, colour, width, fill, shape, hidden))
     if curves.lowest is not None:
         colour = theme.LOWEST if curves.areas else theme.SERIES["allocated"]
-        items.append(Line("lowest", curves.lowest.time_s, curves.lowest.bytes, colour, 1.0, named=False))
+        items.append(Line("lowest", scale * curves.lowest.time_s, curves.lowest.bytes, colour, 1.0, named=False))
     names = [phase.name.lower() for phase in Phase]
     if len(curves.phases):
         items.append(Strip(curves.phases, ("", *(theme.PHASE_COLOURS[name] for name in names[1:]))))
     lost = "not all events of this stretch are known"
-    items += [Shade(begin_s, end_s, theme.TEXT, 0.12, lost) for begin_s, end_s in curves.lost]
+    items += [Shade(scale * begin_s, scale * end_s, theme.TEXT, 0.12, lost) for begin_s, end_s in curves.lost]
     if shows_capacity:
         items.append(Rule(capacity, theme.CAPACITY, f"capacity {format_bytes(capacity)}"))
     if peak.time_ns >= 0:
         text = f"peak {'' if peak.is_exact else '≥ '}{format_bytes(peak.low_bytes)}"
-        items.append(Label(peak.time_ns / 1e9, peak.low_bytes, text, theme.SERIES["allocated"], True, points=True))
+        items.append(
+            Label(scale * peak.time_ns / 1e9, peak.low_bytes, text, theme.SERIES["allocated"], True, points=True)
+        )
     y = Axis.of_bytes(max(top, capacity if shows_capacity else 0) * 1.06)
-    panel = Panel(y, {"": (Axis.of_seconds(duration_s, 5),)}, tuple(items))
+    panel = Panel(y, {"": (axis,)}, tuple(items))
     present = [names[code] for code in np.unique(curves.phases) if code]
     keys = tuple((name, theme.PHASE_COLOURS[name]) for name in present)
     return Scene(title, described(curves), (panel,), title, keys)
@@ -52,7 +57,8 @@ def timeline_scene(curves: Curves, title: str = "") -> Scene:
 def described(curves: Curves) -> str:
     """The text alternative of the figure, in a sentence or two."""
     allocated, peak = curves.curves[0], curves.peak
-    when = f" at {format_seconds(peak.time_ns / 1e9)}" if peak.time_ns >= 0 else ""
+    over = f" over {format_seconds(curves.duration_s)}" if curves.has_times else f" ({SIMULATED_GPU})"
+    when = f" at {format_seconds(peak.time_ns / 1e9)}" if peak.time_ns >= 0 and curves.has_times else ""
     bound = "" if peak.is_exact else "at least "
     first, last = format_bytes(curves.start_bytes), format_bytes(int(allocated.bytes[-1]))
     # The categories that held the peak, largest first, if the drawn curve reaches it.
@@ -62,7 +68,7 @@ def described(curves: Curves) -> str:
         named = (f"{name} {format_bytes(count)}" for count, name in sorted(levels, reverse=True))
         held = f"Held at the peak: {', '.join(named)}. "
     return (
-        f"Memory of {curves.device.label} over {format_seconds(curves.duration_s)}: allocated began at {first}, "
+        f"Memory of {curves.device.label}{over}: allocated began at {first}, "
         f"peaked at {bound}{format_bytes(peak.low_bytes)}{when} and ended at {last}. {held}"
         f"{sparkline(allocated, curves.duration_s)}"
     )

@@ -220,6 +220,15 @@ def test_the_message_of_a_tracked_cell_has_the_exact_sizes_of_its_trace():
     assert (message.allocated, message.cached) == (ByteRange.exact(8 << 30), ByteRange.exact(1 << 30))
 
 
+def test_the_lines_of_a_moment_have_the_number_of_their_cell():
+    script = Script()
+    script.alloc(64 << 20, line="/tmp/ipykernel_7/1.py:8")
+    script.oom(asked=20 << 20, free=10 << 20)
+    message = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 8.00 GiB of which 10.00 MiB is free."
+    run = Run("mine", script.trace(notes={"cells": {"/tmp/ipykernel_7/1.py": 3}}))
+    assert "cell [3] line 8" in note_oom(torch.OutOfMemoryError(message), run).text
+
+
 def test_whatever_goes_wrong_noting_never_raises(monkeypatch):
     monkeypatch.setattr(oom, "failure_facts", lambda *args: 1 / 0)
     assert note_oom(raised()) is None

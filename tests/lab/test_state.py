@@ -131,6 +131,9 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch):
     with pytest.raises(MemlabError, match="there is no CUDA device here"):
         lab(device="cuda")
     assert lab().choices.devices == ("cpu", "card")
+    assert lab().state["device"] == "cpu"
+    monkeypatch.setattr("memlab.probes.cuda.is_possible", lambda: True)
+    assert lab().state["device"] == "cuda"
 
 
 def test_what_is_no_workload_is_refused():

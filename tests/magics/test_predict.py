@@ -50,6 +50,9 @@ def test_an_out_of_memory_is_explained_without_asking_the_driver(notebook: Kerne
     texts = [data["text/plain"] for data in reply.shown]
     explained = next(text for text in texts if "ran out of memory: 4.00 GiB requested" in text)
     assert "The device was full." in explained and "could not be read" not in explained
+    assert "predicted: nothing ran on a card" in explained
+    again = notebook.ok("%memoom").out
+    assert "predicted for RTX 4060 · cuda:0 ran out of memory: 4.00 GiB requested" in again
 
 
 def test_a_device_that_an_earlier_cell_chose_is_the_cpu(notebook: Kernel):

@@ -210,7 +210,9 @@ def _of_the_device(failure: Failure) -> Iterator[Action]:
         text = f"restart with `PYTORCH_{message.backend}_ALLOC_CONF=expandable_segments:True`: less fragmentation"
         yield Action(text, ByteRange(0, message.cached.high), is_estimate=True)
     # Listed processes; a figure found by subtraction includes the driver's part, so it must be large.
-    text = "end other processes on the device (`nvidia-smi` lists them; often kernels of other notebooks)"
+    # A simulated GPU has no `nvidia-smi`.
+    lists = "torch.cuda.list_gpu_processes()" if failure.provenance == "simulated" else "nvidia-smi"
+    text = f"end other processes on the device (`{lists}` lists them; often kernels of other notebooks)"
     listed = [size for pid, size in message.others if pid != failure.own_pid]
     if failure.others_bytes is not None:
         yield _known(text, failure.others_bytes)

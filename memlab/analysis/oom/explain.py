@@ -13,6 +13,7 @@ from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.oom.actions import OUTPUTS, TRACEBACK, Action, actions, root_of
 from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
 from memlab.analysis.oom.text import IMPOSSIBLE
+from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import ByteRange, format_bytes
 
 NAMED = 8
@@ -40,7 +41,10 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of an out-of-memory error, ready to be shown; `verdict` is a code of `oom_facts`."""
+    """The explanation of an out-of-memory error, ready to be shown.
+
+    `verdict` is a code of `oom_facts`; `remark` says where the figures come from if not measured.
+    """
 
     label: str
     verdict: str
@@ -53,6 +57,7 @@ class Explanation:
     shares: tuple[Breakdown, ...]
     actions: tuple[Action, ...]
     gaps: tuple[str, ...]
+    remark: str = ""
 
 
 def explain(failure: Failure) -> Explanation:
@@ -70,6 +75,7 @@ def explain(failure: Failure) -> Explanation:
         failure.moment.shares if failure.moment is not None else (),
         actions(failure),
         failure.gaps,
+        _REMARKS.get(failure.provenance, ""),
     )
 
 
@@ -83,6 +89,7 @@ def amount_text(amount: ByteRange) -> str:
 
 # --- title and sentences --------------------------------------------------------------------------------------------------
 
+_REMARKS = {"simulated": SIMULATED_GPU, "predicted": "predicted: nothing ran on a card"}
 _VERDICTS = {
     TOO_MUCH: "This single request is larger than the whole device: only a smaller one can succeed.",
     LIMIT: "The limit of this process was reached, not that of the device.",
@@ -94,6 +101,9 @@ _VERDICTS = {
 
 def _title(failure: Failure) -> str:
     where, message = f"{failure.message.label} ran out of memory", failure.message
+    if not failure.has_context and message.free is not None and message.capacity is not None:
+        left = f"{amount_text(message.free)} of {amount_text(message.capacity)} were free"
+        return f"{where}: {left}, too little for the CUDA context of this process."
     if message.asked is None:
         is_odd = any(note.startswith(IMPOSSIBLE) for note in message.notes)
         return f"{where}; the message gives no size{' that can be' if is_odd else 's'}."
@@ -115,6 +125,9 @@ def _sentences(failure: Failure) -> Iterator[str]:
         yield f"{note[0].upper()}{note[1:]}."
     if moment is not None and message.asked is not None and moment.asked_bytes < message.asked.low:
         yield f"The tensor itself needs {format_bytes(moment.asked_bytes)}; PyTorch requested a whole segment."
+    if not failure.has_context and failure.others_bytes:
+        held = f"Other processes hold {format_bytes(failure.others_bytes)} of the device"
+        yield f"{held}; this one needs a context before its first tensor, and has none yet."
     yield from _sum(failure)
     if failure.own_pid is not None:
         yield f"Process {failure.own_pid} must be this one: PyTorch's part leaves no space for another that large."

@@ -50,6 +50,7 @@ class Failure:
     device at the end of the cell (`all_named`: every name was looked for), `largest_free_bytes` the largest piece of the
     allocator's cache then, `segments` all that it held. `phase` and `place` are where the error was raised, `others_bytes`
     what the driver lists for other processes, `calls_backward` whether the failed code contains a backward, reached or not.
+    `provenance` is "measured", "simulated" or "predicted"; without `has_context` CUDA found no room for this process's context.
     """
 
     message: Message
@@ -64,6 +65,8 @@ class Failure:
     expandable: bool | None = None
     others_bytes: int | None = None
     calls_backward: bool = False
+    has_context: bool = True
+    provenance: str = "measured"
     gaps: tuple[str, ...] = ()
 
     def given_back(self, addresses: Collection[int]) -> int:

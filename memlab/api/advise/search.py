@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from memlab import simulated_gpu
 from memlab.analysis.advice import Findings, Tried, cheapest, least_saving, ranked, saved
-from memlab.analysis.summary import provenance
 from memlab.api.advise.subject import Subject, Tell, TimeUp
 from memlab.api.compare import compare, step_seconds
 from memlab.api.predict import Prediction
@@ -238,7 +237,7 @@ def ratio(before: Run, after: Run) -> float | None:
 
     The minimum of the untracked steps, else of the tracked run: other load on the machine can only add time.
     """
-    if any(provenance(run.trace) != "measured" for run in (before, after)):
+    if any(run.trace.provenance != "measured" for run in (before, after)):
         return None
     first, second = (min(step_seconds(run) or [run.summary.duration_s]) for run in (before, after))
     return second / first if first and second else None

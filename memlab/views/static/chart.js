@@ -51,13 +51,13 @@ const memlabChart = (() => {
     return `rgba(${numbers.slice(0, 3).join(', ')}, ${alpha})`;
   }
 
-  function axes(element) {
+  function axes(element, times = {}) {              // `times`: what differs where seconds mean nothing
     const common = {                                // the element may not be on the page yet: its own style says nothing
       font: `${FONT_PX}px ${getComputedStyle(document.body).getPropertyValue('--jp-ui-font-family') || 'system-ui, sans-serif'}`, labelGap: 0, gap: 6,
       stroke: () => ink(element, 0.62), ticks: {show: false},
     };
     return [
-      {...common, size: 24, space: 90, values: timeTicks, incrs: TIME_STEPS, grid: {show: false}},
+      {...common, size: 24, space: 90, values: timeTicks, incrs: TIME_STEPS, grid: {show: false}, ...times},
       {...common, size: 70, space: 34, values: byteTicks, incrs: BINARY_STEPS,
        grid: {show: true, width: 1, stroke: () => ink(element, 0.10)}},
     ];
@@ -97,5 +97,5 @@ const memlabChart = (() => {
     return () => { themes.disconnect(); sizes.disconnect(); };
   }
 
-  return {bytesText, clockText, roomyTop, ink, axes, make, makeRoot, write, transparent, own, watchPage};
+  return {TIME_STEPS, bytesText, clockText, roomyTop, ink, axes, make, makeRoot, write, transparent, own, watchPage};
 })();

@@ -1,6 +1,6 @@
 // The explorer: what is seen is asked of the kernel; until it answers, the detail that is there is stretched.
 
-const {bytesText, roomyTop, axes, make, makeRoot, write, transparent, own, watchPage} = memlabChart;
+const {TIME_STEPS, bytesText, roomyTop, axes, make, makeRoot, write, transparent, own, watchPage} = memlabChart;
 const PLOT_HEIGHT = 280, RIGHT = 24, SMALLEST_PART = 1e-9, PATIENCE_MS = 1000;
 
 function readSeries(heads, view) {                   // [{name, colour, times, lows, highs}]
@@ -14,9 +14,15 @@ function readSeries(heads, view) {                   // [{name, colour, times, l
   });
 }
 
-function timeText(seconds, width) {                  // as many digits as the part that is seen tells apart
-  const digits = Math.min(9, Math.max(1, Math.ceil(3 - Math.log10(width))));
-  return `${seconds.toFixed(digits)} s`;
+function timeText(seconds, width, setup) {           // as many digits as the part that is seen tells apart
+  const scale = setup.has_times ? 1 : 100 / setup.span;    // without times in percent of the run
+  const digits = Math.min(9, Math.max(1, Math.ceil(3 - Math.log10(scale * width))));
+  return `${(scale * seconds).toFixed(digits)} ${setup.has_times ? 's' : '%'}`;
+}
+
+function percentTicks(span) {
+  const values = (plot, ticks) => ticks.map(tick => `${+(100 * tick / span).toPrecision(6)} %`);
+  return {values, incrs: TIME_STEPS.map(step => step * span / 100)};
 }
 
 function stretchAt(times, at) {                      // the last stretch that begins at or before `at`
@@ -78,8 +84,8 @@ function buildPage(setup, el) {
   return page;
 }
 
-function writeReadout(page, series, at, width) {
-  write(page.at, at === null ? 'drag to zoom · shift-drag to move · double-click for the whole run' : timeText(at, width));
+function writeReadout(page, series, at, width, setup) {
+  write(page.at, at === null ? 'drag to zoom · shift-drag to move · double-click for the whole run' : timeText(at, width, setup));
   for (const {name, colour, times, lows, highs} of series) {
     if (!page.values.has(name)) {
       const item = make('span', '', undefined, page.readout);
@@ -134,7 +140,7 @@ function render({model, el}) {
     width: Math.max(320, page.plot.clientWidth), height: PLOT_HEIGHT, padding: [8, RIGHT, 0, 0], legend: {show: false},
     cursor: {y: false, points: {show: false}, drag: {x: true, y: false, setScale: false}, bind: {dblclick: () => null}},
     scales: {x: {time: false, range: () => [...seen]}, y: {range: () => [0, roomyTop(top())]}},
-    axes: axes(page.root), series: [{}, {show: false}],
+    axes: axes(page.root, setup.has_times ? {} : percentTicks(setup.span)), series: [{}, {show: false}],
     hooks: {draw: [u => drawSeries(u, series, seen)], setSelect: [taken], setCursor: [pointed]},
   }, [[0, setup.span], [0, 0]], page.plot);
   plot.ctx.canvas.setAttribute('role', 'img');
@@ -147,8 +153,9 @@ function render({model, el}) {
   }
   function draw() {
     plot.setData(plot.data);
-    write(page.part, `${timeText(seen[0], seen[1] - seen[0])} to ${timeText(seen[1], seen[1] - seen[0])}`);
-    writeReadout(page, series, at, seen[1] - seen[0]);
+    const [begin, end] = seen.map(at => timeText(at, seen[1] - seen[0], setup));
+    write(page.part, `${begin} to ${end}`);
+    writeReadout(page, series, at, seen[1] - seen[0], setup);
     plot.ctx.canvas.setAttribute('aria-label', `Memory timeline of ${setup.title}, ${page.part.textContent}` +
       series.map(({name, highs}) => highs.length ? `, ${name} at most ${bytesText(highs.reduce((a, b) => Math.max(a, b)))}` : '').join(''));
   }
@@ -160,7 +167,7 @@ function render({model, el}) {
   }
   function pointed(u) {
     at = u.cursor.left >= 0 && u.cursor.left !== null ? u.posToVal(u.cursor.left, 'x') : null;
-    writeReadout(page, series, at, seen[1] - seen[0]);
+    writeReadout(page, series, at, seen[1] - seen[0], setup);
   }
   function show(begin, end) {
     begin = Math.max(0, begin); end = Math.min(setup.span, end);

@@ -115,6 +115,7 @@ function buildPage(s, el) {
   const page = {root, title: make('span', 'memlab-title', s.setup.title, head)};
   page.elapsed = make('span', 'memlab-number memlab-quiet', '', head);
   page.peak = make('span', 'memlab-number memlab-peak', '', head);
+  if (s.setup.remark) make('span', 'memlab-quiet', s.setup.remark, head);
   if (s.setup.can_stop) page.stop = make('button', 'memlab-button', 'Stop', head);
   page.said = make('div', 'memlab-said', '', root);
   page.said.setAttribute('role', 'status');
@@ -206,7 +207,7 @@ function placeLabels(s, u, page) {                   // names stand at the ends 
 }
 
 function writeWords(s, page) {
-  write(page.elapsed, clockText(s.elapsed));
+  write(page.elapsed, s.setup.remark ? '' : clockText(s.elapsed));
   write(page.peak, s.peak ? `peak allocated ${s.done ? '' : 'so far '}${s.exact ? '' : '≥ '}${bytesText(s.peak)}` : '');
   write(page.capacity, s.setup.capacity && !capacityIsDrawn(s) ? `capacity ${bytesText(s.setup.capacity)}, off the scale` : '');
   page.phases.forEach((chip, code) => { chip.hidden = !(s.seenPhases && s.seenPhases.has(code)); });
@@ -224,7 +225,8 @@ function describe(s) {
     return value === undefined ? '' : `, ${name} ${bytesText(value)}`;
   });
   const peak = s.peak ? `, peak allocated ${s.exact ? '' : 'at least '}${bytesText(s.peak)}` : '';
-  return `Memory timeline of ${s.setup.title} after ${clockText(s.elapsed)}${values.join('')}${peak}`;
+  const when = s.setup.remark ? `, ${s.setup.remark}` : ` after ${clockText(s.elapsed)}`;
+  return `Memory timeline of ${s.setup.title}${when}${values.join('')}${peak}`;
 }
 
 function newPlot(s, page) {
@@ -237,7 +239,7 @@ function newPlot(s, page) {
     width: Math.max(320, page.plot.clientWidth), height: PLOT_HEIGHT, padding: [8, GUTTER, 0, 0],
     legend: {show: false}, cursor: {show: false}, select: {show: false},
     scales: {x: {time: false, range: () => [0, Math.max(s.done ? 1e-3 : 1, s.elapsed, s.data[0][s.data[0].length - 1] || 0)]}, y: {range: () => [0, top()]}},
-    axes: axes(page.root), series: [{}, ...series],
+    axes: axes(page.root, s.setup.remark ? {values: (plot, ticks) => ticks.map(() => '')} : {}), series: [{}, ...series],
     hooks: {drawClear: [u => shadePhases(s, u)], draw: [u => drawCapacity(s, u)]},
   }, s.data, page.plot);
 }
