@@ -3,7 +3,7 @@
 The file begins with a header, which is written here; the rest is a slot per process, which the library writes. All numbers
 are little-endian:
 
-    0      magic "MEMLSIM1", u32 devices, u32 flags, u64 workspace of a convolution
+    0      magic "MEMLSIM1", u32 devices, u32 zero, u64 workspace of a convolution
     64     8 devices of 128 bytes: name[64], u64 total, u64 context, u32 major, minor, multiprocessors, 9 zeros
     4096   256 processes of 160 bytes
 """
@@ -22,7 +22,6 @@ SIZE = 4096 + 256 * 160
 MOST_DEVICES = 8
 _HEAD = struct.Struct("<8sIIQ40x")
 _DEVICE = struct.Struct("<64sQQIII36x")
-_REAL_READS = 1
 LONGEST_NAME = 63
 _SMALLEST, _LARGEST = 32 * MiB, 1 << 40
 """The library gives each device an address range of 1 TiB."""
@@ -76,14 +75,9 @@ def check_count(devices: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The GPUs of a simulated machine.
-
-    `returns_small_reads`: a read of up to 64 KiB from a device returns the bytes that are there instead of zeros.
-    `convolution_workspace_bytes` is what each cuDNN convolution asks for.
-    """
+    """The GPUs of a simulated machine. `convolution_workspace_bytes` is what each cuDNN convolution asks for."""
 
     devices: tuple[SimulatedDevice, ...]
-    returns_small_reads: bool = False
     convolution_workspace_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -99,8 +93,7 @@ class Machine:
 
     def to_bytes(self) -> bytes:
         """The file of this machine before any process uses it."""
-        flags = _REAL_READS if self.returns_small_reads else 0
-        head = _HEAD.pack(MAGIC, len(self.devices), flags, self.convolution_workspace_bytes)
+        head = _HEAD.pack(MAGIC, len(self.devices), 0, self.convolution_workspace_bytes)
         devices = b"".join(
             _DEVICE.pack(
                 one.name.encode(), one.total_bytes, one.context_bytes, *one.compute_capability, one.multiprocessors
@@ -116,7 +109,7 @@ class Machine:
             raise SimulatedGpuError(
                 f"{where!r} is not the file of a simulated machine: give another name, or remove it."
             )
-        _, count, flags, workspace = _HEAD.unpack_from(data)
+        _, count, _, workspace = _HEAD.unpack_from(data)
         if count > MOST_DEVICES:
             raise SimulatedGpuError(f"{where!r} is damaged: it has {count} devices. Remove it.")
         devices = [_DEVICE.unpack_from(data, _HEAD.size + index * _DEVICE.size) for index in range(count)]
@@ -127,7 +120,6 @@ class Machine:
                 )
                 for name, total, context, major, minor, processors in devices
             ),
-            bool(flags & _REAL_READS),
             workspace,
         )
 

@@ -17,6 +17,7 @@ class Answer(enum.Enum):
 
     HANDLE = "makes an opaque object, through its first argument"
     NOTHING = "returns success"
+    WORK = "counts as a launch, and returns success"
     TEXT = "returns a string"
     REFUSAL = "returns the library's code for what is not supported"
 
@@ -37,16 +38,18 @@ _NOTHING = (
     r"cufft(Destroy|Set\w*)",
     r"cusolverDn(Destroy|Set)\w*",
     r"cusparse(Destroy|Set)\w*",
-    # Calculations whose results and workspaces the caller has allocated.
-    r"cublasLtMatmul",
-    r"cublas\w*(gemm|Gemm|gemv|dot|Dot|trsm|getr[fs]|geqrf)\w*",
-    r"cudnn(BatchNorm|Normalization|Pooling|RNN|Spatial)\w*",
-    r"cufftXtExec",
     # Profilers and compilers: nothing is traced, nothing is compiled.
     r"cupti\w*",
     r"nvrtc\w*",
     # Communication: what ends it succeeds; what would need another process refuses.
     r"nccl(Group(Start|End)|(Comm|RedOp|DevComm)(Destroy|Abort|Finalize|Deregister|WindowDeregister)|MemFree)",
+)
+_WORK = (
+    # Calculations whose results and workspaces the caller has allocated.
+    r"cublasLtMatmul",
+    r"cublas\w*(gemm|Gemm|gemv|dot|Dot|trsm|getr[fs]|geqrf)\w*",
+    r"cudnn(BatchNorm|Normalization|Pooling|RNN|Spatial)\w*",
+    r"cufftXtExec",
 )
 _CODES = (
     ("cudnn", 3000),  # CUDNN_STATUS_NOT_SUPPORTED
@@ -62,14 +65,21 @@ _CODES = (
 )
 _RULES = tuple(
     (answer, re.compile("|".join(patterns)))
-    for answer, patterns in ((Answer.HANDLE, _HANDLES), (Answer.TEXT, _TEXTS), (Answer.NOTHING, _NOTHING))
+    for answer, patterns in (
+        (Answer.HANDLE, _HANDLES),
+        (Answer.TEXT, _TEXTS),
+        (Answer.NOTHING, _NOTHING),
+        (Answer.WORK, _WORK),
+    )
 )
 _HEAD = """// Made by memlab/simulated_gpu/stubs.py.
 #include <stdio.h>
 #include <stdlib.h>
 
+void count_launch(void);
 #define HANDLE(name) int name(void **made) { *made = calloc(1, 256); return *made ? 0 : 2; }
 #define NOTHING(name) int name(void) { return 0; }
+#define WORK(name) int name(void) { count_launch(); return 0; }
 #define TEXT(name) const char *name(void) { return "not known to the simulated GPU"; }
 #define REFUSAL(name, code) int name(void) { \\
     static int said; \\

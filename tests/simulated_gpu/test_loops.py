@@ -89,6 +89,13 @@ def test_a_batch_of_results_is_zeros_also_in_a_block_that_had_others():
     assert torch.randn(4, 50, device="cuda").argmax(-1).tolist() == [0] * 4
 
 
+def test_lengths_steer_a_loop_until_the_next_kernel():
+    lengths = torch.tensor([3, 1, 2]).cuda()
+    assert [len(range(count)) for count in lengths.tolist()] == [3, 1, 2]
+    lengths += 1
+    assert lengths.tolist() == [0, 0, 0]
+
+
 def test_multinomial_gives_index_0():
     shares = torch.softmax(torch.randn(4, 100, device="cuda"), -1)
     assert torch.multinomial(shares, 1).tolist() == [[0]] * 4
@@ -103,8 +110,3 @@ def test_what_depends_on_values_is_empty():
     x = torch.randn(100, device="cuda")
     assert x[x > 0].shape == torch.unique(x.int()).shape == (0,)
     assert torch.nonzero(x).shape == (0, 1)
-
-
-def test_what_the_host_copied_in_comes_back():
-    x = torch.arange(10.0)
-    assert torch.equal(x.cuda().cpu(), x)

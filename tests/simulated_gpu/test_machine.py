@@ -21,10 +21,10 @@ TWO = SimulatedDevice("Other", 4 * GiB, 0, (12, 0), 170)
 
 
 def test_the_layout_is_the_librarys():
-    data = Machine((ONE, TWO), returns_small_reads=True, convolution_workspace_bytes=5 * MiB).to_bytes()
+    data = Machine((ONE, TWO), convolution_workspace_bytes=5 * MiB).to_bytes()
     assert len(data) == 45056
     assert data[:8] == b"MEMLSIM1"
-    assert struct.unpack_from("<IIQ", data, 8) == (2, 1, 5 * MiB)
+    assert struct.unpack_from("<IIQ", data, 8) == (2, 0, 5 * MiB)
     assert data[24:64] == bytes(40)
     for start, one in ((64, ONE), (192, TWO)):
         assert data[start : start + 64].rstrip(b"\0").decode() == one.name
@@ -34,7 +34,7 @@ def test_the_layout_is_the_librarys():
     assert data[320:] == bytes(45056 - 320)
 
 
-@pytest.mark.parametrize("made", [Machine((ONE,)), Machine((ONE, TWO) * 4), Machine((TWO,), True, 7)])
+@pytest.mark.parametrize("made", [Machine((ONE,)), Machine((ONE, TWO) * 4), Machine((TWO,), 7)])
 def test_what_is_written_is_read(made, tmp_path):
     (tmp_path / "m").write_bytes(made.to_bytes())
     assert machine.read(tmp_path / "m") == made

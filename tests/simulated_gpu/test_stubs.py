@@ -26,7 +26,7 @@ compiles = pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc")
         ("cusparseCreateMatDescr", Answer.HANDLE),
         ("cusparseCreateCsr", Answer.REFUSAL),
         ("cublasSetStream_v2", Answer.NOTHING),
-        ("cublasSgemmStridedBatched", Answer.NOTHING),
+        ("cublasSgemmStridedBatched", Answer.WORK),
         ("cudnnDestroy", Answer.NOTHING),
         ("ncclGroupEnd", Answer.NOTHING),
         ("ncclSend", Answer.REFUSAL),

@@ -1,5 +1,5 @@
-// Where device memory lies: one TiB of addresses for each device, one for pinned host memory, sixteen for the virtual
-// memory of expandable segments.  The addresses are real (anonymous pages without a reservation), so that a copy is a
+// Where device memory lies: one TiB of addresses for each device, one for the managed memory of all, one for pinned host
+// memory, sixteen for the virtual memory of expandable segments.  The addresses are real (anonymous pages without a reservation), so that a copy is a
 // plain memcpy, and a page that nobody wrote costs no host memory.
 #include "simulated.h"
 #include <errno.h>
@@ -11,34 +11,43 @@
 #endif
 
 #define BASE 0x600000000000ull  // between the program with its heap below and the shared libraries above
+#define MANAGED (BASE + MAX_DEVICES * TIB)
+#define MANAGED_SIZE (TIB / MAX_DEVICES)  // of each device
+#define HOST (MANAGED + TIB)
+#define VIRTUAL (HOST + TIB)
+#define END (VIRTUAL + 16 * TIB)
 static struct ranges mapped[REGIONS];
 
 static uint64_t region_start(int region) {
-    return BASE + (uint64_t)region * TIB;
+    if (region < REGION_MANAGED)
+        return BASE + (uint64_t)region * TIB;
+    if (region < REGION_HOST)
+        return MANAGED + (uint64_t)(region - REGION_MANAGED) * MANAGED_SIZE;
+    return region == REGION_HOST ? HOST : region == REGION_VIRTUAL ? VIRTUAL : END;
 }
 
 static uint64_t region_end(int region) {
-    return region_start(region) + (region == REGION_VIRTUAL ? 16 * TIB : TIB);
-}
-
-uint64_t region_offset(const void *address) {
-    return (uint64_t)address - region_start(region_of(address));
-}
-
-uint64_t region_size(int region) {
-    return region_end(region) - region_start(region);
+    return region_start(region + 1);
 }
 
 int region_of(const void *address) {
     uint64_t at = (uint64_t)address;
-    if (at < BASE || at >= region_end(REGION_VIRTUAL))
+    if (at < BASE || at >= END)
         return -1;
-    return at >= region_start(REGION_VIRTUAL) ? REGION_VIRTUAL : (int)((at - BASE) / TIB);
+    if (at < MANAGED)
+        return (int)((at - BASE) / TIB);
+    if (at < HOST)
+        return REGION_MANAGED + (int)((at - MANAGED) / MANAGED_SIZE);
+    return at < VIRTUAL ? REGION_HOST : REGION_VIRTUAL;
 }
 
-bool on_device(const void *address) {
+int device_of_region(int region) {
+    return region < REGION_HOST ? region % MAX_DEVICES : -1;
+}
+
+bool is_device_only(const void *address) {
     int region = region_of(address);
-    return region >= 0 && region != REGION_HOST;
+    return (region >= 0 && region < REGION_MANAGED) || region == REGION_VIRTUAL;
 }
 
 // First fit, as drivers do: an address that was given back is the next one given out.
@@ -64,7 +73,7 @@ static bool map_pages(int region, uint64_t at, uint64_t size) {
             (unsigned long long)size, strerror(errno));
         return false;
     }
-    if (region != REGION_HOST)
+    if (is_device_only(pages))
         madvise(pages, size, MADV_NOHUGEPAGE);  // or a copy of 4 bytes would cost 2 MiB of the host
     return true;
 }
@@ -82,7 +91,7 @@ static void *map_in_gap(int region, uint64_t bytes, uint64_t unit) {  // with th
 }
 
 void *map_memory(int region, uint64_t bytes, uint64_t unit) {
-    if (!bytes || bytes > region_size(region))
+    if (!bytes || bytes > region_end(region) - region_start(region))
         return NULL;
     lock(LOCK_SPACE);
     void *memory = map_in_gap(region, bytes, unit);
@@ -101,7 +110,7 @@ uint64_t unmap_memory(void *address) {
         size = found->size;
         forget_bytes(address, size);
         munmap(address, size);
-        ranges_remove(&mapped[region], (int)(found - mapped[region].items));
+        ranges_remove(&mapped[region], (int)(found - mapped[region].items), 1);
     }
     unlock(LOCK_SPACE);
     return size;

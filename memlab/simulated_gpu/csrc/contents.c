@@ -1,206 +1,173 @@
-// The bytes in device memory.  The host copies them there and back; no kernel ever writes one.  A map of the pages that
-// were written keeps the rest free of charge: what nobody wrote is zeros, and is neither read nor copied.
+// The bytes in device memory.  No kernel writes one, so the only values are those that the host copied in.  They come
+// back until the next kernel is launched, which might have changed any of them, and of all copies the last 128 MiB.
+// Everything else reads as zeros and has no pages: a page of device memory that costs the host memory holds known bytes.
 #include "simulated.h"
 #include <string.h>
 #include <sys/mman.h>
 
 #define LARGEST_FILL MIB  // a longer fill with something else than zeros would only cost host memory
-enum { SMALL_READ = 64 * 1024 };
+#define MOST_BYTES (128 * MIB)
+enum { MOST_PIECES = 8192 };  // a piece that begins and ends inside pages costs up to two pages more than its bytes
 
-// ---- the map: one byte a page, in a sparse mapping of its own for each region
-static unsigned char *maps[REGIONS];
+static struct ranges known;  // where the bytes are those of the host
+static uint64_t known_bytes;
 
-static unsigned char *create_map(int region) {
-    lock(LOCK_MAPS);
-    if (!maps[region]) {
-        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        void *map = mmap(NULL, region_size(region) / PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
-        if (map != MAP_FAILED) {
-            madvise(map, region_size(region) / PAGE, MADV_NOHUGEPAGE);
-            __atomic_store_n(&maps[region], map, __ATOMIC_RELEASE);
-        }
-    }
-    unlock(LOCK_MAPS);
-    return maps[region];
+static uint64_t end_of(struct range range) {
+    return range.at + range.size;
 }
 
-// The map's byte for a device address; NULL where the host refused the map: then every page counts as written.
-static unsigned char *map_at(const void *address) {
-    int region = region_of(address);
-    unsigned char *map = __atomic_load_n(&maps[region], __ATOMIC_ACQUIRE);
-    if (!map)
-        map = create_map(region);
-    return map ? map + region_offset(address) / PAGE : NULL;
+static void count_bytes(uint64_t bytes) {
+    __atomic_store_n(&known_bytes, bytes, __ATOMIC_RELAXED);  // launches look at it without the lock
 }
 
-static uint64_t page_count(const void *at, size_t bytes) {
-    return ((uint64_t)at + bytes - 1) / PAGE - (uint64_t)at / PAGE + 1;
+static void release_pages(uint64_t first, uint64_t end) {
+    if (first < end)
+        madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
-static void mark_written(void *at, size_t bytes) {
-    unsigned char *map = bytes ? map_at(at) : NULL;
-    if (map)
-        memset(map, 1, page_count(at, bytes));
-}
-
-static bool is_written(const void *at) {
-    const unsigned char *map = map_at(at);
-    return !map || *map;
-}
-
-// How many of the bytes at a device address lie in pages that are all written, or all not.
-static size_t equal_run(const char *at, size_t bytes, bool *written) {
-    const unsigned char *map = map_at(at);
-    *written = !map || *map;
-    if (!map)
-        return bytes;
-    uint64_t pages = page_count(at, bytes), i = 1;
-    while (i < pages && map[i] == map[0])
-        i++;
-    return i == pages ? bytes : (size_t)(i * PAGE - (uint64_t)at % PAGE);
-}
-
-// ---- zeros
-static void zero_part_of_page(char *at, size_t bytes) {
-    if (bytes && is_written(at))
-        memset(at, 0, bytes);
-}
-
-static void clear_map(unsigned char *map, uint64_t pages) {
-    unsigned char *end = map + pages;
-    unsigned char *first = (unsigned char *)round_up((uint64_t)map, PAGE);
-    unsigned char *last = (unsigned char *)((uint64_t)end / PAGE * PAGE);
-    if (first >= last) {
-        memset(map, 0, pages);
+// ---- the list, with the lock held
+static void note(uint64_t at, uint64_t bytes) {
+    int index = ranges_after(&known, at);
+    if (!bytes)
         return;
-    }
-    memset(map, 0, (size_t)(first - map));
-    madvise(first, (size_t)(last - first), MADV_DONTNEED);  // writing zeros would fill the sparse map
-    memset(last, 0, (size_t)(end - last));
-}
-
-static void drop_pages(char *from, char *to) {
-    size_t bytes = (size_t)(to - from);
-    unsigned char *map = map_at(from);
-    if (map && !memchr(map, 1, bytes / PAGE))
+    if (index > 0 && end_of(known.items[index - 1]) == at)
+        known.items[index - 1].size += bytes;
+    else if (!ranges_insert(&known, index, (struct range){.at = at, .size = bytes}))
         return;
-    madvise(from, bytes, MADV_DONTNEED);
-    if (map)
-        clear_map(map, bytes / PAGE);
+    count_bytes(known_bytes + bytes);
 }
 
-static void zero_bytes(char *at, size_t bytes) {
-    char *first = (char *)round_up((uint64_t)at, PAGE), *last = (char *)((uint64_t)(at + bytes) / PAGE * PAGE);
-    if (!on_device(at)) {
-        memset(at, 0, bytes);
-    } else if (first >= last) {  // no whole page
-        size_t head = first < at + bytes ? (size_t)(first - at) : bytes;
-        zero_part_of_page(at, head);
-        zero_part_of_page(at + head, bytes - head);
-    } else {
-        zero_part_of_page(at, (size_t)(first - at));
-        drop_pages(first, last);
-        zero_part_of_page(last, (size_t)(at + bytes - last));
+static bool is_any_known(uint64_t at, uint64_t end) {
+    int index = ranges_after(&known, at);
+    return index < known.count && known.items[index].at < end;
+}
+
+static void forget(uint64_t at, uint64_t end) {
+    int first = ranges_after(&known, at), behind = first;
+    uint64_t bytes = known_bytes;
+    while (behind < known.count && known.items[behind].at < end)
+        bytes -= known.items[behind++].size;
+    if (first == behind)
+        return;
+    struct range head = known.items[first], tail = known.items[behind - 1];
+    ranges_remove(&known, first, behind - first);
+    count_bytes(bytes);
+    note(head.at, head.at < at ? at - head.at : 0);
+    note(end, end < end_of(tail) ? end_of(tail) - end : 0);
+
+    uint64_t first_page = at / PAGE * PAGE, end_page = round_up(end, PAGE);
+    if (is_any_known(first_page, at))
+        first_page += PAGE;
+    if (is_any_known(end, end_page))
+        end_page -= PAGE;
+    release_pages(first_page, end_page);
+}
+
+static void forget_all(void) {
+    for (int i = 0; i < known.count; i++)
+        release_pages(known.items[i].at / PAGE * PAGE, round_up(end_of(known.items[i]), PAGE));
+    known.count = 0;
+    count_bytes(0);
+}
+
+static bool has_room(uint64_t bytes) {
+    return known_bytes + bytes <= MOST_BYTES && known.count < MOST_PIECES;
+}
+
+// ---- copies, with the lock held
+static void copy_in(uint64_t to, const void *from, size_t bytes) {
+    forget(to, to + bytes);
+    if (bytes > MOST_BYTES)
+        return;
+    if (!has_room(bytes))
+        forget_all();
+    memcpy((void *)to, from, bytes);
+    note(to, bytes);
+}
+
+// The first known piece in a range of addresses; an empty one at its end if there is none.
+static struct range next_known(uint64_t at, uint64_t end) {
+    int index = ranges_after(&known, at);
+    if (index == known.count || known.items[index].at >= end)
+        return (struct range){.at = end};
+    struct range found = known.items[index];
+    uint64_t start = found.at > at ? found.at : at, stop = end_of(found) < end ? end_of(found) : end;
+    return (struct range){.at = start, .size = stop - start};
+}
+
+static void copy_out(char *to, uint64_t from, size_t bytes) {
+    uint64_t at = from, end = from + bytes;
+    while (at < end) {
+        struct range piece = next_known(at, end);
+        memset(to + (at - from), 0, piece.at - at);
+        memcpy(to + (piece.at - from), (void *)piece.at, piece.size);
+        at = end_of(piece);
     }
 }
 
-// The pages themselves are the caller's to unmap.
-void forget_bytes(void *at, size_t bytes) {
-    unsigned char *map = __atomic_load_n(&maps[region_of(at)], __ATOMIC_ACQUIRE);
-    if (map)
-        clear_map(map + region_offset(at) / PAGE, bytes / PAGE);
+// The copy of known bytes is known as far as there is room for it: it must not cost more host memory than copies in.
+static void copy_within(uint64_t to, uint64_t from, size_t bytes) {
+    if (to == from)
+        return;
+    forget(to, to + bytes);
+    for (uint64_t at = from, end = from + bytes; at < end;) {
+        struct range piece = next_known(at, end);
+        uint64_t target = to + (piece.at - from);
+        at = end_of(piece);
+        if (!piece.size || !has_room(piece.size))
+            continue;
+        memmove((void *)target, (void *)piece.at, piece.size);
+        note(target, piece.size);
+    }
 }
 
-void host_may_write(void *at, size_t bytes) {
-    mark_written(at, bytes);
-}
-
-// ---- copies
 void copy_bytes(void *to, const void *from, size_t bytes) {
-    char *target = to;
-    const char *source = from;
-    while (bytes && target && source) {
-        bool written = true;
-        size_t run = on_device(source) ? equal_run(source, bytes, &written) : bytes;
-        if (!written) {
-            zero_bytes(target, run);
-        } else {
-            memmove(target, source, run);
-            if (on_device(target))
-                mark_written(target, run);
-        }
-        target += run;
-        source += run;
-        bytes -= run;
-    }
-}
-
-// ---- what the host may know
-// A result read back (.item(), the count behind nonzero(), GradScaler's found_inf, a batch of tokens) is something a kernel
-// would have written.  The block holds stale bytes instead, and those change what programs do: a stale found_inf skips the
-// step.  So a read of up to SMALL_READ gives zeros, unless the bytes came from the host and nothing was launched since.
-static struct {
-    const char *at;
-    size_t bytes;
-    uint64_t launches;
-} known[64];
-static unsigned known_next;
-enum { KNOWN = sizeof known / sizeof *known };
-
-static bool is_known(const char *at, size_t bytes) {
-    bool found = false;
-    lock(LOCK_KNOWN);
-    for (int i = 0; i < KNOWN && !found; i++)
-        found = known[i].launches == launches() && at >= known[i].at && at + bytes <= known[i].at + known[i].bytes;
-    unlock(LOCK_KNOWN);
-    return found;
-}
-
-static void forget_known(const char *at, size_t bytes) {
-    lock(LOCK_KNOWN);
-    for (int i = 0; i < KNOWN; i++) {
-        if (at < known[i].at + known[i].bytes && known[i].at < at + bytes)
-            known[i].bytes = 0;
-    }
-    unlock(LOCK_KNOWN);
-}
-
-static void note_known(const char *at, size_t bytes) {
-    lock(LOCK_KNOWN);
-    unsigned place = known_next++ % KNOWN;
-    known[place].at = at;
-    known[place].bytes = bytes;
-    known[place].launches = launches();
-    unlock(LOCK_KNOWN);
-}
-
-void copy_for_caller(void *to, const void *from, size_t bytes) {
-    if (!bytes || !to || !from)
-        return;
-    bool meaningful = !on_device(from) || small_reads_are_real() || is_known(from, bytes);
-    if (!meaningful && bytes <= SMALL_READ) {
-        fill_bytes(to, 0, bytes);
+    if (!is_device_only(to) && !is_device_only(from)) {
+        memmove(to, from, bytes);
         return;
     }
-    copy_bytes(to, from, bytes);
-    if (!on_device(to))
-        return;
-    if (meaningful)
-        note_known(to, bytes);
+    lock(LOCK_CONTENTS);
+    if (!is_device_only(from))
+        copy_in((uint64_t)to, from, bytes);
+    else if (!is_device_only(to))
+        copy_out(to, (uint64_t)from, bytes);
     else
-        forget_known(to, bytes);
+        copy_within((uint64_t)to, (uint64_t)from, bytes);
+    unlock(LOCK_CONTENTS);
+}
+
+// ---- fills
+static void fill_device(uint64_t at, int value, size_t bytes) {  // with the lock held
+    forget(at, at + bytes);
+    if (!value || bytes > LARGEST_FILL)
+        return;
+    if (!has_room(bytes))
+        forget_all();
+    memset((void *)at, value, bytes);
+    note(at, bytes);
 }
 
 void fill_bytes(void *at, int value, size_t bytes) {
-    if (!bytes || !at)
-        return;
-    if (!value || (on_device(at) && bytes > LARGEST_FILL)) {
-        zero_bytes(at, bytes);
-    } else {
+    if (!is_device_only(at)) {
         memset(at, value, bytes);
-        if (on_device(at))
-            mark_written(at, bytes);
+        return;
     }
-    if (on_device(at))
-        note_known(at, bytes);
+    lock(LOCK_CONTENTS);
+    fill_device((uint64_t)at, value, bytes);
+    unlock(LOCK_CONTENTS);
+}
+
+// ---- the ends of values
+void forget_bytes(void *at, size_t bytes) {
+    lock(LOCK_CONTENTS);
+    forget((uint64_t)at, (uint64_t)at + bytes);
+    unlock(LOCK_CONTENTS);
+}
+
+void forget_all_bytes(void) {
+    if (!__atomic_load_n(&known_bytes, __ATOMIC_RELAXED))
+        return;
+    lock(LOCK_CONTENTS);
+    forget_all();
+    unlock(LOCK_CONTENTS);
 }

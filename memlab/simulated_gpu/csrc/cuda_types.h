@@ -115,7 +115,7 @@ typedef struct {
     unsigned char bytes[16];
 } CUuuid;
 
-enum memory_type { MEMORY_UNREGISTERED = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
+enum memory_type { MEMORY_UNREGISTERED = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_MANAGED = 3 };
 struct cudaPointerAttributes {
     enum memory_type type;
     int device;

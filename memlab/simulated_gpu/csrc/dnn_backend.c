@@ -117,5 +117,6 @@ int cudnnBackendFinalize(struct descriptor *descriptor) {
 }
 
 int cudnnBackendExecute(opaque handle, struct descriptor *plan, struct descriptor *variants) {
+    count_launch();
     return 0;
 }

@@ -226,7 +226,7 @@ CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, cud
 }
 
 CUresult cuStreamWriteValue32_v2(cudaStream_t stream, CUdeviceptr address, uint32_t value, unsigned flags) {
-    copy_for_caller((void *)(uintptr_t)address, &value, sizeof value);
+    copy_bytes((void *)(uintptr_t)address, &value, sizeof value);
     return cudaSuccess;
 }
 

@@ -11,6 +11,7 @@ uint64_t launches(void) {
 
 void count_launch(void) {
     __atomic_add_fetch(&launch_count, 1, __ATOMIC_RELAXED);
+    forget_all_bytes();  // any of them might be what the kernel writes
 }
 
 // ---- names, kept under MEMLAB_SIMULATED_TRACE=launch only: a hash table from the host's function to the kernel's name

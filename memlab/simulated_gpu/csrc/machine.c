@@ -19,7 +19,7 @@ struct device_record {
 };
 struct machine_file {
     char magic[8];
-    uint32_t devices, flags;
+    uint32_t devices, zero;
     uint64_t conv_workspace_bytes;
     char unused[40];
     struct device_record device[MAX_DEVICES];
@@ -31,14 +31,11 @@ _Static_assert(offsetof(struct machine_file, device) == 64, "devices begin at by
 _Static_assert(offsetof(struct machine_file, slots) == 4096, "process slots begin at byte 4096");
 _Static_assert(sizeof(struct slot) == 160 && sizeof(struct machine_file) == 45056, "160 bytes for a process");
 
-enum { FLAG_REAL_SMALL_READS = 1 };
-
 // The header is copied before it is checked, so that nobody can change it afterwards.
 static struct {
     int devices;
     struct device device[MAX_DEVICES];
     uint64_t conv_workspace;
-    bool small_reads_are_real;
     struct slot *slots;
     int file;
 } machine = {.file = -1};
@@ -89,7 +86,6 @@ static bool read_header(const struct machine_file *header, const char *path) {
             return false;
     }
     machine.conv_workspace = header->conv_workspace_bytes;
-    machine.small_reads_are_real = header->flags & FLAG_REAL_SMALL_READS;
     return true;
 }
 
@@ -151,10 +147,6 @@ struct slot *process_slots(void) {
 
 int machine_file(void) {
     return device_count() ? machine.file : -1;
-}
-
-bool small_reads_are_real(void) {
-    return device_count() && machine.small_reads_are_real;
 }
 
 uint64_t conv_workspace_bytes(void) {

@@ -27,13 +27,13 @@ int memlab_simulated_counters(int device, uint64_t out[5]) {
 }
 
 // ---- device memory
-static void *allocate(int physical, size_t bytes) {
+static void *allocate(int physical, int region, size_t bytes) {
     if (bytes > device_at(physical)->total)  // first, since rounding up a huge size would wrap around
         return NULL;
     uint64_t size = round_up(bytes, GRANULE);
     if (!charge(physical, size))
         return NULL;
-    void *memory = map_memory(physical, bytes, GRANULE);
+    void *memory = map_memory(region, bytes, GRANULE);
     if (memory)
         count_allocation();
     else
@@ -42,8 +42,8 @@ static void *allocate(int physical, size_t bytes) {
 }
 
 static bool release(void *address) {
-    int physical = region_of(address);
-    if (physical < 0 || physical >= MAX_DEVICES)
+    int physical = device_of_region(region_of(address));
+    if (physical < 0)
         return false;
     uint64_t size = unmap_memory(address);
     if (!size)
@@ -54,16 +54,26 @@ static bool release(void *address) {
     return true;
 }
 
-cudaError_t cudaMalloc(void **address, size_t bytes) {
+static cudaError_t allocate_for_caller(void **address, int first_region, size_t bytes) {
     if (!address)
         return fail(cudaErrorInvalidValue);
     *address = NULL;
     cudaError_t error = use_current();
     if (error || !bytes)
         return error;
-    *address = allocate(current_physical(), bytes);
-    trace(TRACE_MEMORY, "malloc device=%d bytes=%zu -> %p", current_physical(), bytes, *address);
+    int physical = current_physical();
+    *address = allocate(physical, first_region + physical, bytes);
+    trace(TRACE_MEMORY, "malloc device=%d bytes=%zu -> %p", physical, bytes, *address);
     return *address ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaMalloc(void **address, size_t bytes) {
+    return allocate_for_caller(address, 0, bytes);
+}
+
+// Memory that the host reaches by address as well: it is the host's, and counts on the device.
+cudaError_t cudaMallocManaged(void **address, size_t bytes, unsigned flags) {
+    return allocate_for_caller(address, REGION_MANAGED, bytes);
 }
 
 cudaError_t cudaFree(void *address) {
@@ -71,13 +81,6 @@ cudaError_t cudaFree(void *address) {
     if (error || !address)
         return error;
     return release(address) ? cudaSuccess : fail(cudaErrorInvalidValue);
-}
-
-cudaError_t cudaMallocManaged(void **address, size_t bytes, unsigned flags) {
-    cudaError_t error = cudaMalloc(address, bytes);
-    if (!error)
-        host_may_write(*address, bytes);
-    return error;
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
@@ -130,7 +133,7 @@ cudaError_t cudaHostUnregister(void *address) {
     struct range *found = ranges_find(&registered, (uint64_t)address);
     bool begins = found && found->at == (uint64_t)address;
     if (begins)
-        ranges_remove(&registered, (int)(found - registered.items));
+        ranges_remove(&registered, (int)(found - registered.items), 1);
     unlock(LOCK_REGISTERED);
     return begins ? cudaSuccess : fail(cudaErrorHostMemoryNotRegistered);
 }
@@ -152,9 +155,11 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const vo
         out->device_pointer = (void *)address;
         out->host_pointer = (void *)address;
     } else if (region >= 0) {
-        out->type = MEMORY_DEVICE;
-        out->device = ordinal_of(region == REGION_VIRTUAL ? virtual_memory_device(address) : region);
+        bool is_managed = region >= REGION_MANAGED && region < REGION_HOST;
+        out->type = is_managed ? MEMORY_MANAGED : MEMORY_DEVICE;
+        out->device = ordinal_of(region == REGION_VIRTUAL ? virtual_memory_device(address) : device_of_region(region));
         out->device_pointer = (void *)address;
+        out->host_pointer = is_managed ? (void *)address : NULL;
     } else {
         out->type = MEMORY_UNREGISTERED;
         out->device = -1;
@@ -167,7 +172,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const vo
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
     cudaError_t error = use_current();
     if (!error)
-        copy_for_caller(to, from, bytes);
+        copy_bytes(to, from, bytes);
     return error;
 }
 

@@ -123,7 +123,7 @@ static size_t element_size(int type) {
 
 static int hand_over(const void *from, void *to, size_t count, int type) {
     if (from != to)
-        copy_for_caller(to, from, count * element_size(type));
+        copy_bytes(to, from, count * element_size(type));
     return 0;
 }
 

@@ -35,7 +35,7 @@ bool ranges_insert(struct ranges *list, int index, struct range item) {
     return true;
 }
 
-void ranges_remove(struct ranges *list, int index) {
-    list->count--;
-    memmove(list->items + index, list->items + index + 1, (size_t)(list->count - index) * sizeof *list->items);
+void ranges_remove(struct ranges *list, int first, int count) {
+    list->count -= count;
+    memmove(list->items + first, list->items + first + count, (size_t)(list->count - first) * sizeof *list->items);
 }

@@ -40,8 +40,7 @@ enum lock {
     LOCK_VIRTUAL,     // pieces of virtual memory
     LOCK_SPACE,       // the address space
     LOCK_MACHINE,     // this process's slot; among processes, the machine file is locked too
-    LOCK_MAPS,        // creating a map of written pages
-    LOCK_KNOWN,       // what the host may read
+    LOCK_CONTENTS,    // what the host may read
     LOCK_NAMES,       // kernel names
     LOCKS,
 };
@@ -68,7 +67,6 @@ int device_count(void);  // 0 without a machine
 const struct device *device_at(int physical);
 struct slot *process_slots(void);
 int machine_file(void);  // its file descriptor
-bool small_reads_are_real(void);
 uint64_t conv_workspace_bytes(void);
 
 // ---- capability.c: what follows from a compute capability
@@ -120,24 +118,22 @@ struct ranges {
 int ranges_after(const struct ranges *list, uint64_t address);  // index of the first range that ends behind address
 struct range *ranges_find(const struct ranges *list, uint64_t address);
 bool ranges_insert(struct ranges *list, int index, struct range item);
-void ranges_remove(struct ranges *list, int index);
+void ranges_remove(struct ranges *list, int first, int count);
 
 // ---- address_space.c: where device and pinned memory lies
-enum region { REGION_HOST = MAX_DEVICES, REGION_VIRTUAL, REGIONS };  // 0..7 are the devices
-int region_of(const void *address);                                  // -1: not ours
-uint64_t region_offset(const void *address);
-uint64_t region_size(int region);
-bool on_device(const void *address);
+enum region { REGION_MANAGED = MAX_DEVICES, REGION_HOST = 2 * MAX_DEVICES, REGION_VIRTUAL, REGIONS };  // 0..7: devices
+int region_of(const void *address);        // -1: not ours
+int device_of_region(int region);          // -1: none's, or several devices'
+bool is_device_only(const void *address);  // the host reaches it by copies alone
 void *map_memory(int region, uint64_t bytes, uint64_t unit);
 uint64_t unmap_memory(void *address);  // the bytes released, 0 if nothing begins there
 bool find_memory(const void *address, struct range *found);
 
 // ---- contents.c: the bytes in device memory
 void copy_bytes(void *to, const void *from, size_t bytes);
-void copy_for_caller(void *to, const void *from, size_t bytes);
 void fill_bytes(void *at, int value, size_t bytes);
 void forget_bytes(void *at, size_t bytes);
-void host_may_write(void *at, size_t bytes);
+void forget_all_bytes(void);
 
 // ---- device.c, kernels.c, virtual_memory.c, memory.c: shared between the runtime's and the driver's calls
 cudaError_t fail(cudaError_t error);

@@ -161,14 +161,14 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const void *access, s
 
 static CUresult unmap_pieces(CUdeviceptr address, size_t bytes) {  // with the lock held
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    forget_bytes((void *)address, bytes);
     if (mmap((void *)address, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED)
         return cudaErrorMemoryAllocation;
     madvise((void *)address, bytes, MADV_NOHUGEPAGE);
-    forget_bytes((void *)address, bytes);
     int index = ranges_after(&pieces, address);
     while (index < pieces.count && pieces.items[index].at < address + bytes) {
         drop_user(pieces.items[index].from);
-        ranges_remove(&pieces, index);
+        ranges_remove(&pieces, index, 1);
     }
     return cudaSuccess;
 }
