@@ -39,6 +39,9 @@ typedef enum {
     cudaErrorHostMemoryAlreadyRegistered = 712,
     cudaErrorHostMemoryNotRegistered = 713,
     cudaErrorNotSupported = 801,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorCapturedEvent = 907,
     cudaErrorUnknown = 999,
 } cudaError_t;
 typedef cudaError_t CUresult;
@@ -98,7 +101,6 @@ enum pool_attribute {
     POOL_USED_CURRENT = 7,
     POOL_USED_HIGH = 8,
 };
-enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1 };
 enum { ENTRY_POINT_FOUND = 0, ENTRY_POINT_NOT_FOUND = 1 };
 enum {
     FUNCTION_MAX_THREADS_PER_BLOCK = 0,

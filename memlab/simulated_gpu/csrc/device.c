@@ -27,6 +27,12 @@ static const struct {
      "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "CUDA_ERROR_NOT_SUPPORTED",
      "operation not supported on a simulated GPU"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent", "CUDA_ERROR_CAPTURED_EVENT",
+     "operation not permitted on an event last recorded in a capturing stream"},
     {cudaErrorUnknown, "cudaErrorUnknown", "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 enum { ERRORS = sizeof errors / sizeof *errors };
@@ -104,7 +110,8 @@ cudaError_t cudaSetDevice(int ordinal) {
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
-    return use_current();
+    cudaError_t error = use_current();
+    return error ? error : fail(refuse_waiting_for_all());
 }
 
 // ---- what the device is

@@ -174,7 +174,7 @@ CUresult cuCtxGetDevice(CUdevice *device) {
 }
 
 CUresult cuCtxSynchronize(void) {
-    return cudaSuccess;
+    return cudaDeviceSynchronize();
 }
 
 CUresult cuCtxGetLimit(size_t *value, int limit) {
@@ -216,18 +216,18 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
 // Any value that is not one byte over and over is rare and short: a semaphore, a flag.
 CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, cudaStream_t stream) {
     unsigned *words = (unsigned *)(uintptr_t)address;
-    if (!value || count * sizeof *words > MIB) {
-        fill_bytes(words, 0, count * sizeof *words);
-        return cudaSuccess;
-    }
+    if (count > SIZE_MAX / sizeof *words)
+        return cudaErrorInvalidValue;
+    CUresult error = cudaMemsetAsync(words, 0, count * sizeof *words, stream);
+    if (error || !value || count * sizeof *words > MIB)
+        return error;
     for (size_t i = 0; i < count; i++)
         copy_bytes(&words[i], &value, sizeof value);
     return cudaSuccess;
 }
 
 CUresult cuStreamWriteValue32_v2(cudaStream_t stream, CUdeviceptr address, uint32_t value, unsigned flags) {
-    copy_bytes((void *)(uintptr_t)address, &value, sizeof value);
-    return cudaSuccess;
+    return cudaMemcpyAsync((void *)(uintptr_t)address, &value, sizeof value, 0, stream);
 }
 
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
@@ -313,17 +313,17 @@ CUresult cuFuncSetCacheConfig(CUfunction function, int preference) {
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                         unsigned block_y, unsigned block_z, unsigned shared_bytes, cudaStream_t stream,
                         void **arguments, void **extra) {
-    return launched(function, (dim3){grid_x, grid_y, grid_z}, (dim3){block_x, block_y, block_z});
+    return launched(function, stream, (dim3){grid_x, grid_y, grid_z}, (dim3){block_x, block_y, block_z});
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                    cudaStream_t stream, void **arguments) {
-    return launched(function, (dim3){grid_x, grid_y, grid_z}, (dim3){block_x, block_y, block_z});
+    return launched(function, stream, (dim3){grid_x, grid_y, grid_z}, (dim3){block_x, block_y, block_z});
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *configuration, CUfunction function, void **arguments, void **extra) {
-    return launched(function, configuration->grid, configuration->block);
+    return launched(function, configuration->stream, configuration->grid, configuration->block);
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,

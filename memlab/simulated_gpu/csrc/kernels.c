@@ -97,8 +97,10 @@ cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
 }
 
 // ---- launches
-cudaError_t launched(const void *function, dim3 grid, dim3 block) {
+cudaError_t launched(const void *function, cudaStream_t stream, dim3 grid, dim3 block) {
     cudaError_t error = use_current();
+    if (!error)
+        error = fail(refuse_spoilt(stream));
     if (error)
         return error;
     count_launch();
@@ -133,21 +135,21 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_b
 
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t shared_bytes,
                                cudaStream_t stream) {
-    return launched(kernel, grid, block);
+    return launched(kernel, stream, grid, block);
 }
 
 cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared_bytes,
                              cudaStream_t stream) {
-    return launched(function, grid, block);
+    return launched(function, stream, grid, block);
 }
 
 cudaError_t cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **arguments,
                                         size_t shared_bytes, cudaStream_t stream) {
-    return launched(function, grid, block);
+    return launched(function, stream, grid, block);
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *configuration, const void *function, void **arguments) {
-    return launched(function, configuration->grid, configuration->block);
+    return launched(function, configuration->stream, configuration->grid, configuration->block);
 }
 
 // ---- attributes and occupancy

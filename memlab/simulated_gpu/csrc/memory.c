@@ -68,19 +68,26 @@ static cudaError_t allocate_for_caller(void **address, int first_region, size_t 
 }
 
 cudaError_t cudaMalloc(void **address, size_t bytes) {
-    return allocate_for_caller(address, 0, bytes);
+    cudaError_t error = fail(refuse_unsafe());
+    return error ? error : allocate_for_caller(address, 0, bytes);
 }
 
 // Memory that the host reaches by address as well: it is the host's, and counts on the device.
 cudaError_t cudaMallocManaged(void **address, size_t bytes, unsigned flags) {
-    return allocate_for_caller(address, REGION_MANAGED, bytes);
+    cudaError_t error = fail(refuse_unsafe());
+    return error ? error : allocate_for_caller(address, REGION_MANAGED, bytes);
 }
 
-cudaError_t cudaFree(void *address) {
+static cudaError_t release_for_caller(void *address) {
     cudaError_t error = use_current();  // cudaFree(0) is the customary way to create a context
     if (error || !address)
         return error;
     return release(address) ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaFree(void *address) {
+    cudaError_t error = fail(refuse_unsafe());
+    return error ? error : release_for_caller(address);
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
@@ -97,6 +104,9 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 static struct ranges registered;
 
 cudaError_t cudaHostAlloc(void **address, size_t bytes, unsigned flags) {
+    cudaError_t error = fail(refuse_unsafe());
+    if (error)
+        return error;
     *address = map_memory(REGION_HOST, bytes, PAGE);
     trace(TRACE_MEMORY, "hostalloc bytes=%zu -> %p", bytes, *address);
     return *address || !bytes ? cudaSuccess : fail(cudaErrorMemoryAllocation);
@@ -116,7 +126,7 @@ cudaError_t cudaFreeHost(void *address) {
 cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned flags) {
     uint64_t at = (uint64_t)address;
     cudaError_t error = cudaSuccess;
-    if (!address || !bytes)
+    if (!address || !bytes || at + bytes < at)
         return fail(cudaErrorInvalidValue);
     lock(LOCK_REGISTERED);
     int index = ranges_after(&registered, at);
@@ -169,39 +179,80 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const vo
 }
 
 // ---- copies and fills: done when the call returns, whatever the stream
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
-    cudaError_t error = use_current();
-    if (!error)
-        copy_bytes(to, from, bytes);
-    return error;
+
+// Of our memory, only what lies in one allocation; what the program has is its own affair.
+static bool is_usable(const void *at, size_t bytes) {
+    struct range memory;
+    int region = region_of(at);
+    if (region < 0)
+        return at;
+    if (region == REGION_VIRTUAL)
+        return is_mapped(at, bytes);
+    if (!find_memory(at, &memory))
+        return false;
+    uint64_t offset = (uint64_t)at - memory.at;
+    return offset <= memory.asked && bytes <= memory.asked - offset;
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream) {
-    return cudaMemcpy(to, from, bytes, kind);
+    cudaError_t error = use_current();
+    if (!error)
+        error = fail(refuse_spoilt(stream));
+    if (error || !bytes)
+        return error;
+    if (!is_usable(to, bytes) || !is_usable(from, bytes))
+        return fail(cudaErrorInvalidValue);
+    copy_bytes(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
+    cudaError_t error = fail(refuse_unsafe());
+    return error ? error : cudaMemcpyAsync(to, from, bytes, kind, NULL);
 }
 
 cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes,
                                 cudaStream_t stream) {
-    return cudaMemcpy(to, from, bytes, 0);
+    return cudaMemcpyAsync(to, from, bytes, 0, stream);
+}
+
+// How many bytes lie between the first and the last of some rows; false for more than there are addresses.
+static bool span_rows(size_t pitch, size_t width, size_t height, size_t *bytes) {
+    return width <= pitch && !__builtin_mul_overflow(height - 1, pitch, bytes) &&
+           !__builtin_add_overflow(*bytes, width, bytes);
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, int kind, cudaStream_t stream) {
-    cudaError_t error = use_current();
-    for (size_t row = 0; row < height && !error; row++)
-        copy_bytes((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
-    return error;
-}
-
-cudaError_t cudaMemset(void *at, int value, size_t bytes) {
+    size_t to_bytes, from_bytes;
     cudaError_t error = use_current();
     if (!error)
-        fill_bytes(at, value, bytes);
-    return error;
+        error = fail(refuse_spoilt(stream));
+    if (error || !width || !height)
+        return error;
+    if (!span_rows(to_pitch, width, height, &to_bytes) || !span_rows(from_pitch, width, height, &from_bytes) ||
+        !is_usable(to, to_bytes) || !is_usable(from, from_bytes))
+        return fail(cudaErrorInvalidValue);
+    for (size_t row = 0; row < height; row++)
+        copy_bytes((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+    return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t stream) {
-    return cudaMemset(at, value, bytes);
+    cudaError_t error = use_current();
+    if (!error)
+        error = fail(refuse_spoilt(stream));
+    if (error || !bytes)
+        return error;
+    if (!is_usable(at, bytes))
+        return fail(cudaErrorInvalidValue);
+    fill_bytes(at, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void *at, int value, size_t bytes) {
+    cudaError_t error = fail(refuse_unsafe());
+    return error ? error : cudaMemsetAsync(at, value, bytes, NULL);
 }
 
 // A variable of a kernel: since no kernel reads one, all share one place.
@@ -217,11 +268,11 @@ cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t byte
 
 // ---- the stream-ordered pool (backend:cudaMallocAsync): it never caches, so it has reserved what is used
 cudaError_t cudaMallocAsync(void **address, size_t bytes, cudaStream_t stream) {
-    return cudaMalloc(address, bytes);
+    return allocate_for_caller(address, 0, bytes);
 }
 
 cudaError_t cudaFreeAsync(void *address, cudaStream_t stream) {
-    return cudaFree(address);
+    return release_for_caller(address);
 }
 
 static cudaMemPool_t pool_of(int physical) {

@@ -135,6 +135,17 @@ void fill_bytes(void *at, int value, size_t bytes);
 void forget_bytes(void *at, size_t bytes);
 void forget_all_bytes(void);
 
+// ---- streams.c and graphs.c: captures
+uint64_t capture_of(cudaStream_t stream);
+void join_capture(cudaStream_t stream, uint64_t capture);
+void end_capture(uint64_t capture);
+bool is_capturing(uint64_t capture);
+cudaError_t refuse_unsafe(void);
+cudaError_t refuse_waiting_for_all(void);
+cudaError_t refuse_waiting(cudaStream_t stream);
+cudaError_t refuse_captured(uint64_t capture);
+cudaError_t refuse_spoilt(cudaStream_t stream);
+
 // ---- device.c, kernels.c, virtual_memory.c, memory.c: shared between the runtime's and the driver's calls
 cudaError_t fail(cudaError_t error);
 cudaError_t use_current(void);
@@ -142,12 +153,13 @@ int current_device(void);
 int current_physical(void);
 void set_current_device(int ordinal);
 cudaError_t device_attribute(int *value, int attribute, int ordinal);
-cudaError_t launched(const void *function, dim3 grid, dim3 block);
+cudaError_t launched(const void *function, cudaStream_t stream, dim3 grid, dim3 block);
 uint64_t launches(void);
 void count_launch(void);
 int code_version(void);
 int blocks_per_multiprocessor(int threads);
 int virtual_memory_device(const void *address);
+bool is_mapped(const void *address, size_t bytes);
 void count_allocation(void);
 void count_release(void);
 const char *driver_error_name(CUresult error);
@@ -156,7 +168,10 @@ const char *driver_error_name(CUresult error);
 #pragma GCC visibility pop
 cudaError_t cudaMalloc(void **address, size_t bytes);
 cudaError_t cudaFree(void *address);
+cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol);
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *address);
 const char *cudaGetErrorString(cudaError_t error);

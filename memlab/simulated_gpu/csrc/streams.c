@@ -1,5 +1,4 @@
-// Streams, events and graphs.  All work is done when its call returns, so a stream is a priority and a capture, an
-// event a time, and a graph nothing at all.
+// Streams and events.  All work is done when its call returns, so a stream is a priority and a capture, an event a time.
 #include "simulated.h"
 #include <stdlib.h>
 #include <time.h>
@@ -15,11 +14,27 @@ struct event {
     uint64_t capture;
 };
 static struct stream default_stream, *streams = &default_stream;
-static uint64_t captures;
 
 // NULL, cudaStreamLegacy (1) and cudaStreamPerThread (2) are names, not addresses.
 static struct stream *stream_of(cudaStream_t stream) {
     return (uintptr_t)stream < 16 ? &default_stream : stream;
+}
+
+uint64_t capture_of(cudaStream_t stream) {
+    return stream_of(stream)->capture;
+}
+
+void join_capture(cudaStream_t stream, uint64_t capture) {
+    stream_of(stream)->capture = capture;
+}
+
+void end_capture(uint64_t capture) {
+    lock(LOCK_STREAMS);
+    for (struct stream *each = streams; each; each = each->next) {
+        if (each->capture == capture)
+            each->capture = 0;
+    }
+    unlock(LOCK_STREAMS);
 }
 
 // ---- streams
@@ -74,11 +89,12 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags) {
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-    return cudaSuccess;
+    return fail(refuse_waiting(stream));
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    return use_current();
+    cudaError_t error = use_current();
+    return error ? error : fail(refuse_waiting(stream));
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void *data, unsigned flags) {
@@ -128,11 +144,12 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    return cudaSuccess;
+    cudaError_t error = refuse_unsafe();
+    return fail(error || !event ? error : refuse_captured(event->capture));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    return cudaSuccess;
+    return fail(event ? refuse_captured(event->capture) : cudaSuccess);
 }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
@@ -144,80 +161,7 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
 
 // A stream that waits for an event of a capture joins the capture.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    if (event && event->capture)
-        stream_of(stream)->capture = event->capture;
-    return cudaSuccess;
-}
-
-// ---- capture: a mark on the streams, which is what the allocator's private pools go by
-cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode) {
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode) {
-    stream_of(stream)->capture = __atomic_add_fetch(&captures, 1, __ATOMIC_RELAXED);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-    uint64_t capture = stream_of(stream)->capture;
-    if (!capture)
-        return fail(cudaErrorInvalidValue);
-    lock(LOCK_STREAMS);
-    for (struct stream *each = streams; each; each = each->next) {
-        if (each->capture == capture)
-            each->capture = 0;
-    }
-    unlock(LOCK_STREAMS);
-    *graph = malloc(1);
-    return *graph ? cudaSuccess : fail(cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, int *status) {
-    *status = stream_of(stream)->capture ? CAPTURE_ACTIVE : CAPTURE_NONE;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, int *status, unsigned long long *id, cudaGraph_t *graph,
-                                     const cudaGraphNode_t **dependencies, const void **edges, size_t *count) {
-    static char graph_in_the_making;
-    cudaStreamIsCapturing(stream, status);
-    if (id)
-        *id = stream_of(stream)->capture;
-    if (graph)
-        *graph = &graph_in_the_making;
-    if (dependencies)
-        *dependencies = NULL;
-    if (edges)
-        *edges = NULL;
-    if (count)
-        *count = 0;
-    return cudaSuccess;
-}
-
-// ---- graphs
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags) {
-    *executable = malloc(1);
-    return *executable ? cudaSuccess : fail(cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-    count_launch();
-    return cudaSuccess;
-}
-
-// One node, which cannot be looked at: PyTorch warns of graphs without any.
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
-    *count = nodes ? 0 : 1;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    free(graph);
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-    free(executable);
+    if (event && is_capturing(event->capture))
+        join_capture(stream, event->capture);
     return cudaSuccess;
 }

@@ -30,6 +30,16 @@ int virtual_memory_device(const void *address) {
     return device;
 }
 
+bool is_mapped(const void *address, size_t bytes) {
+    uint64_t at = (uint64_t)address, end = at + bytes;
+    struct range *piece;
+    lock(LOCK_VIRTUAL);
+    while (at < end && (piece = ranges_find(&pieces, at)))
+        at = piece->at + piece->size;
+    unlock(LOCK_VIRTUAL);
+    return at >= end && end >= (uint64_t)address;
+}
+
 // ---- memory
 CUresult cuMemGetAllocationGranularity(size_t *unit, const CUmemAllocationProp *wanted, int recommended) {
     *unit = GRANULE;
