@@ -76,6 +76,49 @@ print(subprocess.run(run, capture_output=True, text=True, check=True).stdout.str
     assert int(found) == (1 << 30) + 2 * (100 << 20)
 
 
+@pytest.mark.parametrize("damage", ["os.truncate(sys.argv[1], 0)", "open(sys.argv[1], 'w').write('x' * 50_000)"])
+def test_a_machine_file_that_is_damaged_in_use_is_an_error_and_no_crash(tmp_path, damage):
+    code = f"""
+import os, sys, torch
+kept = torch.empty(1 << 20, device="cuda")
+{damage}
+for again in range(2):
+    try:
+        torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
+    except torch.AcceleratorError as error:
+        print(str(error).partition(chr(10))[0])
+free, total = torch.cuda.mem_get_info()
+del kept
+torch.cuda.empty_cache()
+"""
+    file = str(tmp_path / "gpu")
+    command = [*SIMULATE, "--total", "4GiB", "--capability", "8.9", "--machine", file, "--", "python", "-c", code, file]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert not done.returncode, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["CUDA error: OS call failed or operation not supported on this OS"] * 2
+    said = "memlab simulated GPU: the machine's file was overwritten or cut short while in use: end its programs, and make it anew."
+    assert done.stderr.splitlines() == [said]
+    assert Path(file).read_text() in ("", "x" * 50_000)
+
+
+@pytest.mark.parametrize(("is_elsewhere", "used_mib"), [(False, 100), (True, 100 + 70)])
+def test_processes_of_another_container_are_not_taken_for_dead(tmp_path, is_elsewhere, used_mib):
+    """Their numbers say nothing here; memory of a process that is gone is given back."""
+    code = """
+import os, struct, sys, torch
+number = os.stat("/proc/self/ns/pid").st_ino + (sys.argv[2] == "True")
+with open(sys.argv[1], "r+b") as file:
+    file.seek(4096 + 7 * 160)
+    file.write(struct.pack("<iIQ8Q8Q", 1 << 30, number & 0xFFFFFFFF, 5, *[0] * 8, 70 << 20, *[0] * 7))
+free, total = torch.cuda.mem_get_info()
+print(total - free)
+"""
+    file = str(tmp_path / "gpu")
+    options = ("--total", "4GiB", "--capability", "8.9", "--context", "100MiB", "--machine", file)
+    assert int(simulated(*options, "--", "python", "-c", code, file, str(is_elsewhere))) == used_mib << 20
+
+
 def test_children_and_the_shell_are_on_the_same_machine():
     code = "import torch; print(torch.cuda.get_device_name())"
     assert simulated("--card", "T4", "--", "sh", "-c", f"python -c '{code}'; exit $?") == "T4 (simulated)\n"

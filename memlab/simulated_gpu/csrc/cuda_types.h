@@ -34,6 +34,7 @@ typedef enum {
     cudaErrorInitializationError = 3,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
+    cudaErrorOperatingSystem = 304,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorSymbolNotFound = 500,
     cudaErrorHostMemoryAlreadyRegistered = 712,

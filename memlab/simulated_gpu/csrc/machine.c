@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,26 +16,25 @@ struct device_record {
     uint32_t major, minor, multiprocessors;
     uint32_t zero[9];
 };
-struct machine_file {
+struct header {
     char magic[8];
     uint32_t devices, zero;
     uint64_t conv_workspace_bytes;
     char unused[40];
     struct device_record device[MAX_DEVICES];
     char unused_too[4096 - 64 - MAX_DEVICES * sizeof(struct device_record)];
-    struct slot slots[SLOTS];
 };
 _Static_assert(sizeof(struct device_record) == 128, "the machine file has 128 bytes for a device");
-_Static_assert(offsetof(struct machine_file, device) == 64, "devices begin at byte 64");
-_Static_assert(offsetof(struct machine_file, slots) == 4096, "process slots begin at byte 4096");
-_Static_assert(sizeof(struct slot) == 160 && sizeof(struct machine_file) == 45056, "160 bytes for a process");
+_Static_assert(offsetof(struct header, device) == 64, "devices begin at byte 64");
+_Static_assert(sizeof(struct header) == 4096, "process slots begin at byte 4096");
+_Static_assert(sizeof(struct slot) == 160, "160 bytes for a process");
+#define FILE_SIZE (sizeof(struct header) + SLOTS * sizeof(struct slot))
 
-// The header is copied before it is checked, so that nobody can change it afterwards.
 static struct {
+    struct header header;  // a copy, so that nobody can change what was checked
     int devices;
     struct device device[MAX_DEVICES];
     uint64_t conv_workspace;
-    struct slot *slots;
     int file;
 } machine = {.file = -1};
 static pthread_once_t machine_read = PTHREAD_ONCE_INIT;
@@ -72,7 +70,7 @@ static bool read_device(int index, const struct device_record *record) {
     return true;
 }
 
-static bool read_header(const struct machine_file *header, const char *path) {
+static bool check_header(const struct header *header, const char *path) {
     if (memcmp(header->magic, "MEMLSIM1", 8)) {
         say("%s is not a machine file (it does not begin with MEMLSIM1). No device.", path);
         return false;
@@ -89,19 +87,15 @@ static bool read_header(const struct machine_file *header, const char *path) {
     return true;
 }
 
-static struct machine_file *map_file(int file, const char *path) {
-    struct stat about;
-    if (fstat(file, &about) || about.st_size < (off_t)sizeof(struct machine_file)) {
+static bool read_header(int file, const char *path) {
+    struct stat about = {.st_size = 0};
+    if (fstat(file, &about) || about.st_size < (off_t)FILE_SIZE ||
+        pread(file, &machine.header, sizeof machine.header, 0) != sizeof machine.header) {
         say("%s is too short for a machine file (%lld bytes of %zu). No device.", path, (long long)about.st_size,
-            sizeof(struct machine_file));
-        return NULL;
+            FILE_SIZE);
+        return false;
     }
-    void *mapped = mmap(NULL, sizeof(struct machine_file), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (mapped == MAP_FAILED) {
-        say("cannot map %s (%s). No device.", path, strerror(errno));
-        return NULL;
-    }
-    return mapped;
+    return check_header(&machine.header, path);
 }
 
 static void read_machine(void) {
@@ -115,21 +109,12 @@ static void read_machine(void) {
         say("cannot open the machine %s (%s). No device.", path, strerror(errno));
         return;
     }
-    struct machine_file *mapped = map_file(file, path);
-    if (!mapped) {
+    if (!read_header(file, path)) {
         close(file);
         return;
     }
-    struct machine_file *header = malloc(sizeof *header);
-    if (header && memcpy(header, mapped, sizeof *header) && read_header(header, path)) {
-        machine.slots = mapped->slots;
-        machine.file = file;
-        machine.devices = (int)header->devices;
-    } else {
-        munmap(mapped, sizeof *mapped);
-        close(file);
-    }
-    free(header);
+    machine.file = file;
+    machine.devices = (int)machine.header.devices;
 }
 
 int device_count(void) {
@@ -141,14 +126,33 @@ const struct device *device_at(int physical) {
     return physical >= 0 && physical < device_count() ? &machine.device[physical] : NULL;
 }
 
-struct slot *process_slots(void) {
-    return device_count() ? machine.slots : NULL;
-}
-
 int machine_file(void) {
     return device_count() ? machine.file : -1;
 }
 
 uint64_t conv_workspace_bytes(void) {
     return device_count() ? machine.conv_workspace : 0;
+}
+
+// ---- the slots: read and written, not mapped, since a mapped file that is cut short kills those who look at it
+static bool is_as_before(void) {
+    struct header now;
+    return pread(machine.file, &now, sizeof now, 0) == sizeof now && !memcmp(&now, &machine.header, sizeof now);
+}
+
+bool read_slots(struct slot slots[SLOTS]) {
+    static bool said;
+    const ssize_t bytes = SLOTS * sizeof *slots;
+    if (machine_file() < 0)
+        return false;
+    if (is_as_before() && pread(machine.file, slots, (size_t)bytes, sizeof(struct header)) == bytes)
+        return true;
+    if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        say("the machine's file was overwritten or cut short while in use: end its programs, and make it anew.");
+    return false;
+}
+
+bool write_slot(int index, const struct slot *slot) {
+    off_t at = (off_t)(sizeof(struct header) + (size_t)index * sizeof *slot);
+    return is_as_before() && pwrite(machine.file, slot, sizeof *slot, at) == sizeof *slot;
 }

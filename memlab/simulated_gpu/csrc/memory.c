@@ -27,18 +27,19 @@ int memlab_simulated_counters(int device, uint64_t out[5]) {
 }
 
 // ---- device memory
-static void *allocate(int physical, int region, size_t bytes) {
+static cudaError_t allocate(void **address, int physical, int region, size_t bytes) {
     if (bytes > device_at(physical)->total)  // first, since rounding up a huge size would wrap around
-        return NULL;
+        return cudaErrorMemoryAllocation;
     uint64_t size = round_up(bytes, GRANULE);
-    if (!charge(physical, size))
-        return NULL;
-    void *memory = map_memory(region, bytes, GRANULE);
-    if (memory)
+    cudaError_t error = charge(physical, size);
+    if (error)
+        return error;
+    *address = map_memory(region, bytes, GRANULE);
+    if (*address)
         count_allocation();
     else
         discharge(physical, size);
-    return memory;
+    return *address ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 static bool release(void *address) {
@@ -62,9 +63,9 @@ static cudaError_t allocate_for_caller(void **address, int first_region, size_t 
     if (error || !bytes)
         return error;
     int physical = current_physical();
-    *address = allocate(physical, first_region + physical, bytes);
+    error = allocate(address, physical, first_region + physical, bytes);
     trace(TRACE_MEMORY, "malloc device=%d bytes=%zu -> %p", physical, bytes, *address);
-    return *address ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+    return fail(error);
 }
 
 cudaError_t cudaMalloc(void **address, size_t bytes) {

@@ -9,42 +9,45 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-static struct slot *own;          // NULL before the first context, and in the child of a fork
+static struct slot slots[SLOTS];  // what the machine file had when it was last locked
+static struct slot own;           // zeros before the first context, and in the child of a fork
+static int own_index = -1;        // its place in the file
 static bool ready[MAX_DEVICES];   // this process has a context there
 static bool inherited;            // the parent had a context when it forked: CUDA refuses to work in such a child
 static uint64_t peak[MAX_DEVICES];
 
 // ---- the lock: a mutex among the threads, flock among the processes
-static int lock_file = -1;
-static bool lock_is_shared;  // with the parent: flock belongs to the open file, which a fork does not copy
+static bool file_is_shared;  // with the parent: flock belongs to the open file, which a fork does not copy
 
-static void open_lock(void) {
-    if (lock_file < 0)
-        lock_file = machine_file();
-    if (!lock_is_shared || lock_file < 0)
+static void open_own_file(void) {
+    int file = machine_file();
+    if (!file_is_shared || file < 0)
         return;
     char path[40];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", lock_file);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     int again = open(path, O_RDWR | O_CLOEXEC);
     if (again < 0)
         return;
-    close(lock_file);
-    lock_file = again;
-    lock_is_shared = false;
+    dup3(again, file, O_CLOEXEC);
+    close(again);
+    file_is_shared = false;
 }
 
-static void lock_machine(void) {
+// False: the file is no machine's any more, and the slots are those that it had.
+static bool lock_machine(void) {
     lock(LOCK_MACHINE);
-    open_lock();
-    while (lock_file >= 0 && flock(lock_file, LOCK_EX) && errno == EINTR)
+    open_own_file();
+    while (machine_file() >= 0 && flock(machine_file(), LOCK_EX) && errno == EINTR)
         continue;
+    return read_slots(slots);
 }
 
 static void unlock_machine(void) {
-    if (lock_file >= 0)
-        flock(lock_file, LOCK_UN);
+    if (machine_file() >= 0)
+        flock(machine_file(), LOCK_UN);
     unlock(LOCK_MACHINE);
 }
 
@@ -68,8 +71,17 @@ static uint64_t start_time(int pid) {
     return field ? strtoull(field, NULL, 10) : 0;
 }
 
-static bool slot_lives(const struct slot *slot) {
-    if (slot == own)
+// Numbers of processes mean nothing in another container, so what runs there counts until it clears its slot itself.
+static uint32_t pid_namespace(void) {
+    struct stat about;
+    return stat("/proc/self/ns/pid", &about) ? 0 : (uint32_t)about.st_ino;
+}
+
+static bool slot_lives(int index) {
+    const struct slot *slot = &slots[index];
+    if (index == own_index)
+        return true;
+    if (slot->pid > 0 && slot->pid_namespace && slot->pid_namespace != pid_namespace())
         return true;
     if (slot->pid <= 0 || slot->pid == getpid())  // our number, not our slot: what this process left behind by exec
         return false;
@@ -77,23 +89,23 @@ static bool slot_lives(const struct slot *slot) {
     return started && started == slot->start_time;
 }
 
-static bool in_use(struct slot *slot) {  // with the lock held
-    if (!slot->pid)
+static bool in_use(int index) {  // with the lock held
+    if (!slots[index].pid)
         return false;
-    if (slot_lives(slot))
+    if (slot_lives(index))
         return true;
-    memset(slot, 0, sizeof *slot);
+    memset(&slots[index], 0, sizeof slots[index]);
+    write_slot(index, &slots[index]);
     return false;
 }
 
 static uint64_t sum_used(int physical) {  // with the lock held
-    struct slot *slots = process_slots();
     uint64_t sum = 0;
-    for (int i = 0; slots && i < SLOTS; i++) {
-        if (in_use(&slots[i]))
+    for (int i = 0; i < SLOTS; i++) {
+        if (i != own_index && in_use(i))
             sum += slots[i].context[physical] + slots[i].memory[physical];
     }
-    return sum;
+    return sum + own.context[physical] + own.memory[physical];
 }
 
 static bool fits(int physical, uint64_t bytes) {  // with the lock held
@@ -102,18 +114,16 @@ static bool fits(int physical, uint64_t bytes) {  // with the lock held
 }
 
 // ---- contexts
-static struct slot *take_slot(void) {  // with the lock held
-    struct slot *slots = process_slots();
+static bool take_slot(void) {  // with the lock held
     for (int i = 0; i < SLOTS; i++) {
-        if (in_use(&slots[i]))
+        if (in_use(i))
             continue;
-        memset(&slots[i], 0, sizeof slots[i]);
-        slots[i].start_time = start_time(getpid());
-        slots[i].pid = getpid();
-        return &slots[i];
+        own = (struct slot){.pid = getpid(), .pid_namespace = pid_namespace(), .start_time = start_time(getpid())};
+        own_index = i;
+        return true;
     }
     say("%d processes use this machine already; end one of them.", SLOTS);
-    return NULL;
+    return false;
 }
 
 static cudaError_t create_context(int physical) {  // with the lock held
@@ -121,11 +131,11 @@ static cudaError_t create_context(int physical) {  // with the lock held
         return cudaSuccess;
     if (!fits(physical, device_at(physical)->context))
         return cudaErrorMemoryAllocation;
-    if (!own)
-        own = take_slot();
-    if (!own)
+    if (own_index < 0 && !take_slot())
         return cudaErrorInitializationError;
-    own->context[physical] = device_at(physical)->context;
+    own.context[physical] = device_at(physical)->context;
+    if (!write_slot(own_index, &own))
+        return cudaErrorOperatingSystem;
     __atomic_store_n(&ready[physical], true, __ATOMIC_RELEASE);
     return cudaSuccess;
 }
@@ -137,8 +147,7 @@ cudaError_t use_device(int physical) {
         return cudaSuccess;
     if (inherited)
         return cudaErrorInitializationError;
-    lock_machine();
-    cudaError_t error = create_context(physical);
+    cudaError_t error = lock_machine() ? create_context(physical) : cudaErrorOperatingSystem;
     unlock_machine();
     return error;
 }
@@ -148,22 +157,28 @@ bool has_context(int physical) {
 }
 
 // ---- memory
-bool charge(int physical, uint64_t bytes) {
-    lock_machine();
-    bool granted = own && fits(physical, bytes);
-    if (granted) {
-        own->memory[physical] += bytes;
-        if (own->memory[physical] > peak[physical])
-            peak[physical] = own->memory[physical];
-    }
+static cudaError_t hold(int physical, uint64_t bytes) {  // with the lock held
+    if (own_index < 0 || !fits(physical, bytes))
+        return cudaErrorMemoryAllocation;
+    own.memory[physical] += bytes;
+    if (own.memory[physical] > peak[physical])
+        peak[physical] = own.memory[physical];
+    return write_slot(own_index, &own) ? cudaSuccess : cudaErrorOperatingSystem;
+}
+
+cudaError_t charge(int physical, uint64_t bytes) {
+    cudaError_t error = lock_machine() ? hold(physical, bytes) : cudaErrorOperatingSystem;
     unlock_machine();
-    return granted;
+    return error;
 }
 
 void discharge(int physical, uint64_t bytes) {
-    lock_machine();
-    if (own)
-        own->memory[physical] -= bytes;
+    bool is_whole = lock_machine();
+    if (own_index >= 0) {
+        own.memory[physical] -= bytes;
+        if (is_whole)
+            write_slot(own_index, &own);
+    }
     unlock_machine();
 }
 
@@ -175,32 +190,31 @@ uint64_t used_on(int physical) {
 }
 
 uint64_t own_bytes(int physical) {
-    lock_machine();
-    uint64_t bytes = own ? own->memory[physical] : 0;
-    unlock_machine();
+    lock(LOCK_MACHINE);
+    uint64_t bytes = own.memory[physical];
+    unlock(LOCK_MACHINE);
     return bytes;
 }
 
 uint64_t own_peak(int physical) {
-    lock_machine();
+    lock(LOCK_MACHINE);
     uint64_t bytes = peak[physical];
-    unlock_machine();
+    unlock(LOCK_MACHINE);
     return bytes;
 }
 
 void reset_own_peak(int physical) {
-    lock_machine();
-    peak[physical] = own ? own->memory[physical] : 0;
-    unlock_machine();
+    lock(LOCK_MACHINE);
+    peak[physical] = own.memory[physical];
+    unlock(LOCK_MACHINE);
 }
 
 int processes_on(int physical, struct process found[SLOTS]) {
     int count = 0;
     lock_machine();
-    struct slot *slots = process_slots();
-    for (int i = 0; slots && i < SLOTS; i++) {
+    for (int i = 0; i < SLOTS; i++) {
         uint64_t bytes = slots[i].context[physical] + slots[i].memory[physical];
-        if (bytes && in_use(&slots[i]))
+        if (bytes && in_use(i))
             found[count++] = (struct process){slots[i].pid, bytes};
     }
     unlock_machine();
@@ -211,10 +225,11 @@ int processes_on(int physical, struct process found[SLOTS]) {
 
 // In the child of a fork, with all locks held: it has no slot, and a file of its own to lock.
 void leave_parent(void) {
-    if (own)
+    if (own_index >= 0)
         inherited = true;
-    own = NULL;
-    lock_is_shared = true;
+    own_index = -1;
+    memset(&own, 0, sizeof own);
+    file_is_shared = true;
     memset(ready, 0, sizeof ready);
     memset(peak, 0, sizeof peak);
 }
@@ -223,8 +238,9 @@ void leave_parent(void) {
 // thread that holds it may be gone already, and a reader that sees half of a cleared slot sees a process that is
 // ending.
 __attribute__((destructor)) static void leave_machine(void) {
-    struct slot *slot = own;
-    own = NULL;
-    if (slot && slot->pid == getpid())
-        memset(slot, 0, sizeof *slot);
+    static const struct slot empty;
+    int index = own_index;
+    own_index = -1;
+    if (index >= 0 && own.pid == getpid())
+        write_slot(index, &empty);
 }

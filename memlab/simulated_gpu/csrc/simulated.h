@@ -56,7 +56,7 @@ struct device {
 };
 struct slot {
     int32_t pid;
-    uint32_t unused;
+    uint32_t pid_namespace;
     uint64_t start_time;
     uint64_t context[MAX_DEVICES];
     uint64_t memory[MAX_DEVICES];
@@ -65,7 +65,8 @@ struct slot {
 enum { SLOTS = 256 };
 int device_count(void);  // 0 without a machine
 const struct device *device_at(int physical);
-struct slot *process_slots(void);
+bool read_slots(struct slot slots[SLOTS]);  // false: the file is no machine's any more
+bool write_slot(int index, const struct slot *slot);
 int machine_file(void);  // its file descriptor
 uint64_t conv_workspace_bytes(void);
 
@@ -90,7 +91,7 @@ int ordinal_of(int physical);
 // ---- process.c: this process on the machine, and the others
 cudaError_t use_device(int physical);  // creates the context at the first use
 bool has_context(int physical);
-bool charge(int physical, uint64_t bytes);
+cudaError_t charge(int physical, uint64_t bytes);
 void discharge(int physical, uint64_t bytes);
 uint64_t used_on(int physical);
 uint64_t own_bytes(int physical);

@@ -46,15 +46,16 @@ CUresult cuMemGetAllocationGranularity(size_t *unit, const CUmemAllocationProp *
     return cudaSuccess;
 }
 
-static struct physical *create(int physical, size_t bytes) {
-    if (!charge(physical, bytes))
-        return NULL;
-    struct physical *memory = malloc(sizeof *memory);
-    if (memory)
-        *memory = (struct physical){bytes, physical, 1};
+static CUresult create(struct physical **out, int physical, size_t bytes) {
+    CUresult error = charge(physical, bytes);
+    if (error)
+        return error;
+    *out = malloc(sizeof **out);
+    if (*out)
+        **out = (struct physical){bytes, physical, 1};
     else
         discharge(physical, bytes);
-    return memory;
+    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *wanted,
@@ -67,10 +68,11 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     CUresult error = use_device(physical);
     if (error)
         return error;
-    struct physical *memory = create(physical, bytes);
-    trace(TRACE_MEMORY, "create device=%d bytes=%zu%s", physical, bytes, memory ? "" : ": does not fit");
-    if (!memory)
-        return cudaErrorMemoryAllocation;
+    struct physical *memory;
+    error = create(&memory, physical, bytes);
+    trace(TRACE_MEMORY, "create device=%d bytes=%zu%s", physical, bytes, error ? ": does not fit" : "");
+    if (error)
+        return error;
     count_allocation();
     *handle = (uintptr_t)memory;
     return cudaSuccess;
