@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -23,8 +23,11 @@ def capture(work: Callable[[], object], mode: str = "global") -> None:
 
 
 @pytest.fixture
-def x() -> torch.Tensor:
-    return torch.ones(100, device="cuda")
+def x() -> Iterator[torch.Tensor]:
+    """A tensor; PyTorch stays on the stream of a capture that failed, so that is set back."""
+    before = torch.cuda.current_stream()
+    yield torch.ones(100, device="cuda")
+    torch.cuda.set_stream(before)
 
 
 def test_what_needs_no_waiting_is_captured(x):
