@@ -46,16 +46,34 @@ def block(cuda) -> Iterator[int]:
     cuda.cudaFree(address)
 
 
+class Properties(ctypes.Structure):
+    """Which memory cuMemCreate is to make."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location_type", ctypes.c_int),
+        ("location_id", ctypes.c_int),
+        ("metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
 @pytest.fixture
-def expandable() -> Iterator[int]:
-    """The address of 20 MiB that were mapped into a larger range of addresses."""
-    torch.cuda.empty_cache()
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    held = torch.empty(20 * MiB, dtype=torch.uint8, device="cuda")
-    yield held.data_ptr()
-    del held
-    torch.cuda.empty_cache()
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+def expandable(cuda) -> Iterator[int]:
+    """The address of 20 MiB in two pieces that are mapped into a larger range of addresses, as in an expandable segment."""
+    driver, address, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_ulonglong(), ctypes.c_ulonglong()
+    wanted = Properties(type=1, location_type=1)
+    torch.cuda.init()
+    assert driver.cuMemAddressReserve(ctypes.byref(address), number(2 * GiB), number(0), number(0), number(0)) == 0
+    for start in (0, 10 * MiB):
+        place = ctypes.c_ulonglong(address.value + start)
+        assert driver.cuMemCreate(ctypes.byref(handle), number(10 * MiB), ctypes.byref(wanted), number(0)) == 0
+        assert driver.cuMemMap(place, number(10 * MiB), number(0), handle, number(0)) == 0
+        assert driver.cuMemRelease(handle) == 0
+    yield address.value
+    assert driver.cuMemUnmap(address, number(20 * MiB)) == 0
+    assert driver.cuMemAddressFree(address, number(2 * GiB)) == 0
 
 
 def calls(cuda: ctypes.CDLL) -> list[Callable[[int, int], int]]:
@@ -112,12 +130,12 @@ def test_rows_wider_than_their_pitch(cuda, block):
 
 
 def test_managed_memory_is_the_hosts_and_counts_on_the_device(cuda):
+    there = torch.empty(4, dtype=torch.uint8, device="cuda")
     free, _ = torch.cuda.mem_get_info()
     address, attributes = ctypes.c_void_p(), PointerAttributes()
     assert cuda.cudaMallocManaged(ctypes.byref(address), number(SIZE), 1) == 0
     ctypes.memset(address, 7, SIZE)
-    torch.empty(1, device="cuda").add_(1)
-    there = torch.empty(4, dtype=torch.uint8, device="cuda")
+    there.add_(1)
     assert cuda.cudaMemcpy(ctypes.c_void_p(there.data_ptr()), address, number(4), 4) == 0
     assert ctypes.string_at(address, 4) == bytes(there.tolist()) == b"\7\7\7\7"
     assert cuda.cudaPointerGetAttributes(ctypes.byref(attributes), address) == 0
