@@ -5,6 +5,7 @@ Seconds are those of timed steps, else of runs of the same engine; never of pred
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import statistics
@@ -107,9 +108,18 @@ class Comparison(ShownWithFigure):
         sides = self.side_a, self.side_b
         # If only one run has lines, there is nothing to compare.
         have_lines = all("line" in known_by(side, side) for side in sides)
-        tables = (self.by(one) for one in known_by(*sides) if one != "line" or have_lines)
+        tables = (self._with_cells(self.by(one)) for one in known_by(*sides) if one != "line" or have_lines)
         names = (self.side_a.name, self.side_b.name)
         return view.comparison_page(self.sentence, names, self._levels(), tables, self.results, self.notes)
+
+    def _with_cells(self, table: Differences) -> Differences:
+        """The same with the execution counts of cells in place of their temporary files."""
+        if table.by != "line":
+            return table
+        rows = {}
+        for name, one in table.items():  # "cell:3" is in both runs, each of another cell
+            rows[name if name.startswith("cell:") else self.b.cell_line(self.a.cell_line(name))] = one
+        return dataclasses.replace(table, rows=rows)
 
     def _levels(self) -> Iterator[tuple[Cell, ...]]:
         both = [{level.of: level.peak.bytes for level in run.devices[0].levels} for run in (self.a, self.b)]

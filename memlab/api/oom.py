@@ -280,11 +280,7 @@ def _numbered(moment: Moment | None, run: Run | None) -> Moment | None:
     """The same with the execution counts of cells in the names of lines."""
     if moment is None or run is None:
         return moment
-    shares = []
-    for one in moment.shares:
-        named = {run.cell_line(name): count for name, count in one.items()} if one.by == "line" else one.shares
-        shares.append(dataclasses.replace(one, shares=named))
-    return dataclasses.replace(moment, shares=tuple(shares))
+    return dataclasses.replace(moment, shares=tuple(map(run.with_cells, moment.shares)))
 
 
 def _refined(message: Message, moment: Moment) -> Message:

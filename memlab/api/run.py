@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,12 +116,12 @@ class Run:
         """The figures, as a value."""
         if self._summary is None:
             found = summary(self.trace, self.name)
-            devices = tuple(dataclasses.replace(one, at=self._numbered(one.at)) for one in found.devices)
-            self._summary = dataclasses.replace(found, devices=devices)
+            devices = []
+            for one in found.devices:
+                at = {key: self.cell_line(text) if key == "line" else text for key, text in one.at.items()}
+                devices.append(dataclasses.replace(one, at=at, shares=tuple(map(self.with_cells, one.shares))))
+            self._summary = dataclasses.replace(found, devices=tuple(devices))
         return self._summary
-
-    def _numbered(self, at: Mapping[str, str]) -> dict[str, str]:
-        return {key: self.cell_line(text) if key == "line" else text for key, text in at.items()}
 
     def cell_line(self, line: str) -> str:
         """A line of a cell by the cell's execution count, "cell [3]:8"; any other, or of an earlier version's run, as it is."""
@@ -128,6 +129,16 @@ class Run:
         place, _, number = line.rpartition(":")
         count = counts.get(place) if isinstance(counts, dict) else None
         return f"cell [{count}]:{number}" if isinstance(count, int) else line
+
+    def with_cells(self, share: Breakdown) -> Breakdown:
+        """Shares with the execution counts of cells in the names of lines, and of unnamed tensors that are called after one."""
+        if share.by not in ("line", "tensor"):
+            return share
+        named = Counter[str]()
+        for name, count in share.items():
+            kind, of, place = ("", "", name) if share.by == "line" else name.partition(" of ")
+            named[f"{kind}{of}{self.cell_line(place)}"] += count
+        return dataclasses.replace(share, shares=dict(named))
 
     @property
     def devices(self) -> Sequence[DeviceSummary]:

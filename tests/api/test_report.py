@@ -250,3 +250,16 @@ def test_a_run_of_cuda_that_cannot_be_made_again_points_nowhere():
     script = Script(GPU)
     script.alloc(80 * MiB)
     assert hint(Run("cuda", script.trace())) == ""
+
+
+def test_a_line_of_a_cell_has_the_cells_number_in_every_table():
+    def run(name: str, count: int) -> Run:
+        script, file = Script(), f"/tmp/ipykernel_7/{count}.py"
+        for _ in range(3):
+            script.alloc(1 << 20, category=Category.TEMPORARY, line=f"{file}:8")
+        return Run(name, script.trace(notes={"cells": {file: count}}))
+
+    first, second = run("a", 3), run("b", 4)
+    assert list(first.with_cells(first.breakdown("tensor"))) == ["temporary of cell [3]:8"]
+    lines = memlab.compare(first, second).text
+    assert "cell [3]:8" in lines and "cell [4]:8" in lines and "ipykernel" not in lines
