@@ -47,21 +47,30 @@ _NOTHING = (
 _WORK = (
     # Calculations whose results and workspaces the caller has allocated.
     r"cublasLtMatmul",
-    r"cublas\w*(gemm|Gemm|gemv|dot|Dot|trsm|getr[fs]|geqrf)\w*",
+    r"cublas\w*(gemm|Gemm|gemv|dot|Dot|trsm|getrf)\w*",
     r"cudnn(BatchNorm|Normalization|Pooling|RNN|Spatial)\w*",
     r"cufftXtExec",
 )
 _CODES = (
     ("cudnn", 3000),  # CUDNN_STATUS_NOT_SUPPORTED
     ("cublas", 15),  # CUBLAS_STATUS_NOT_SUPPORTED
-    ("cusolver", 9),  # CUSOLVER_STATUS_NOT_SUPPORTED
+    ("cusolver", 4),  # CUSOLVER_STATUS_ARCH_MISMATCH: PyTorch has no text for CUSOLVER_STATUS_NOT_SUPPORTED
     ("cusparse", 10),  # CUSPARSE_STATUS_NOT_SUPPORTED
+    ("cuFile", 5007),  # CU_FILE_PLATFORM_NOT_SUPPORTED
     ("cufft", 16),  # CUFFT_NOT_SUPPORTED
     ("curand", 201),  # CURAND_STATUS_LAUNCH_FAILURE: the library has no code for it
     ("nvml", 3),  # NVML_ERROR_NOT_SUPPORTED
     ("nccl", 5),  # ncclInvalidUsage
     ("nv", 1),
     ("", 801),  # cudaErrorNotSupported and CUDA_ERROR_NOT_SUPPORTED
+)
+_REASONS = (
+    ("cusolver", "torch.linalg needs {}, and a simulated GPU has no cuSOLVER: do this step on the CPU"),
+    ("cusparseLt", "semi-structured sparsity needs {}, and a simulated GPU has no cuSPARSELt"),
+    ("cusparse", "sparse matrices need {}, and a simulated GPU has no cuSPARSE: do this step on the CPU"),
+    ("cudaIpc", "{}: memory of a simulated GPU cannot be shared between processes; copy it through the host"),
+    ("cuFile", "{}: a simulated GPU cannot read and write files; copy through the host"),
+    ("", "{} is not supported"),
 )
 _RULES = tuple(
     (answer, re.compile("|".join(patterns)))
@@ -80,11 +89,11 @@ void count_launch(void);
 #define HANDLE(name) int name(void **made) { *made = calloc(1, 256); return *made ? 0 : 2; }
 #define NOTHING(name) int name(void) { return 0; }
 #define WORK(name) int name(void) { count_launch(); return 0; }
-#define TEXT(name) const char *name(void) { return "not known to the simulated GPU"; }
-#define REFUSAL(name, code) int name(void) { \\
+#define TEXT(name) const char *name(void) { return "not supported on a simulated GPU"; }
+#define REFUSAL(name, code, text) int name(void) { \\
     static int said; \\
     if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED)) \\
-        fprintf(stderr, "memlab simulated GPU: " #name " is not supported.\\n"); \\
+        fprintf(stderr, "memlab simulated GPU: " text ".\\n"); \\
     return code; }
 
 """
@@ -107,7 +116,10 @@ def c_text(symbols: Iterable[str]) -> str:
 
 def _stub(symbol: str) -> str:
     answer = answer_of(symbol)
-    return f"REFUSAL({symbol}, {refusal_code(symbol)})" if answer is Answer.REFUSAL else f"{answer.name}({symbol})"
+    if answer is not Answer.REFUSAL:
+        return f"{answer.name}({symbol})"
+    reason = next(text for prefix, text in _REASONS if symbol.startswith(prefix))
+    return f'REFUSAL({symbol}, {refusal_code(symbol)}, "{reason.format(symbol)}")'
 
 
 def version_script(nodes: dict[str, str]) -> str:

@@ -119,6 +119,40 @@ print(total - free)
     assert int(simulated(*options, "--", "python", "-c", code, file, str(is_elsewhere))) == used_mib << 20
 
 
+COMPILED = """
+import sys, torch
+from torch._dynamo.utils import counters
+layers = torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.LayerNorm(256), torch.nn.Linear(256, 10)
+model = torch.nn.Sequential(*layers).cuda()
+x = torch.randn(32, 64, device="cuda")
+def held_by(run):
+    for _ in range(3):
+        model.zero_grad()
+        run(x).sum().backward()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+held = [held_by(model), held_by(torch.compile(model, mode=sys.argv[1]))]
+print(*held, counters["inductor"]["async_compile_cache_miss"], counters["inductor"]["cudagraph_recorded_non_static_inputs"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("capability", "mode"), [("8.0", "default"), ("8.9", "default"), ("12.0", "default"), ("8.9", "reduce-overhead")]
+)
+def test_a_compiled_step_has_the_memory_of_an_eager_one(tmp_path, capability, mode):
+    """Inductor and Triton compile for the capability; with graphs, cuBLAS's workspace goes once they are recorded."""
+    pytest.importorskip(
+        "triton", reason="torch.compile needs Triton: the version PyTorch was built with (3.7 for 2.12)"
+    )
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    options = ("--total", "8GiB", "--capability", capability)
+    found = simulated(*options, "--", "python", "-c", COMPILED, mode, **places)
+    eager, compiled, kernels, recorded = map(int, found.split())
+    assert compiled == eager if mode == "default" else 0 < compiled < eager and recorded > 0
+    assert kernels > 0
+    assert any(tmp_path.rglob("*.cubin"))
+
+
 def test_children_and_the_shell_are_on_the_same_machine():
     code = "import torch; print(torch.cuda.get_device_name())"
     assert simulated("--card", "T4", "--", "sh", "-c", f"python -c '{code}'; exit $?") == "T4 (simulated)\n"
