@@ -86,8 +86,10 @@ def convolution(cuda, func, tensor, weight, *args):
         return _unfolded(cuda, func, tensor, weight, *args)
     cuda.note(func, (tensor, weight, *args))
     form = layout(tensor, weight)
-    with cuda.contiguous(tensor, weight, form=form):
-        return _allocated(cuda, cuda.shapes.answer(func, (tensor, weight, *args), {}), form, func)
+    with cuda.contiguous(tensor, form=form):
+        out = _allocated(cuda, cuda.shapes.answer(func, (tensor, weight, *args), {}), form, func)
+        with cuda.contiguous(weight, form=form):
+            return out
 
 
 @rule("convolution_backward.default")
@@ -99,14 +101,22 @@ def convolution_backward(cuda, func, grad, tensor, weight, *args):
     cuda.note(func, (grad, tensor, weight, *args))
     form = layout(tensor, weight)
     grads = [None, None, None]
-    # A dense copy of what has one dimension of space lives until the end.
-    line = (tensor,) if tensor.dim() == 3 else ()
-    with cuda.contiguous(*line):
-        with cuda.contiguous(grad, *(() if line else (tensor,)), weight, form=form):
+    is_line = tensor.dim() == 3
+    # A gradient that is laid out otherwise is copied once, by Tensor::to(memory_format); a slice for each result.
+    seen = suggest_memory_format(grad.unsqueeze(2) if is_line else grad)
+    copied, sliced = ((grad,), ()) if depthwise or args[4] or seen is not form else ((), (grad,))
+    # The dense copy of an input with one dimension of space lives until the end.
+    with cuda.contiguous(*((tensor,) if is_line else ())):
+        with cuda.contiguous(*copied, *(() if is_line else (tensor,)), form=form):
             fresh = cuda.shapes.answer(func, (grad, tensor, weight, *args), {})
             for place in (1, 0) if depthwise else (0, 1):
-                if mask[place]:
-                    grads[place] = _allocated(cuda, fresh[place], form, func)
+                if place and mask[1]:
+                    with cuda.contiguous(*sliced, form=form):
+                        grads[1] = _allocated(cuda, fresh[1], form, func)
+                elif mask[place]:
+                    grads[0] = _allocated(cuda, fresh[0], form, func)
+                    with cuda.contiguous(weight, *sliced, form=form):
+                        pass
         if mask[2]:
             grads[2] = cuda.empty((grad.shape[1],), grad.dtype, op=func)
             reduce(cuda, grad, [0, *range(2, grad.dim())], 4)

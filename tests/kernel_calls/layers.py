@@ -139,6 +139,30 @@ case(
 )
 layer("conv2d input nograd", (8, 3, 64, 64), lambda: nn.Conv2d(3, 8, 7, 2, 3), grad=False)
 
+for name, form, shape, make in (
+    ("conv1d", "", (8, 16, 128), lambda: nn.Conv1d(16, 32, 3, padding=1)),
+    ("conv2d", "", (8, 16, 32, 32), lambda: nn.Conv2d(16, 32, 3, padding=1)),
+    ("conv2d cl input", "input", (8, 16, 32, 32), lambda: nn.Conv2d(16, 32, 3, padding=1)),
+    ("conv2d cl weight", "weight", (8, 16, 32, 32), lambda: nn.Conv2d(16, 32, 3, padding=1)),
+    ("conv2d depthwise", "", (8, 16, 32, 32), lambda: nn.Conv2d(16, 16, 3, padding=1, groups=16)),
+    ("conv_transpose2d", "", (8, 16, 32, 32), lambda: nn.ConvTranspose2d(16, 32, 4, 2, 1)),
+    ("conv_transpose2d cl input", "input", (8, 16, 32, 32), lambda: nn.ConvTranspose2d(16, 32, 4, 2, 1)),
+):
+
+    def inputs(dt, form=form, shape=shape, make=make):
+        module, given = make().to("cuda", dt), L if form == "input" else N
+        if form == "weight":
+            module.to(memory_format=torch.channels_last)
+        return given(*shape)(dt).requires_grad_(), module
+
+    # The gradient of the result is a slice, or lies the other way.
+    case(f"{name} slice of gradient", inputs, lambda x, m: torch.cat([y := m(x), y.detach()], 1))
+    case(
+        f"{name} transposed gradient",
+        inputs,
+        lambda x, m: m(x).movedim(1, -1).clone(memory_format=torch.contiguous_format),
+    )
+
 # pools
 
 for n, shape in (("1d", (8, 16, 128)), ("2d", (8, 16, 32, 32)), ("3d", (2, 8, 8, 16, 16))):
