@@ -19,7 +19,7 @@ export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lab lab-simulated test test-quick test-cuda check format bench gpu programs techniques course course-html clean
+.PHONY: help lab lab-simulated test test-quick test-cuda agreement check format bench gpu programs techniques course course-html clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -50,6 +50,10 @@ test-quick: ready-test  ## what to run after each change (under a minute)
 
 test-cuda: ready-test  ## set up PyTorch's CUDA build, then run its tests on a simulated GPU (20 minutes)
 	.ci/test-cuda $(ARGS)
+
+agreement: ready-test  ## compare predictions with the allocator on a simulated GPU (half an hour); writes docs/agreement.md
+	.ci/cuda-venv test third-party?
+	$(PY) -m benchmarks.agreement --write $(ARGS)
 
 check: ready-dev  ## check format, lint and types; changes nothing
 	$(PY) -m ruff format --check .
