@@ -17,7 +17,6 @@ from memlab.probes.marks import marker
 
 pytestmark = pytest.mark.simulated
 SWITCH, ENGINE = torch.cuda.memory._record_memory_history, torch_internals.engine_entry()
-QUEUE = list(torch.cuda._queued_calls)
 
 
 def program() -> None:
@@ -30,11 +29,17 @@ def program() -> None:
             torch.nn.Linear(100, 100, device="cuda")(torch.ones(5, 100, device="cuda")).sum().backward()
 
 
-def check_nothing_left() -> None:
+@pytest.fixture
+def queue() -> list[Any]:
+    """What waits for CUDA to come up: a seed that an earlier test set waits there too."""
+    return list(torch.cuda._queued_calls)
+
+
+def check_nothing_left(queue: list[Any]) -> None:
     assert (recorder.users, marker.users, marker.quiet) == (0, 0, None)
     assert torch.cuda.memory._record_memory_history is SWITCH
     assert torch_internals.engine_entry() is ENGINE
-    assert torch.cuda._queued_calls == QUEUE
+    assert torch.cuda._queued_calls == queue
     assert not torch._C._cuda_isHistoryEnabled()
     assert not torch.nn.modules.module._global_forward_hooks
 
@@ -66,7 +71,7 @@ class Interrupts:
 @pytest.mark.parametrize(
     "name", ["snapshot", "record_history", "cuda_stats", "history_is_on", "replace_history_switch"]
 )
-def test_an_interrupt_at_every_call_of(name, after, monkeypatch):
+def test_an_interrupt_at_every_call_of(queue, name, after, monkeypatch):
     torch.cuda.init()
     take = getattr(torch_internals, name)
     interrupted = 0
@@ -81,13 +86,13 @@ def test_an_interrupt_at_every_call_of(name, after, monkeypatch):
         if one.calls < at:
             break
         if name != "replace_history_switch" or at == 1:  # at the last one nobody could put the switch back
-            check_nothing_left()
+            check_nothing_left(queue)
         torch.cuda.memory._record_memory_history = SWITCH
     assert interrupted >= 1
     check_still_works()
 
 
-def test_errors_of_ours_inside_of_the_users_code_are_none(monkeypatch):
+def test_errors_of_ours_inside_of_the_users_code_are_none(queue, monkeypatch):
     """A snapshot that PyTorch refuses becomes a gap, not an error in the first line that uses CUDA."""
 
     def refuse() -> None:
@@ -97,4 +102,4 @@ def test_errors_of_ours_inside_of_the_users_code_are_none(monkeypatch):
         patch.setattr(torch_internals, "snapshot", refuse)
         trace = probed(lambda: take(12))
     assert gap_names(trace) == ["no history", "bounded"]
-    check_nothing_left()
+    check_nothing_left(queue)
