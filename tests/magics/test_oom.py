@@ -48,7 +48,7 @@ def test_release_gives_back_what_the_explanation_said(notebook: Kernel):
     reply = notebook.run("%memoom release")
     assert reply.out.startswith("memlab · released 3.81 MiB on cpu\n\nReleased the frames of RuntimeError: [enforce")
     assert "No traceback" in notebook.run("%debug").stderr
-    assert notebook.run("%memoom release --keep-outputs").out.startswith("memlab · released nothing")
+    assert notebook.run("%memoom release --keep-outputs").out.startswith("memlab · nothing to release")
     after = notebook.run("%memoom").out  # it is still explained, from what was noted
     assert "`%memoom release` was run since, and gave back nothing; what is alive is as of before." in after
     assert after.count("%memoom release") == 1
