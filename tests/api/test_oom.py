@@ -280,7 +280,7 @@ def test_hostile_names_stay_on_their_line_and_are_escaped(monkeypatch):
 
 
 def test_release_gives_what_was_said_and_is_shown_as_text_html_and_numbers():
-    assert release().text.startswith("memlab · released nothing\n\nNo error was kept.")
+    assert release().text.startswith("memlab · nothing to release\n\nNo error was kept.")
     said = next(one for one in note_oom(raised()).explanation.actions if "release" in one.text).gives.low
     found = release()
     assert said == 4 * MiB == found.released.levels[0].freed_bytes
