@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -21,6 +23,23 @@ def test_tensors_gradients_and_storages_are_found_and_not_kept():
     del leaf, storage
     gc.collect()
     assert gone() is None
+
+
+FIRST_PARAMETERS = """
+import torch
+from memlab.references.live_tensors import live_tensors
+
+others = [torch.nn.Parameter] * 2
+assert not any(isinstance(thing, torch.nn.Parameter) for thing in live_tensors())
+del others
+layer = torch.nn.Linear(2, 3)
+assert {id(layer.weight), id(layer.bias)} <= {id(thing) for thing in live_tensors()}
+"""
+
+
+def test_the_first_parameters_are_found_where_as_many_other_references_went_away():
+    """The reference count of a class does not tell that it has no instances."""
+    subprocess.run([sys.executable, "-c", FIRST_PARAMETERS], check=True)
 
 
 def test_a_thread_that_builds_tuples_is_not_harmed():
