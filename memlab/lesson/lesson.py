@@ -123,7 +123,8 @@ class Lesson:
         """Assert anything else that the lesson says."""
         if not is_so:
             raise ClaimRefuted(f"not so here: {sentence}")
-        self.claims.append(Claim(sentence, f"{self.source} on {self.device}".removeprefix("measured "), 0.0))
+        where = "a simulated GPU" if self.source == "simulated" else self.device
+        self.claims.append(Claim(sentence, f"on {where}", 0.0))
         return self.claims[-1]
 
     def headline(self, name: str, figure: int | float | str) -> Any:
@@ -134,6 +135,10 @@ class Lesson:
     def not_measurable(self, what: str, why: str) -> None:
         """State that this device cannot show `what`; a zero would look like a measurement."""
         print_text(f"{what}: {self.headline(what, f'not measurable here: {why}')}.")
+
+    def seconds(self, what: str, figure: str) -> None:
+        """Print the time that `what` took on this device; a simulated GPU has none."""
+        print_text(f"{what}: " + ("no times on a simulated GPU" if self.source == "simulated" else figure))
 
     def predict(self, step: Callable[[], object], name: str | None = None, card: str | None = None) -> Any:
         """Predict for a GPU what this machine cannot show."""

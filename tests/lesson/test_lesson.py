@@ -35,6 +35,17 @@ def test_a_device_that_cannot_show_it_says_so(capsys):
     assert lesson.end().bundle()[HEADLINES]["cuDNN"] == "not measurable here: there is none"
 
 
+def test_a_simulated_gpu_has_no_times_and_is_named_where_something_held(capsys):
+    lesson = Lesson("x", needs="1 MiB")
+    lesson.source = "measured"
+    lesson.seconds("a step", "0.25 s")
+    assert lesson.holds("two is two", True).source == f"on {lesson.device}"
+    lesson.source = "simulated"
+    lesson.seconds("a step", "0.25 s")
+    assert lesson.holds("two is two", True).source == "on a simulated GPU"
+    assert capsys.readouterr().out.splitlines()[1:] == ["a step: 0.25 s", "a step: no times on a simulated GPU"]
+
+
 def test_too_little_memory_is_said_in_one_line():
     with pytest.raises(MemlabError, match=r"takes about 1,000\.0? ?TiB|of this machine's memory") as error:
         Lesson("x", needs="1000 TiB")
