@@ -31,7 +31,7 @@ from memlab.torch_internals import cell_code
 from memlab.trace.columns import Samples
 from memlab.trace.file import PartialFile, savable
 from memlab.trace.trace import CPU, Bounded, Device, MadeBy, Trace
-from memlab.units import format_bytes, parse_bytes
+from memlab.units import format_bytes, one_line, parse_bytes
 
 _MAX_NAME = 200
 
@@ -274,7 +274,7 @@ class Saver:
 def _described(error: BaseException) -> str:
     """An error in one line, even if its `str()` fails."""
     try:
-        text = str(error).strip().split("\n")[0][:200]
+        text = one_line(str(error).strip().split("\n")[0], 200)
     except Exception:
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
