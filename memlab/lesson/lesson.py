@@ -21,9 +21,10 @@ from memlab.lesson.guess_plot import GuessPlot
 from memlab.lesson.guess_store import StoredGuess
 from memlab.lesson.guess_widget import show_guess
 from memlab.lesson.sweep import Sweep
+from memlab.probes.counters import Nvml
 from memlab.probes.host import HostMemory
 from memlab.trace.trace import SIMULATED_GPU, is_simulated_gpu
-from memlab.units import format_bytes, number_of, parse_bytes
+from memlab.units import MiB, format_bytes, number_of, parse_bytes
 from memlab.views.shown import Shown, print_text
 
 HEADLINES = "application/vnd.memlab.headlines+json"
@@ -31,14 +32,17 @@ HEADLINES = "application/vnd.memlab.headlines+json"
 SMALL_WORKSPACE = ":4096:2:16:8"
 """8.125 MiB per handle: PyTorch's default except on Hopper and later, where 32 MiB exceed some exercises."""
 
+CONTEXTS_BYTES = 1024 * MiB
+"""Room for the CUDA contexts of a lesson and of a program that it starts; on most cards one takes 80 to 500 MiB."""
+
 
 class Lesson:
     """The API of a course notebook: `lesson = Lesson("08 checkpointing", needs="600 MiB")`.
 
     `device` is where its cells run: "cuda" if available, else "cpu". cuBLAS is configured to the workspace that it has on
     most GPUs, unless CUBLAS_WORKSPACE_CONFIG is set already. `source` is what figures of that device are: "measured", or
-    "simulated" on a simulated GPU. Raises MemlabError if the host has less free memory than the
-    lesson needs.
+    "simulated" on a simulated GPU. Raises MemlabError if the host, or the GPU beside other processes, has less memory than
+    the lesson needs.
     """
 
     def __init__(self, name: str, needs: str | int = "200 MiB", card: str = "RTX 4060") -> None:
@@ -55,10 +59,27 @@ class Lesson:
                 f"lesson {name} takes about {format_bytes(needs_bytes)} of this machine's memory, and "
                 f"{format_bytes(free_bytes)} are free: close other notebooks and programs, then run this cell again."
             )
+        self._check_gpu(needs_bytes)
         where = torch.cuda.get_device_name() if self.device == "cuda" else "this machine's CPU; no GPU was found"
         self.source = "simulated" if is_simulated_gpu(where) else "measured"
         how = f"on {where}, a {SIMULATED_GPU}" if self.source == "simulated" else f"measured on {where}"
         print_text(f"Lesson {name}: {how}.")
+
+    def _check_gpu(self, needs_bytes: int) -> None:
+        """Raise MemlabError if other processes leave too little of the GPU: kernels of other notebooks keep what they had."""
+        if self.device != "cuda":
+            return
+        torch.cuda.init()
+        with Nvml.open() as nvml:
+            reading = nvml.read(torch.cuda.current_device())
+        if reading.total_bytes is None or reading.others_bytes is None:
+            return
+        room_bytes, wanted_bytes = reading.total_bytes - reading.others_bytes, needs_bytes * 6 // 5 + CONTEXTS_BYTES
+        if room_bytes < wanted_bytes:
+            raise MemlabError(
+                f"lesson {self.name} takes up to {format_bytes(wanted_bytes)} of the GPU's memory, and other processes leave "
+                f"{format_bytes(room_bytes)}: shut down the kernels of other notebooks, then run this cell again."
+            )
 
     def guess(
         self,

@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from memlab.errors import MemlabError
 from memlab.lesson import Lesson
 from memlab.lesson.lesson import HEADLINES
+from memlab.probes.counters import DeviceReading
 from memlab.torch_internals import blas_workspace_sizes
 from memlab.units import MiB
 
@@ -49,6 +51,22 @@ def test_a_simulated_gpu_has_no_times_and_is_named_where_something_held(capsys):
 def test_too_little_memory_is_said_in_one_line():
     with pytest.raises(MemlabError, match=r"takes about 1,000\.0? ?TiB|of this machine's memory") as error:
         Lesson("x", needs="1000 TiB")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("others, fits", [(0, True), (6 * 1024 * MiB, False), (None, True)])
+def test_a_gpu_that_others_have_filled_is_refused_in_one_line(monkeypatch, others, fits):
+    reading = DeviceReading(others, 8 * 1024 * MiB, None, others)
+    monkeypatch.setattr("memlab.probes.counters.Nvml.read", lambda self, index: reading)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    lesson = Lesson("x", needs="1 MiB")
+    lesson.device = "cuda"
+    if fits:
+        lesson._check_gpu(1024 * MiB)
+        return
+    with pytest.raises(MemlabError, match=r"up to 2.20 GiB .* leave 2.00 GiB: shut down the kernels") as error:
+        lesson._check_gpu(1024 * MiB)
     assert "\n" not in str(error.value)
 
 
