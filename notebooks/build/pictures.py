@@ -25,7 +25,7 @@ def keep_static(notebook: NotebookNode, draw: Draw) -> None:
     """Replace what needs a kernel or a script by what a page on the web shows."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if not _is_progress(output)]
+            cell.outputs = _merged([output for output in cell.outputs if not _is_progress(output)])
             cell.metadata.pop("execution", None)
     for output in outputs(notebook):
         data = output.get("data", {})
@@ -35,6 +35,18 @@ def keep_static(notebook: NotebookNode, draw: Draw) -> None:
             data.pop(kind, None)
         output.get("metadata", {}).clear()
     notebook.metadata.pop("widgets", None)
+
+
+def _merged(printed: list[NotebookNode]) -> list[NotebookNode]:
+    """Consecutive prints as one, as front ends show them: the kernel sends them in pieces of any size."""
+    merged: list[NotebookNode] = []
+    for output in printed:
+        last = merged[-1] if merged else {}
+        if output.output_type == last.get("output_type") == "stream" and output.name == last["name"]:
+            last["text"] += output.text
+        else:
+            merged.append(output)
+    return merged
 
 
 def _is_progress(output: NotebookNode) -> bool:

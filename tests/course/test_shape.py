@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from itertools import pairwise
 
 import nbformat
 import pytest
@@ -92,3 +93,11 @@ def test_the_notebook_is_kept_executed_static_and_small(lesson: Lesson) -> None:
 def test_where_it_leads(lesson: Lesson) -> None:
     for other in re.findall(r"\]\((\d\d_\w+\.ipynb)\)", prose_of(lesson)):
         assert (FOLDER / other).exists(), other
+
+
+@LESSONS
+def test_what_was_printed_is_not_in_pieces(lesson: Lesson) -> None:
+    kept = nbformat.read(lesson.notebook, as_version=4)
+    for cell in (one for one in kept.cells if one.cell_type == "code"):
+        streams = [output.get("name") for output in cell.outputs]
+        assert not any(name and name == after for name, after in pairwise(streams))
