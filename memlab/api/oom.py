@@ -33,6 +33,7 @@ from memlab.references import release as references
 from memlab.references.live_storages import live_storages
 from memlab.references.release import Released, first_argument
 from memlab.torch_internals import cell_code
+from memlab.torch_internals.traceback import running_shell
 from memlab.trace.columns import Phase
 from memlab.units import ByteRange, format_bytes, number_of
 from memlab.views.page import Page, PageLines, Part
@@ -256,6 +257,7 @@ def failure_facts(error: BaseException, run: Run | None = None) -> Failure:
         all_named=alive is not None and alive.is_complete,
         calls_backward=raised.calls_backward,
         provenance=provenance_here([label]),
+        in_notebook=running_shell() is not None,
     )
     failure = attempt("the device", lambda: _with_device(failure, gaps), failure)
     if alive is not None and not alive.is_complete:

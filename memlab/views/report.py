@@ -142,7 +142,7 @@ def oom_page(found: Explanation, cell: str = "", pointer: str = "") -> Page:
         enough = {True: " [enough for this request]", False: " [not enough alone]", None: ""}[action.is_enough]
         actions.append((f"{number}.", about + amount_text(action.gives), f"{action.text}{enough}"))
     terms = tuple((term.name, amount_text(term.amount), term.meaning) for term in found.terms)
-    alive = f"Still alive on {found.label} after the cell: {format_bytes(found.alive_bytes)}, by what references it"
+    alive = f"Still alive on {found.label} afterwards: {format_bytes(found.alive_bytes)}, by what references it"
     parts: list[Part] = [PageLines(found.sentences)]
     parts += [Table("What to do", _HOLDS, tuple(actions))] if actions else []
     parts += [Table("The numbers", _HOLDS, terms)] if terms else []

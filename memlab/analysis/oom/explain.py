@@ -141,7 +141,7 @@ def _sentences(failure: Failure) -> Iterator[str]:
         yield f"{held}: too many live tensors, not fragmentation."
     largest = failure.largest_free_bytes
     if failure.verdict == FRAGMENTATION and largest is not None and asked is not None and largest < asked.low:
-        yield f"The largest piece of the cache was {format_bytes(largest)} when the cell had ended."
+        yield f"The largest piece of the cache was {format_bytes(largest)} afterwards."
     if failure.verdict == FRAGMENTATION and failure.expandable:
         yield "Expandable segments are already on: cached memory belongs to other streams, pools or partly used pages."
 

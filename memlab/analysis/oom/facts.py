@@ -51,6 +51,7 @@ class Failure:
     allocator's cache then, `segments` all that it held. `phase` and `place` are where the error was raised, `others_bytes`
     what the driver lists for other processes, `calls_backward` whether the failed code contains a backward, reached or not.
     `provenance` is "measured", "simulated" or "predicted"; without `has_context` CUDA found no room for this process's context.
+    Where it was not `in_notebook`, the process ends: what would help the next cell is no advice.
     """
 
     message: Message
@@ -67,6 +68,7 @@ class Failure:
     calls_backward: bool = False
     has_context: bool = True
     provenance: str = "measured"
+    in_notebook: bool = True
     gaps: tuple[str, ...] = ()
 
     def given_back(self, addresses: Collection[int]) -> int:
