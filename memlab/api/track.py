@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
+import inspect
 import math
 import os
 import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from memlab.probes.history import RING_ENTRIES
 from memlab.probes.measurement import Measurement, Target
 from memlab.probes.sampler import Sample
 from memlab.torch_internals import cell_code
+from memlab.torch_internals.traceback import running_shell
 from memlab.trace.columns import Samples
 from memlab.trace.file import PartialFile, savable
 from memlab.trace.trace import CPU, Bounded, Device, MadeBy, Trace
@@ -82,7 +85,7 @@ class Options:
 
 
 class Track:
-    """The context manager behind `track()`: `with track() as run: ...`."""
+    """The context manager behind `track()`, `with track() as run: ...`, and its decorator."""
 
     def __init__(self, wanted: Options) -> None:
         self.options = wanted
@@ -95,6 +98,27 @@ class Track:
         self._display: Display | None = None
         self._saver: Saver | None = None
         self._thread, self._file = 0, ""
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function: each of its calls is a run of its own, by default of the function's name."""
+        wanted = dataclasses.replace(self.options, name=self.options.name or getattr(function, "__name__", None))
+        if self.options.lines:
+            wanted = dataclasses.replace(wanted, functions=(*self.options.functions, function))
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                with Track(wanted):
+                    return await function(*args, **kwargs)
+
+            return awaited
+
+        @functools.wraps(function)
+        def tracked(*args: Any, **kwargs: Any) -> Any:
+            with Track(wanted):
+                return function(*args, **kwargs)
+
+        return tracked
 
     def __enter__(self) -> Run:
         self.start()
@@ -111,8 +135,8 @@ class Track:
         if over is not None and error is None:
             raise over
 
-    def start(self) -> None:
-        """Start measuring; if that fails, everything is switched off again."""
+    def start(self, at: FrameType | None = None) -> None:
+        """Start measuring; if that fails, everything is switched off again. `at` is the frame to follow, if not the caller's."""
         if self._measurement is not None:
             raise MemlabError(f"run {self.run.name!r} was started before; call track() again for another.")
         fake = sys.modules.get("memlab.fake_cuda.tensors")
@@ -121,7 +145,7 @@ class Track:
             raise MemlabError(f"{what}: the prediction is of the whole cell or step.")
         wanted = self.options
         self._thread = threading.get_ident()
-        frame = caller(sys._getframe(1))
+        frame = at or caller(sys._getframe(1))
         self._file = frame.f_code.co_filename
         known = known_by_now(wanted.functions, frame, self.code) if wanted.lines else ()
         lines = lines_at(frame, list(known)) if wanted.lines else None
@@ -185,7 +209,8 @@ class Track:
         notes = list(self._display.notes) if self._display is not None else []
         notes += _about_cuda(trace, is_forced=self.options.target.type is not None)
         if error is not None:
-            notes.append(f"The cell raised {_described(error)}.")
+            who = "The cell" if running_shell() is not None else "It"
+            notes.append(f"{who} raised {_described(error)}.")
         counts = {}
         # "cell" is the name of the measured cell if its lines are followed
         for place in {"cell", *(text.rpartition(":")[0] for text in (*trace.texts["line"], *trace.texts["mark"]))}:
@@ -281,7 +306,7 @@ def _described(error: BaseException) -> str:
 
 
 def track(name: str | None = None, **kwargs: Any) -> Track:
-    """Measure a block: `with memlab.track("baseline") as run: ...`, then use `run`.
+    """Measure a block: `with memlab.track("baseline") as run: ...`, then use `run`; or a function, `@memlab.track()`.
 
     `device` chooses what is measured ("cpu", "cuda", "cuda:1"; by default what the block uses); `budget` ("2GiB") makes a
     higher peak raise BudgetExceeded; `save` names a file; `rate_hz` is the rate of the live view; `entries` the length of

@@ -127,7 +127,7 @@ def test_a_broken_display_does_not_hide_the_users_error(monkeypatch, capsys):
     in_notebook(monkeypatch, refuse)
     with pytest.raises(ValueError, match="mine"), memlab.track("dark"):
         raise ValueError("mine")
-    assert "The cell raised ValueError: mine." in capsys.readouterr().out
+    assert "It raised ValueError: mine." in capsys.readouterr().out
 
 
 def test_a_start_that_fails_says_so_where_the_report_would_stand(monkeypatch, places):

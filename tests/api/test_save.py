@@ -43,7 +43,7 @@ def test_after_an_error_the_file_is_whole_too(tmp_path):
     with pytest.raises(ValueError, match="mine"), memlab.track("kept", save=target, show=False):
         raise ValueError("mine")
     assert list(tmp_path.iterdir()) == [target]
-    assert memlab.load(target).summary.notes == ("The cell raised ValueError: mine.",)
+    assert memlab.load(target).summary.notes == ("It raised ValueError: mine.",)
 
 
 def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path):

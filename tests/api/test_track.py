@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -120,6 +121,31 @@ class Unprintable(Exception):
         raise RuntimeError("no")
 
 
+def test_each_call_of_a_decorated_function_is_a_run():
+    @memlab.track(show=False)
+    def made(rows, *, width=10):
+        """Its own words."""
+        return torch.ones(rows, width)
+
+    assert [made(rows).shape for rows in (1000, 2000)] == [(1000, 10), (2000, 10)]
+    assert memlab.runs["made"].peak_bytes == 2000 * 10 * 4
+    assert made.__doc__ == "Its own words."
+    with pytest.raises(TypeError):
+        made()
+    assert memlab.last_run().name == "made"
+
+
+def test_a_decorated_coroutine_is_measured_until_it_ends():
+    @memlab.track("waits", show=False, lines=True)
+    async def made():
+        first = torch.ones(1000)
+        await asyncio.sleep(0)
+        return torch.cat([first, first])
+
+    assert asyncio.run(made()).shape == (2000,)
+    assert memlab.runs["waits"].peak_bytes == 4 * 3000
+
+
 @pytest.mark.parametrize("error", [ValueError("mine\nsecond line"), KeyboardInterrupt(), SystemExit(3), Unprintable()])
 def test_the_users_error_goes_out_unchanged_and_the_run_is_kept(error):
     with pytest.raises(type(error)) as caught, memlab.track("raised", show=False) as run:
@@ -130,7 +156,7 @@ def test_the_users_error_goes_out_unchanged_and_the_run_is_kept(error):
     assert error.__context__ is None
     assert (risen(run), memlab.last_run()) == (2 * MiB, run)
     (note,) = run.summary.notes
-    assert note.startswith(f"The cell raised {type(error).__name__}")
+    assert note.startswith(f"It raised {type(error).__name__}")
     assert "second line" not in note
 
 
