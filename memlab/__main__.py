@@ -1,41 +1,74 @@
-"""`python -m memlab COMMAND`, or `memlab COMMAND`: what is run once per machine, outside notebooks."""
+"""`python -m memlab COMMAND`, or `memlab COMMAND`: what is run outside notebooks."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 
-USAGE = """memlab calibrate    measure this machine's GPU, once, for predictions
+USAGE = """memlab run          measure a script while it runs
+memlab predict      what a script would take on a GPU, without one
+memlab show         the report of a saved run
+memlab compare      two saved runs
+memlab fit          the GPUs on which a saved run would fit
+memlab check        a saved run against a baseline, for CI
+memlab simulate     run a command, or a Jupyter kernel, on a simulated GPU
 memlab cards        the GPUs that runs can be predicted for
+memlab calibrate    measure this machine's GPU, once, for predictions
 memlab doctor       check what memlab can see on this machine
-memlab simulate     run a command, or a Jupyter kernel, on a simulated GPU (--help tells more)"""
+memlab --version    the version of memlab
+
+memlab COMMAND --help tells more of each."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status."""
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
-    if command == "calibrate":
-        from memlab.prediction.calibration import main as calibrate
+    if command == "--version":
+        from memlab import __version__
 
-        return calibrate(rest)
-    if command == "cards" and not rest:
-        from memlab.prediction.cards import cards
-
-        print(cards)
+        print(f"memlab {__version__}")
         return 0
-    if command == "doctor" and not rest:
-        from memlab.api.doctor import doctor
-
-        found = doctor()
-        print(found)
-        return 0 if found.is_well else 1
-    if command == "simulate":
-        from memlab.simulated_gpu.command import main as simulate
-
-        return simulate(rest)
+    work = _command(command)
+    if work is not None:
+        return work(rest)
     is_help = command in ("-h", "--help", "")
     wrong = "" if is_help else f"memlab: there is no command {' '.join((command, *rest))[:80]!r}.\n"
     print(f"{wrong}{USAGE}", file=sys.stdout if is_help else sys.stderr)
     return 0 if is_help else 2
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int] | None:
+    """The command of a name; only its own imports are made, and none of them imports torch before a script does."""
+    match name:
+        case "run":
+            from memlab.cli.run import main as run
+
+            return run
+        case "predict":
+            from memlab.cli.predict import main as predict
+
+            return predict
+        case "show" | "compare" | "fit" | "check":
+            from memlab.cli import files
+
+            return {"show": files.show, "compare": files.compare, "fit": files.fit, "check": files.check}[name]
+        case "simulate":
+            from memlab.simulated_gpu.command import main as simulate
+
+            return simulate
+        case "calibrate":
+            from memlab.prediction.calibration import main as calibrate
+
+            return calibrate
+        case "cards":
+            from memlab.cli.machine import show_cards
+
+            return show_cards
+        case "doctor":
+            from memlab.cli.machine import show_doctor
+
+            return show_doctor
+    return None
 
 
 if __name__ == "__main__":

@@ -47,9 +47,13 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "api": (MEASURE | {"simulated_gpu"}, {"torch", "numpy", "pandas", "IPython.display"}),
     "lesson": (MEASURE | {"api", "lab"}, {"torch", "ipywidgets", "pandas", "IPython.display"}),
     "lab": (MEASURE | {"api", "simulated_gpu"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
+    # What is run outside notebooks: nothing of IPython, and torch only when the script has imported it.
+    "scripts": ({"analysis", "api", "views", "units", "errors"}, {"torch"}),
+    "cli": ({"api", "prediction", "scripts", "units", "errors"}, {"torch"}),
+    "integrations": ({"api", "prediction", "units", "errors"}, {"pytest"}),
     "magics": (MEASURE | {"cells", "api", "lesson", "lab"}, {"IPython"}),
     # The public face: names are imported when they are asked for.
-    "__main__": ({"prediction", "api", "simulated_gpu"}, set()),
+    "__main__": ({"__version__", "cli", "prediction", "simulated_gpu"}, set()),
     "__init__": (MEASURE | {"api", "lesson", "lab", "magics"}, set()),
 }  # fmt: skip
 

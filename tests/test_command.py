@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 import pytest
 from processes import python
 
@@ -13,7 +16,7 @@ def test_the_cards_are_listed(capsys):
     assert "RTX 4060" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["no such"], ["cards", "more"]])
+@pytest.mark.parametrize("arguments", [["no such"], ["--unknown"]])
 def test_what_is_no_command_is_refused_with_the_ones_there_are(arguments, capsys):
     assert main(arguments) == 2
     assert "memlab: there is no command" in capsys.readouterr().err
@@ -22,5 +25,44 @@ def test_what_is_no_command_is_refused_with_the_ones_there_are(arguments, capsys
 def test_help_needs_no_torch():
     code = "import sys; from memlab.__main__ import main; main(['--help']); print('torch' in sys.modules)"
     found = python("-c", code)
-    assert found.startswith("memlab calibrate")
+    assert found.startswith("memlab run")
     assert found.endswith("False\n")
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["run"], "which script?"),
+        (["run", "nothing.py"], "there is no script 'nothing.py'"),
+        (["run", "-m", "nothing.at.all"], "cannot find the module 'nothing.at.all'"),
+        (["run", "--steps", "0", "train.py"], "--steps is a number of optimizer steps, 1 or more, got 0"),
+        (["run", "--budget", "lots", "train.py"], "lots"),
+        (["run", "--out", "train.py/x", "train.py"], "cannot write to 'train.py/x'"),
+        (["run", "--unknown", "train.py"], "--unknown"),
+        (["predict", "--card", "nothing", "train.py"], "nothing"),
+        (["show", "nothing"], "there is no file 'nothing'"),
+        (["show", "."], "there is no run in '.'"),
+        (["check", "a", "--baseline", "b", "--tolerance", "much"], "'much'"),
+        (["compare", "a", "b"], "'a'"),
+        (["fit", "train.py"], "not a memlab trace"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "train.py").write_text("print(1)")
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "predict", "show", "compare", "fit", "check", "cards", "doctor", "simulate"]
+)
+def test_every_command_has_help_with_an_example(capsys, command):
+    with contextlib.suppress(SystemExit):
+        assert main([command, "--help"]) == 0
+    assert f"  memlab {command}" in capsys.readouterr().out.partition("examples:")[2]

@@ -134,7 +134,7 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
 def _measured(run: Run) -> Trace:
     trace = run.trace
     if trace.device_indices[:1] in ((), (CPU,)):
-        how = 'predict it for a card with %%memtrack --predict "RTX 4060" on its cell'
+        how = 'predict it for a card: %%memtrack --predict "RTX 4060" on its cell, or memlab predict SCRIPT'
         raise PredictionError(f"run {run.name!r} was measured on the CPU: {how}.")
     if any(stretch.device == 0 for stretch in trace.made_by.bounded):
         raise PredictionError(f"run {run.name!r} has lost events, so its requests are not all known.")

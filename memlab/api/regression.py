@@ -1,0 +1,77 @@
+"""Whether the peak of a run grew beyond that of a baseline, and what grew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
+from memlab.analysis.comparison import UNTOLD, Difference, known_by
+from memlab.api.compare import Comparison
+from memlab.units import format_bytes
+
+BY = ("module", "line", "category")
+_NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """The peak of *allocated* of a run and of its baseline, in bytes, and by module, line and category what grew most."""
+
+    before_bytes: int
+    after_bytes: int
+    tolerance: float
+    culprits: dict[str, tuple[str, Difference]]
+
+    @property
+    def share(self) -> float:
+        """By how much the peak grew, as a share of the baseline's; negative if it fell."""
+        return (self.after_bytes - self.before_bytes) / max(self.before_bytes, 1)
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether it grew beyond the tolerance."""
+        return self.share > self.tolerance
+
+    @property
+    def text(self) -> str:
+        """One sentence, and if it grew beyond the tolerance one line for what grew."""
+        sizes = f"{format_bytes(self.before_bytes)} -> {format_bytes(self.after_bytes)} allocated ({self.share:+.1%})"
+        if not self.is_regression:
+            return f"ok: the peak is within {self.tolerance:.1%} of the baseline: {sizes}"
+        lines = [f"the peak grew by more than {self.tolerance:.1%}: {sizes}"]
+        for by, (name, one) in self.culprits.items():
+            grown = f"{format_bytes(one.a_bytes)} -> {format_bytes(one.b_bytes)}"
+            lines.append(f"  {by:8} {name}: {grown} (+{format_bytes(one.difference_bytes)})")
+        return "\n".join(lines)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The same as plain values; sizes in bytes."""
+        grown = {
+            by: {"name": name, "before_bytes": one.a_bytes, "after_bytes": one.b_bytes}
+            for by, (name, one) in self.culprits.items()
+        }
+        sizes = {"before_bytes": self.before_bytes, "after_bytes": self.after_bytes, "tolerance": self.tolerance}
+        return {"is_regression": self.is_regression, **sizes, "grew_most": grown}
+
+
+def regression_of(compared: Comparison, tolerance: float) -> Regression:
+    """Of a comparison of a run (`b`) with its baseline (`a`); where a peak is an interval, of its lower ends."""
+    sides = compared.side_a, compared.side_b
+    culprits = {}
+    for by in BY:
+        if by in known_by(*sides):
+            rows = compared.by(by)
+            name = most_grown({name: one.difference_bytes for name, one in rows.items()})
+            if name:
+                culprits[by] = name, rows[name]
+    return Regression(sides[0].low_bytes, sides[1].low_bytes, tolerance, culprits)
+
+
+def most_grown(growth: Mapping[str, int]) -> str:
+    """The name that grew by most bytes, "" for none; what has no name of its own only where nothing else grew."""
+    grown = {name: count for name, count in growth.items() if count > 0}
+    named = {name: count for name, count in grown.items() if name not in _NAMELESS}
+    return max(named or grown, key=lambda name: grown[name], default="")

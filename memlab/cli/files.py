@@ -1,0 +1,137 @@
+"""`memlab show`, `compare`, `fit` and `check`: what can be asked of runs in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memlab.cli.parser import Parser
+from memlab.errors import MemlabError
+
+if TYPE_CHECKING:
+    from memlab.api.run import Run
+
+ENDINGS = (".memlab", ".memlab.partial")
+
+
+def show(arguments: Sequence[str]) -> int:
+    """`memlab show FILE|DIR`: the report of a run, or of all runs in a folder, those that were killed too."""
+    parser = Parser(
+        "show", "[OPTIONS] FILE|DIR", "Show the report of a saved run, of a PyTorch snapshot, or of all runs in a folder.",
+        "  memlab show runs/train.memlab\n  memlab show --html page.html runs/train.memlab\n  memlab show --json runs",
+    )  # fmt: skip
+    parser.add_argument("path", metavar="FILE|DIR", help="what `memlab run --out`, %%memtrack --save or PyTorch wrote")
+    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else; for one run")
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each run")
+    asked = parser.parse_args(arguments)
+    from memlab.scripts import page
+
+    with parser.refusing():
+        runs = list(_runs(asked.path))
+        if asked.html is not None and len(runs) != 1:
+            raise MemlabError(f"--html is for one run, and {asked.path!r:.200} has {len(runs)}. Name one file.")
+        for run in runs:
+            print(
+                page.as_json(run) if asked.json else page.as_text(run),
+                end="\n" if run is runs[-1] or asked.json else "\n\n\n",
+            )
+        if asked.html is not None:
+            _write(asked.html, page.as_html(runs[0]))
+    return 0
+
+
+def _runs(path: str) -> Iterator[Run]:
+    from memlab.api.load import load
+
+    folder = Path(path)
+    if not folder.is_dir():
+        yield load(path)
+        return
+    files = sorted(file for file in folder.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
+    if not files:
+        raise MemlabError(f"there is no run in {path!r:.200}. Name a folder that `memlab run --out` filled.")
+    yield from map(load, files)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MemlabError(f"cannot write {path!r:.200}: {error.strerror}. Name another file.") from None
+
+
+def compare(arguments: Sequence[str]) -> int:
+    """`memlab compare A B`: run B against run A."""
+    parser = Parser(
+        "compare", "[--json] A B", "Compare two saved runs: peaks, who held them, and whether results agree.",
+        "  memlab compare before.memlab after.memlab",
+    )  # fmt: skip
+    parser.add_argument("a", metavar="A", help="the file of a run")
+    parser.add_argument("b", metavar="B", help="the file of another")
+    parser.add_argument("--json", action="store_true", help="bytes by category, module and line as one line of JSON")
+    asked = parser.parse_args(arguments)
+    from memlab.api.compare import compare as compared
+
+    with parser.refusing():
+        found = compared(Path(asked.a), Path(asked.b))
+        print(_records(found.to_pandas()) if asked.json else found.text)
+    return 0
+
+
+def fit(arguments: Sequence[str]) -> int:
+    """`memlab fit FILE`: the run against every GPU known."""
+    parser = Parser(
+        "fit", "[--json] [--on CARD]... FILE", "Say on which GPUs a saved CUDA run, measured or predicted, would fit.",
+        '  memlab fit runs/train.memlab\n  memlab fit --on T4 --on "RTX 4060" runs/train.memlab',
+    )  # fmt: skip
+    parser.add_argument("file", metavar="FILE", help="the file of a run")
+    parser.add_argument("--on", metavar="CARD", action="append", help="this card only; may be repeated")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    asked = parser.parse_args(arguments)
+    from memlab.api.fit import fit as fitted
+    from memlab.api.load import load
+
+    with parser.refusing():
+        table = fitted(load(asked.file), on=asked.on)
+        print(_records(table.to_pandas()) if asked.json else table.text)
+    return 0
+
+
+def check(arguments: Sequence[str]) -> int:
+    """`memlab check RUN --baseline FILE`: 1 if the peak grew beyond the tolerance, with what grew."""
+    parser = Parser(
+        "check", "RUN --baseline FILE [--tolerance 2%%]", "Compare the peak of a run with a baseline; exit with 1 if it grew.",
+        "  memlab check runs/train.memlab --baseline main.memlab --tolerance 2%",
+    )  # fmt: skip
+    parser.add_argument("run", metavar="RUN", help="the file of a run")
+    parser.add_argument("--baseline", metavar="FILE", required=True, help="the file of the run to compare with")
+    parser.add_argument(
+        "--tolerance", metavar="SHARE", default="2%", help="by how much the peak may grow (default: 2%%)"
+    )
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    asked = parser.parse_args(arguments)
+    from memlab.api.compare import compare as compared
+    from memlab.api.regression import regression_of
+
+    with parser.refusing():
+        tolerance = _share(asked.tolerance)
+        found = regression_of(compared(Path(asked.baseline), Path(asked.run)), tolerance)
+        print(json.dumps(found.facts) if asked.json else found.text)
+    return 1 if found.is_regression else 0
+
+
+def _share(text: str) -> float:
+    """A share as text, "2%" or "0.02", as a number."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 10:
+        raise MemlabError(f"--tolerance is a share such as 2% or 0.02, got {text!r:.80}.")
+    return share
+
+
+def _records(frame: Any) -> str:
+    return str(frame.to_json(orient="records"))

@@ -1,0 +1,55 @@
+"""The parser of a command: one-line errors, and help that ends with examples."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import NoReturn
+
+from memlab.errors import MemlabError
+from memlab.scripts.script import Script
+
+WRONG_USAGE = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of `memlab COMMAND`."""
+
+    def __init__(self, command: str, usage: str, description: str, examples: str) -> None:
+        super().__init__(
+            f"memlab {command}", usage=f"memlab {command} {usage}", description=description, epilog=f"examples:\n{examples}",
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+
+    def error(self, message: str) -> NoReturn:
+        """One line, as everywhere in memlab."""
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}. {self.prog} --help shows how it is used.\n")
+
+    @contextlib.contextmanager
+    def refusing(self, status: int = WRONG_USAGE) -> Iterator[None]:
+        """Errors of memlab end the command with one line and this exit status."""
+        try:
+            yield
+        except MemlabError as error:
+            self.exit(status, f"{self.prog}: {error}\n")
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """The last arguments: a script or `-m MODULE`, and what it gets."""
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does"
+    )
+    parser.add_argument(
+        "script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS...]", help="the script and its arguments"
+    )
+
+
+def script_of(asked: argparse.Namespace, parser: Parser) -> Script:
+    """The script that was named; wrong usage if there is none."""
+    words = asked.module if asked.module is not None else asked.script
+    if not words:
+        parser.error("which script? Name one, or -m MODULE")
+    if words[0].startswith("-"):
+        parser.error(f"unknown option {words[0]!r:.80}; options stand before the script")
+    return Script(words[0], tuple(words[1:]), is_module=asked.module is not None)

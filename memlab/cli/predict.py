@@ -1,0 +1,98 @@
+"""`memlab predict`: what a script would take on a GPU, without one."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from memlab.cli.parser import Parser, add_script, script_of
+from memlab.errors import MemlabError
+from memlab.scripts.script import Script
+
+if TYPE_CHECKING:
+    from memlab.api.predict import Prediction
+
+FITS, DOES_NOT_FIT, UNKNOWN = 0, 1, 3
+STATUS = {"yes": FITS, "no": DOES_NOT_FIT, "close": UNKNOWN}
+REFERENCE = "H200"
+"""Without a card the script is predicted for this one, whose memory is the largest of those with common kernels."""
+
+DESCRIPTION = """Predict what a script would take on a GPU, without one: it runs on tensors without data in a child process.
+Nothing that it writes comes back. Exit status: 0 fits, 1 does not fit, 2 wrong usage, 3 too close to call or unknown."""
+EXAMPLES = """  memlab predict --card "RTX 4060" --steps 2 train.py --batch 32
+  memlab predict train.py                      (on every card that memlab knows)
+  memlab predict --card 24GiB --json -m tools.train"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`memlab predict [--card CARD] [--steps N] SCRIPT [ARGS...]`; whether it fits as exit status."""
+    usage = "[OPTIONS] SCRIPT [ARGS...]  |  memlab predict [OPTIONS] -m MODULE [ARGS...]"
+    parser = Parser("predict", usage, DESCRIPTION, EXAMPLES)
+    add = parser.add_argument
+    add("--card", metavar="NAME|SIZE", help='"RTX 4060", 24GiB (default: every card known, and 0 if it fits on any)')
+    add("--steps", metavar="N", type=int, help="predict so many optimizer steps, then end (default: the whole script)")
+    add("--out", metavar="FILE", help="keep the prediction: memlab show and memlab fit read it")
+    add("--limit", metavar="SECONDS", type=float, help="give up after so long")
+    add("--json", action="store_true", help="one line of JSON")
+    add_script(parser)
+    asked = parser.parse_args(arguments)
+    script = script_of(asked, parser)
+    if asked.steps is not None and asked.steps < 1:
+        parser.error(f"--steps is a number of optimizer steps, 1 or more, got {asked.steps}")
+    with parser.refusing():
+        script.check()
+        from memlab.prediction.cards import find
+
+        card = find(asked.card or REFERENCE)
+    with parser.refusing(UNKNOWN):
+        from memlab.api.predict import configured, predict_step
+
+        work = functools.partial(_work, script, asked.steps)
+        found = predict_step(work, card, script.name, configured(None), asked.limit)
+        if asked.out is not None:
+            found.save(asked.out)
+        return _answer(found, asked)
+
+
+def _work(script: Script, steps: int | None) -> None:
+    """The script in the child; it ends after its steps as if it had exited."""
+    hooks = []
+    if steps is not None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        taken: dict[int, int] = {}
+
+        def count(optimizer: Any, args: Any, kwargs: Any) -> None:
+            taken[id(optimizer)] = taken.get(id(optimizer), 0) + 1
+            if taken[id(optimizer)] == steps:
+                raise SystemExit(0)
+
+        hooks.append(register_optimizer_step_post_hook(count))
+    try:
+        script.run()
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise MemlabError(f"the script ended with status {ended.code!s:.100}.") from None
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _answer(found: Prediction, asked: Any) -> int:
+    from memlab.api.fit import fit
+
+    raised = found.trace.notes.get("raised") is True
+    if asked.card is None:
+        table = fit(found)
+        print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
+        return UNKNOWN if raised else FITS if any(row.fits == "yes" for row in table.rows) else DOES_NOT_FIT
+    if asked.json:
+        names = ("allocated_bytes", "reserved_bytes", "peak_device_bytes", "margin_bytes")
+        sizes = {name: list(getattr(found, name)) for name in names}
+        facts = {"card": found.card.name, "fits": "unknown" if raised and found.fits != "no" else found.fits, **sizes}
+        print(json.dumps({**facts, "out_of_memory": found.out_of_memory, "assumptions": list(found.assumptions)}))
+    else:
+        print(found.report().text)
+    return UNKNOWN if raised and found.fits != "no" else STATUS[found.fits]

@@ -1,0 +1,59 @@
+"""`memlab run`: a script, unchanged, under the memory sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from memlab.cli.parser import Parser, add_script, script_of
+from memlab.errors import MemlabError
+from memlab.scripts.job import MeasuredScript, Wanted
+from memlab.units import parse_bytes
+
+DESCRIPTION = """Run a script as python does, measure its memory from the import of torch on, and report at its end (on stderr).
+Output, arguments, signals and exit status are the script's own. After an out-of-memory error a page is kept that says
+what happened. SIGUSR1 makes a running script report what was measured so far, and go on."""
+EXAMPLES = """  memlab run train.py --epochs 3
+  memlab run --steps 10 --skip 2 --out runs -m tools.train --config small.yaml
+  memlab run --budget 20GiB --json train.py"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`memlab run [OPTIONS] SCRIPT [ARGS...]`; the script's exit status, or 1 if it ended well above its budget."""
+    parser = Parser(
+        "run", "[OPTIONS] SCRIPT [ARGS...]  |  memlab run [OPTIONS] -m MODULE [ARGS...]", DESCRIPTION, EXAMPLES
+    )
+    add = parser.add_argument
+    add("--name", metavar="NAME", help="the name of the run (default: that of the script)")
+    add("--device", metavar="D", help="cpu, cuda, cuda:1, mps or xpu (default: whatever the script uses)")
+    add("--lines", action="store_true", help="what each line of the script held; slower")
+    add("--shapes", action="store_true", help="the shape of what was allocated; slower")
+    add("--budget", metavar="SIZE", help="exit with 1 if the peak of allocated memory is higher: 20GiB")
+    add("--skip", metavar="N", type=int, default=0, help="begin after so many optimizer steps")
+    add("--steps", metavar="N", type=int, help="measure so many optimizer steps; the script goes on")
+    add("--out", metavar="DIR", help="keep the run and a page about it in this folder")
+    add("--json", action="store_true", help="the report as one line of JSON")
+    add_script(parser)
+    asked = parser.parse_args(arguments)
+    script = script_of(asked, parser)
+    with parser.refusing():
+        script.check()
+        if asked.budget is not None:
+            parse_bytes(asked.budget)
+        wanted = Wanted(
+            name=asked.name or script.name, device=asked.device, lines=asked.lines, shapes=asked.shapes, budget=asked.budget,
+            skip=asked.skip, steps=asked.steps, out=_folder(asked.out), as_json=asked.json,
+        )  # fmt: skip
+    return MeasuredScript(script, wanted).execute()
+
+
+def _folder(name: str | None) -> Path | None:
+    """The folder, made if it is not there."""
+    if name is None:
+        return None
+    path = Path(name).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MemlabError(f"cannot write to {name!r:.200}: {error.strerror}. Name another folder.") from None
+    return path

@@ -1,0 +1,1 @@
+"""Scripts of the user, unchanged: measured while they run, or predicted."""

@@ -1,0 +1,104 @@
+"""A run of a script for people and programs: as text, as JSON, and as one HTML page that needs nothing else.
+
+They contain sizes, names of modules, files and variables. Environment variables, arguments and values are not in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from memlab.errors import MemlabError
+from memlab.units import UNBOUNDED
+from memlab.views.svg import svg
+from memlab.views.timeline import timeline_scene
+
+if TYPE_CHECKING:
+    from memlab.analysis.oom.explain import Explanation
+    from memlab.analysis.summary import DeviceSummary, Level
+    from memlab.api.oom import OomExplained
+    from memlab.api.run import Run
+
+STYLE = """:root { color-scheme: light dark }
+body { font: 14px/1.45 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
+body { background: Canvas; color: CanvasText }
+section { margin: 1.5rem 0; overflow-x: auto }
+svg { max-width: 100%; height: auto }"""
+
+
+def as_text(run: Run, explained: OomExplained | None = None) -> str:
+    """The report; if memory ran out, the explanation comes first."""
+    return "\n\n".join(filter(None, (explained.text if explained is not None else "", run.report().text)))
+
+
+def as_html(run: Run, explained: OomExplained | None = None) -> str:
+    """A page that is readable without network and scripts: timeline, report, modules, and if memory ran out why."""
+    report = run.report()
+    sections = [explained.html] if explained is not None else []
+    if run.devices:
+        sections.append(svg(timeline_scene(report.curves, report.title)))
+    sections.append(report.html)
+    with contextlib.suppress(MemlabError):  # no module was called
+        sections.append(run.modules().html)
+    body = "\n".join(f"<section>{section}</section>" for section in sections)
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(report.title)}</title>'
+    return f"<!doctype html>\n<html lang='en'><head>{head}<style>{STYLE}</style></head>\n<body>{body}</body></html>\n"
+
+
+def as_json(run: Run, explained: OomExplained | None = None) -> str:
+    """One object on one line: sizes are bytes, times seconds."""
+    summary = run.summary
+    facts: dict[str, Any] = {
+        "name": summary.name,
+        "provenance": summary.provenance,
+        "engine": summary.engine,
+        "exact": run.is_exact,
+        **({"duration_s": summary.duration_s} if summary.has_times else {}),
+        "devices": [_device(one) for one in summary.devices],
+        "not_seen": {gap.name: gap.text for gap in summary.gaps},
+        "notes": list(summary.notes),
+    }
+    if explained is not None:
+        facts["out_of_memory"] = _out_of_memory(explained.explanation)
+    return json.dumps(facts)
+
+
+def _device(one: DeviceSummary) -> dict[str, Any]:
+    return {
+        "device": one.device.label,
+        "name": one.device.name,
+        "capacity_bytes": one.device.capacity_bytes if one.device.capacity_bytes > 0 else None,
+        **{level.of.replace(" ", "_"): _level(level) for level in one.levels},
+        "at_peak": dict(one.at),
+        "peak_by": {share.by: dict(share) for share in one.shares},
+    }
+
+
+def _level(level: Level) -> dict[str, int | None]:
+    peak = level.peak
+    figures = {"start_bytes": level.start_bytes, "end_bytes": level.end_bytes}
+    return {
+        "peak_low_bytes": peak.low_bytes,
+        "peak_high_bytes": peak.high_bytes if peak.high_bytes < UNBOUNDED else None,
+        **{name: count if count >= 0 else None for name, count in figures.items()},
+    }
+
+
+def _out_of_memory(found: Explanation) -> dict[str, Any]:
+    return {
+        "device": found.label,
+        "title": found.title,
+        "sentences": list(found.sentences),
+        "held_by": [{"path": one.path, "category": one.category, "bytes": one.nbytes} for one in found.named],
+        "actions": [
+            {
+                "text": one.text,
+                "frees_low_bytes": one.gives.low,
+                "frees_high_bytes": one.gives.high,
+                "is_enough": one.is_enough,
+            }
+            for one in found.actions
+        ],
+    }

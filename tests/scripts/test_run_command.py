@@ -1,0 +1,204 @@
+"""`memlab run` as a user calls it: every script here runs in a process of its own, beside the same one under plain python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import memlab
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TRAIN = """
+import sys
+import torch
+
+def main(steps):
+    model = torch.nn.Sequential(torch.nn.Linear(100, 300), torch.nn.ReLU(), torch.nn.Linear(300, 10))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        model(torch.randn(50, 100)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print("done", steps)
+
+if __name__ == "__main__":
+    main(5)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def started(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | environment
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *words], cwd=folder, env=variables, stdout=pipe, stderr=pipe, text=True)
+
+
+def ran(folder: Path, *words: str, **environment: str) -> tuple[int, str, str]:
+    process = started(folder, *words, **environment)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def memlab_ran(folder: Path, *words: str, **environment: str) -> tuple[int, str, str]:
+    return ran(folder, "-m", "memlab", *words, **environment)
+
+
+ODD = """
+import atexit, os, sys, __main__
+atexit.register(print, "at exit")
+os.environ["OMP_NUM_THREADS"] = "3"
+print(sys.argv, __name__, __file__, __spec__, __package__, sys.path[0], vars(__main__) is globals(), "torch" in sys.modules)
+import torch
+print(torch.get_num_threads(), torch.ones(3).sum().item())
+sys.stderr.write("err\\n")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_a_script_runs_as_python_runs_it(folder):
+    inner = folder / "in ner"
+    inner.mkdir()
+    (inner / "odd.py").write_text(ODD)
+    plain, run = (
+        ran(folder, "in ner/odd.py", "7", "--steps"),
+        memlab_ran(folder, "run", "in ner/odd.py", "7", "--steps"),
+    )
+    assert run[:2] == plain[:2]
+    assert plain[0] == 7
+    assert run[2].startswith("err\n")
+    assert "allocated" in run[2]
+
+
+def test_a_module_runs_as_python_runs_it(folder):
+    (folder / "tools").mkdir()
+    (folder / "tools" / "__init__.py").write_text("")
+    (folder / "tools" / "odd.py").write_text(ODD.replace("__spec__", "__spec__.name"))
+    plain, run = ran(folder, "-m", "tools.odd", "0", "-m"), memlab_ran(folder, "run", "-m", "tools.odd", "0", "-m")
+    assert run[:2] == plain[:2]
+
+
+def test_an_error_is_shown_as_python_shows_it(folder):
+    (folder / "fails.py").write_text(TRAIN + "    raise ValueError('mine')\n")
+    plain, run = ran(folder, "fails.py"), memlab_ran(folder, "run", "fails.py")
+    assert run[0] == plain[0] == 1
+    assert run[2].endswith(plain[2])
+    assert "It raised ValueError: mine." in run[2]
+
+
+def test_ctrl_c_ends_it_as_it_ends_python(folder):
+    text = TRAIN.replace("main(5)", "main(5); import time; print('now', flush=True); time.sleep(60)")
+    (folder / "waits.py").write_text(text)
+    statuses, errors = [], []
+    for words in (("waits.py",), ("-m", "memlab", "run", "waits.py")):
+        process = started(folder, *words)
+        assert process.stdout is not None
+        while process.stdout.readline() != "now\n":
+            pass
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        statuses.append(process.returncode)
+        errors.append(err)
+    assert statuses == [-signal.SIGINT, -signal.SIGINT]
+    assert errors[1].endswith(errors[0])
+    assert "Peak" in errors[1]
+
+
+def test_some_steps_are_measured_and_the_run_and_its_page_are_kept(folder):
+    status, out, err = memlab_ran(folder, "run", "--skip", "2", "--steps", "2", "--out", "runs/new", "train.py")
+    assert (status, out) == (0, "done 5\n")
+    run = memlab.load(folder / "runs/new/train.memlab")
+    marks = run.trace.marks
+    begun = [run.trace.texts["mark"][name] for name, kind in zip(marks.name, marks.kind, strict=True) if kind == 0]
+    assert begun.count("backward") == 2
+    assert begun.count("optimizer") == 2
+    page = (folder / "runs/new/train.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "<svg" in page
+    assert not {"http://www.w3.org/2000/svg"} ^ {word for word in page.split('"') if word.startswith("http")}
+    assert str(run.report().text.splitlines()[0]) in err
+
+
+def test_a_report_as_json_has_the_figures_of_the_run(folder):
+    status, _, err = memlab_ran(folder, "run", "--json", "--out", "runs", "train.py")
+    facts, run = json.loads(err.splitlines()[0]), memlab.load(folder / "runs/train.memlab")
+    assert status == 0
+    assert facts["devices"][0]["allocated"]["peak_low_bytes"] == run.peak_bytes
+    assert facts["devices"][0]["peak_by"]["category"] == dict(run.breakdown())
+    assert facts["provenance"] == "measured"
+
+
+def test_a_budget_is_an_exit_status_unless_the_script_failed(folder):
+    assert memlab_ran(folder, "run", "--budget", "1MiB", "train.py")[0] == 0
+    status, out, err = memlab_ran(folder, "run", "--budget", "200KiB", "train.py")
+    assert (status, out) == (1, "done 5\n")
+    assert "above its budget of 200.0 KiB" in err
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
+def test_sigusr1_reports_and_the_script_goes_on(folder):
+    text = TRAIN.replace("main(5)", "main(5); print('now', flush=True); input(); main(6)")
+    (folder / "waits.py").write_text(text)
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    words = [sys.executable, "-m", "memlab", "run", "--out", "runs", "waits.py"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=folder, env=variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while process.stdout.readline() != "now\n":
+            pass
+        process.send_signal(signal.SIGUSR1)
+        while "memlab: page" not in process.stderr.readline():
+            pass
+        out, err = process.communicate("\n", timeout=60)
+    assert (process.returncode, out) == (0, "done 6\n")
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == [
+        "waits.2.html", "waits.2.memlab", "waits.html", "waits.memlab",
+    ]  # fmt: skip
+    assert "Peak" in err
+
+
+def test_what_a_killed_script_left_is_shown(folder):
+    text = TRAIN.replace("main(5)", "main(5); import time; time.sleep(2.5); print('now', flush=True); time.sleep(60)")
+    (folder / "waits.py").write_text(text)
+    process = started(folder, "-m", "memlab", "run", "--out", "runs", "waits.py")
+    assert process.stdout is not None
+    while process.stdout.readline() != "now\n":
+        pass
+    process.kill()
+    process.communicate()
+    assert [path.name for path in (folder / "runs").iterdir()] == ["waits.memlab.partial"]
+    status, out, _ = memlab_ran(folder, "show", "runs")
+    assert status == 0
+    assert "samples of a run that did not end" in out
+
+
+def test_a_script_without_torch_runs_and_says_so(folder):
+    (folder / "plain.py").write_text("print(6 * 7)")
+    status, out, err = memlab_ran(folder, "run", "plain.py")
+    assert (status, out) == (0, "42\n")
+    assert err == "memlab run: nothing was measured: the script did not import torch.\n"
+
+
+def test_nothing_here_imports_ipython_or_torch_before_the_script(folder):
+    (folder / "asks.py").write_text(
+        textwrap.dedent("""
+        import sys
+        assert "torch" not in sys.modules and "numpy" not in sys.modules
+        import torch
+        torch.ones(3)
+        assert "IPython" not in sys.modules, "IPython"
+        """)
+    )
+    assert memlab_ran(folder, "run", "asks.py")[0] == 0
