@@ -1,0 +1,1 @@
+"""memlab inside other tools: trainers and pytest. Each is imported by its user only."""

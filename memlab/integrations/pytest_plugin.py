@@ -1,0 +1,209 @@
+"""A memory budget for tests: `@pytest.mark.memory_budget("2GiB", device="RTX 4060")`, and a baseline of peaks.
+
+`device` is "cpu" or "cuda" (the test is measured), or a card (it is predicted: no GPU is needed, and the figure is the same each
+time). With `--memlab-baseline FILE` the peaks of all marked tests, and of what the fixture `memory` measured, are compared
+with those in the file; `--memlab-update` writes them. The file is JSON: sizes in bytes, and who held them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from memlab.errors import MemlabError
+from memlab.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from memlab.api.run import Run  # torch is imported when a marked test runs, not with every pytest
+
+MARK = "memory_budget"
+BY = ("module", "line", "category")
+VERSION = 1
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the baseline."""
+    group = parser.getgroup("memlab", "memory of tests")
+    group.addoption(
+        "--memlab-baseline", metavar="FILE", help="compare the peaks of marked tests with those in this file"
+    )
+    group.addoption(
+        "--memlab-update", action="store_true", help="write the peaks of this session to the baseline's file"
+    )
+    parser.addini("memlab_tolerance", "by how much a peak may grow over its baseline, as a share", default="0.02")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker, and read the baseline."""
+    config.addinivalue_line(
+        "markers", f'{MARK}(size, device="cpu"): fail above this peak of allocated memory; see memlab'
+    )
+    name = config.getoption("--memlab-baseline")
+    if config.getoption("--memlab-update") and name is None:
+        raise pytest.UsageError("--memlab-update needs the file: add --memlab-baseline FILE.")
+    if name is not None:
+        config.pluginmanager.register(Baseline(config), "memlab-baseline")
+
+
+class Baseline:
+    """The peaks of a file, and those of this session."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.path = Path(config.getoption("--memlab-baseline"))
+        self.updates = bool(config.getoption("--memlab-update"))
+        self.found: dict[str, Any] = {}
+        try:
+            self.tolerance = float(config.getini("memlab_tolerance"))
+        except ValueError:
+            raise pytest.UsageError(
+                f"memlab_tolerance is a share such as 0.02, got {config.getini('memlab_tolerance')!r}."
+            ) from None
+        self.known = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        if not self.path.exists():
+            if self.updates:
+                return {}
+            raise pytest.UsageError(f"there is no baseline {str(self.path)!r}: write it once with --memlab-update.")
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            peaks = content["peaks"]
+            if content["version"] != VERSION or not all(type(one["peak_bytes"]) is int for one in peaks.values()):
+                raise MemlabError("not of this version")
+        except (MemlabError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise pytest.UsageError(
+                f"{str(self.path)!r} is no baseline of memlab ({error!s:.100}): write it anew with --memlab-update."
+            ) from None
+        return dict(peaks)
+
+    def compare(self, name: str, run: Run) -> str:
+        """What is wrong with the peak of a run; "" if nothing is, or if the baseline is being written."""
+        from memlab.api.regression import most_grown
+
+        now = self.found[name] = {"peak_bytes": run.peak_bytes, "by": {by: _shares(run, by) for by in BY}}
+        before = self.known.get(name)
+        if self.updates or before is None:
+            return ""
+        growth = run.peak_bytes - before["peak_bytes"]
+        if growth <= self.tolerance * before["peak_bytes"]:
+            return ""
+        sizes = f"{format_bytes(before['peak_bytes'])} -> {format_bytes(run.peak_bytes)} (+{format_bytes(growth)})"
+        lines = [f"the peak of allocated memory grew by more than {self.tolerance:.1%} over its baseline: {sizes}"]
+        for by in BY:
+            old, new = before["by"].get(by, {}), now["by"][by]
+            most = most_grown({one: new[one] - old.get(one, 0) for one in new})
+            if most:
+                lines.append(f"  {by}: {most} {format_bytes(old.get(most, 0))} -> {format_bytes(new[most])}")
+        return "\n".join(lines)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the file if that was asked for; what this session did not run stays."""
+        if self.updates and self.found:
+            content = {"version": VERSION, "peaks": dict(sorted({**self.known, **self.found}.items()))}
+            self.path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _shares(run: Run, by: str) -> dict[str, int]:
+    try:
+        return dict(run.breakdown(by)) if run.devices else {}
+    except MemlabError:  # what held the peak is unknown
+        return {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Measure or predict a marked test."""
+    mark = pyfuncitem.get_closest_marker(MARK)
+    if mark is None:
+        return (yield)
+    budget, device = _asked(mark)
+    if device in ("cpu", "cuda") or device.startswith("cuda:"):
+        from memlab.api.track import track
+
+        with track(pyfuncitem.name, device=device, show=False, functions=[pyfuncitem.obj]) as run:
+            result = yield
+        _verdict(pyfuncitem, pyfuncitem.nodeid, run, budget)
+        return result
+    test: Callable[..., object] = pyfuncitem.obj
+    runs: list[Run] = []
+
+    def predicted(**arguments: Any) -> None:
+        runs.append(_predicted(lambda: test(**arguments), device, pyfuncitem.name))
+
+    pyfuncitem.obj = predicted  # pytest calls it with the test's fixtures
+    try:
+        result = yield
+    finally:
+        pyfuncitem.obj = test
+    _verdict(pyfuncitem, pyfuncitem.nodeid, runs[0], budget)
+    return result
+
+
+@pytest.fixture
+def memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Measure a part of a test: `with memory("forward", budget="1GiB") as run: ...`; its peak is in the baseline too."""
+    from memlab.api.track import Track, track
+
+    class Part:
+        def __init__(self, name: str, budget: str | None = None, device: str | None = None) -> None:
+            self.name, self.budget = name, None if budget is None else parse_bytes(budget)
+            self.track: Track = track(name, device=device, show=False)
+
+        def __enter__(self) -> Run:
+            return self.track.__enter__()
+
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+            self.track.__exit__(kind, error, trace)
+            if error is None:
+                _verdict(request.node, f"{request.node.nodeid}::{self.name}", self.track.run, self.budget)
+
+    return Part
+
+
+def _asked(mark: pytest.Mark) -> tuple[int | None, str]:
+    """The budget and the device of a marker."""
+    if len(mark.args) > 1 or mark.kwargs.keys() - {"device"}:
+        pytest.fail(f'{MARK} takes a size and device=, as in {MARK}("2GiB", device="cpu").', pytrace=False)
+    device = mark.kwargs.get("device", "cpu")
+    if not isinstance(device, str):
+        pytest.fail(f"{MARK}: device is cpu, cuda or the name of a card, got {device!r:.80}.", pytrace=False)
+    try:
+        return (parse_bytes(mark.args[0]) if mark.args else None), device
+    except MemlabError as error:
+        pytest.fail(f"{MARK}: {error}", pytrace=False)
+
+
+def _predicted(test: Callable[[], object], card: str, name: str) -> Run:
+    """The prediction of a test on a card; values mean nothing there, and an error of the test fails it."""
+    from memlab.api.predict import configured, predict_step
+    from memlab.prediction.cards import find
+
+    try:
+        return predict_step(test, find(card), name, configured(None))
+    except MemlabError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
+    """Fail the test if its peak is above its budget or its baseline."""
+    from memlab.api.regression import most_grown
+
+    wrong = []
+    if budget is not None and run.peak_bytes > budget:
+        lines = [
+            f"the peak of allocated memory is {format_bytes(run.peak_bytes)}, above the budget of {format_bytes(budget)}"
+        ]
+        for by in BY:
+            shares = _shares(run, by)
+            largest = most_grown(shares)
+            lines += [f"  {by}: {largest} {format_bytes(shares[largest])}"] if largest else []
+        wrong.append("\n".join(lines))
+    baseline = node.config.pluginmanager.get_plugin("memlab-baseline")
+    if baseline is not None:
+        wrong.append(baseline.compare(name, run))
+    if any(wrong):
+        pytest.fail("\n".join(filter(None, wrong)), pytrace=False)

@@ -1,0 +1,131 @@
+"""The pytest plugin, in sessions of its own (`pytester`): budgets, baselines, predicted cards, wrong usage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+REPOSITORY = Path(__file__).resolve().parents[2]
+PLUGIN = ("-p", "memlab.integrations.pytest_plugin", "-p", "no:cacheprovider")
+MODEL = """
+import pytest, torch
+
+def net(width):
+    return torch.nn.Sequential(torch.nn.Linear(100, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
+
+def step(device, width=300, rows=500):
+    model = net(width).to(device)
+    model(torch.randn(rows, 100, device=device)).square().mean().backward()
+"""
+
+
+@pytest.fixture
+def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Write a test file and run pytest on it: the result of the session."""
+
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+    def run(text: str, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(test_it=MODEL + text)
+        return pytester.runpytest_subprocess(*PLUGIN, *options)  # torch survives no second import in one process
+
+    return run
+
+
+def test_a_budget_fails_with_module_line_and_category(session):
+    result = session("""
+@pytest.mark.memory_budget("1GiB")
+def test_small():
+    step("cpu")
+
+@pytest.mark.memory_budget("500KiB")
+def test_large():
+    step("cpu")
+""")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*above the budget of 500.0 KiB*", "*module: *", "*category: *"])
+
+
+def test_a_predicted_card_needs_no_gpu_and_says_the_same_each_time(session, pytester):
+    text = """
+@pytest.mark.parametrize("again", range(5))
+@pytest.mark.memory_budget("1GiB", device="RTX 4060")
+def test_small(again):
+    step("cuda")
+
+@pytest.mark.memory_budget("1MiB", device="RTX 4060")
+def test_large():
+    step("cuda")
+"""
+    result = session(text, "--memlab-baseline", "peaks.json", "--memlab-update")
+    result.assert_outcomes(passed=5, failed=1)
+    peaks = json.loads((pytester.path / "peaks.json").read_text())["peaks"]
+    assert len({one["peak_bytes"] for name, one in peaks.items() if "small" in name}) == 1
+    assert all(type(one["peak_bytes"]) is int and one["peak_bytes"] > 0 for one in peaks.values())
+
+
+def test_growth_over_the_baseline_names_what_grew(session):
+    text = """
+@pytest.mark.memory_budget(device="RTX 4060")
+def test_step():
+    step("cuda", width=WIDTH)
+
+def test_part(memory):
+    with memory("two"):
+        step("cpu", width=WIDTH)
+"""
+    first = session(text.replace("WIDTH", "300"), "--memlab-baseline", "peaks.json", "--memlab-update")
+    first.assert_outcomes(passed=2)
+    session(text.replace("WIDTH", "300"), "--memlab-baseline", "peaks.json").assert_outcomes(passed=2)
+    grown = session(text.replace("WIDTH", "3000"), "--memlab-baseline", "peaks.json")
+    grown.assert_outcomes(failed=2)
+    grown.stdout.fnmatch_lines(["*grew by more than 2.0% over its baseline*", "*module: Sequential.*", "*category: *"])
+
+
+@pytest.mark.parametrize(
+    "options, content, said",
+    [
+        (["--memlab-update"], None, "needs the file"),
+        (["--memlab-baseline", "peaks.json"], None, "there is no baseline"),
+        (["--memlab-baseline", "peaks.json"], "[]", "is no baseline of memlab"),
+        (
+            ["--memlab-baseline", "peaks.json"],
+            '{"version": 1, "peaks": {"a": {"peak_bytes": "x"}}}',
+            "is no baseline of memlab",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_line(session, pytester, options, content, said):
+    if content is not None:
+        (pytester.path / "peaks.json").write_text(content)
+    result = session("def test_nothing(): pass", *options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert said in "\n".join([*result.errlines, *result.outlines])
+
+
+@pytest.mark.parametrize(
+    "arguments, said", [("'much'", "much"), ("'1GiB', device=3", "device is cpu"), ("'1GiB', on=2", "takes a size")]
+)
+def test_a_wrong_marker_fails_its_test_in_one_line(session, arguments, said):
+    result = session(f"@pytest.mark.memory_budget({arguments})\ndef test_it(): pass")
+    result.assert_outcomes(failed=1)
+    assert said in result.stdout.str()
+
+
+def test_an_error_of_a_test_stays_its_own(session):
+    text = """
+@pytest.mark.memory_budget("1GiB")
+def test_measured():
+    assert 1 == 2
+
+@pytest.mark.memory_budget("1GiB", device="T4")
+def test_predicted():
+    raise ValueError("mine")
+"""
+    result = session(text)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*assert 1 == 2*", "*ValueError: mine*"])
