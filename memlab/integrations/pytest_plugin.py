@@ -167,14 +167,18 @@ def memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
 def _asked(mark: pytest.Mark) -> tuple[int | None, str]:
     """The budget and the device of a marker."""
     if len(mark.args) > 1 or mark.kwargs.keys() - {"device"}:
-        pytest.fail(f'{MARK} takes a size and device=, as in {MARK}("2GiB", device="cpu").', pytrace=False)
+        raise pytest.fail.Exception(
+            f'{MARK} takes a size and device=, as in {MARK}("2GiB", device="cpu").', pytrace=False
+        )
     device = mark.kwargs.get("device", "cpu")
     if not isinstance(device, str):
-        pytest.fail(f"{MARK}: device is cpu, cuda or the name of a card, got {device!r:.80}.", pytrace=False)
+        raise pytest.fail.Exception(
+            f"{MARK}: device is cpu, cuda or the name of a card, got {device!r:.80}.", pytrace=False
+        )
     try:
         return (parse_bytes(mark.args[0]) if mark.args else None), device
     except MemlabError as error:
-        pytest.fail(f"{MARK}: {error}", pytrace=False)
+        raise pytest.fail.Exception(f"{MARK}: {error}", pytrace=False) from None
 
 
 def _predicted(test: Callable[[], object], card: str, name: str) -> Run:
@@ -185,7 +189,7 @@ def _predicted(test: Callable[[], object], card: str, name: str) -> Run:
     try:
         return predict_step(test, find(card), name, configured(None))
     except MemlabError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
@@ -206,4 +210,4 @@ def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
     if baseline is not None:
         wrong.append(baseline.compare(name, run))
     if any(wrong):
-        pytest.fail("\n".join(filter(None, wrong)), pytrace=False)
+        raise pytest.fail.Exception("\n".join(filter(None, wrong)), pytrace=False)
