@@ -37,6 +37,7 @@ def test_help_needs_no_torch():
         (["run", "-m", "nothing.at.all"], "cannot find the module 'nothing.at.all'"),
         (["run", "--steps", "0", "train.py"], "--steps is a number of optimizer steps, 1 or more, got 0"),
         (["run", "--budget", "lots", "train.py"], "lots"),
+        (["run", "--name", "../up", "train.py"], "got '../up'"),
         (["run", "--out", "train.py/x", "train.py"], "cannot write to 'train.py/x'"),
         (["run", "--unknown", "train.py"], "--unknown"),
         (["predict", "--card", "nothing", "train.py"], "nothing"),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlab.errors import BudgetExceeded, MemlabError
+from memlab.errors import MemlabError
 from memlab.scripts.after_torch import AfterTorch
 from memlab.scripts.script import Script, frame_of_script, show_as_python
 from memlab.units import number_of
@@ -50,6 +50,8 @@ class Wanted:
     as_json: bool = False
 
     def __post_init__(self) -> None:
+        if Path(self.name).name != self.name:
+            raise MemlabError(f"--name is the name of a run, and of its files in --out, got {self.name!r:.200}.")
         for what, count, least in (("--skip", self.skip, 0), ("--steps", self.steps, 1)):
             if count is not None and count < least:
                 raise MemlabError(f"{what} is a number of optimizer steps, {least} or more, got {count}.")
@@ -67,6 +69,7 @@ class MeasuredScript:
         self._hooks: list[Any] = []
         self._parts = 0
         self._status = 0
+        self._is_over = self._has_failed = False
 
     def execute(self) -> int:
         """Run the script to its end; its own errors and exits are raised again, with the report before them."""
@@ -90,7 +93,8 @@ class MeasuredScript:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         if self.wanted.skip == 0:
-            self._start()
+            with self._harmless():
+                self._start()
         self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
@@ -106,10 +110,13 @@ class MeasuredScript:
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps[id(optimizer)] += 1
         count, wanted = self.count, self.wanted
-        if self._track is None and self.run is None and count == wanted.skip:
-            self._start()
-        elif wanted.steps is not None and count == wanted.skip + wanted.steps:
-            self._stop(None)
+        if os.getpid() != self._pid:  # a forked child measures nothing
+            return
+        with self._harmless():
+            if self._track is None and self.run is None and count == wanted.skip:
+                self._start()
+            elif wanted.steps is not None and count == wanted.skip + wanted.steps:
+                self._stop(None)
 
     @property
     def count(self) -> int:
@@ -131,7 +138,7 @@ class MeasuredScript:
     def _stop(self, error: BaseException | None) -> None:
         """End the measurement; the run is kept, and saved if a folder was given."""
         track, self._track = self._track, None
-        if track is None or os.getpid() != self._pid:  # a forked child that reaches the end measures nothing
+        if track is None:
             return
         over = track.stop(error)
         self.run = track.run
@@ -155,6 +162,7 @@ class MeasuredScript:
         if os.getpid() != self._pid:
             return
         with self._harmless():
+            self._is_over = True
             for hook in self._hooks:
                 hook.remove()
             failed = None if isinstance(error, SystemExit) else error
@@ -166,12 +174,14 @@ class MeasuredScript:
         """Whatever goes wrong in memlab is said in one line and does not change how the script ends."""
         try:
             yield
-        except (MemlabError, BudgetExceeded) as error:
-            self._say(f"memlab run: {error}")
         except Exception as error:
-            self._say(f"memlab run: there is no report ({type(error).__name__}: {error!s:.200}).")
+            why = str(error) if isinstance(error, MemlabError) else f"{type(error).__name__}: {error!s:.200}"
+            self._say(f"memlab run: {'there is no report: ' if self._is_over else 'nothing is measured: '}{why}")
+            self._has_failed = True
 
     def _report(self, error: BaseException | None) -> None:
+        if self.run is None and self._has_failed:
+            return  # that was said
         if self.run is None:
             self._say(f"memlab run: nothing was measured: {self._why_nothing()}")
             return

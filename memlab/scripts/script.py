@@ -88,12 +88,8 @@ def show_as_python(error: BaseException) -> None:
 
     def hook(kind: type[BaseException], last: BaseException, trace: TracebackType | None) -> None:
         if last is error:
-            while (
-                trace is not None
-                and trace.tb_frame.f_code.co_filename.startswith(_AROUND)
-                and trace.tb_next is not None
-            ):
-                trace = trace.tb_next
+            while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_AROUND):
+                trace = trace.tb_next  # none is left of a syntax error in the script
             last.__traceback__ = trace
         shown(kind, last, trace)
 
