@@ -59,17 +59,16 @@ class Lesson:
                 f"lesson {name} takes about {format_bytes(needs_bytes)} of this machine's memory, and "
                 f"{format_bytes(free_bytes)} are free: close other notebooks and programs, then run this cell again."
             )
-        self._check_gpu(needs_bytes)
         where = torch.cuda.get_device_name() if self.device == "cuda" else "this machine's CPU; no GPU was found"
+        self._check_gpu(needs_bytes)
         self.source = "simulated" if is_simulated_gpu(where) else "measured"
         how = f"on {where}, a {SIMULATED_GPU}" if self.source == "simulated" else f"measured on {where}"
         print_text(f"Lesson {name}: {how}.")
 
     def _check_gpu(self, needs_bytes: int) -> None:
         """Raise MemlabError if other processes leave too little of the GPU: kernels of other notebooks keep what they had."""
-        if self.device != "cuda":
+        if self.device != "cuda" or not torch.cuda.is_initialized():
             return
-        torch.cuda.init()
         with Nvml.open() as nvml:
             reading = nvml.read(torch.cuda.current_device())
         if reading.total_bytes is None or reading.others_bytes is None:

@@ -58,7 +58,7 @@ def test_too_little_memory_is_said_in_one_line():
 def test_a_gpu_that_others_have_filled_is_refused_in_one_line(monkeypatch, others, fits):
     reading = DeviceReading(others, 8 * 1024 * MiB, None, others)
     monkeypatch.setattr("memlab.probes.counters.Nvml.read", lambda self, index: reading)
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     lesson = Lesson("x", needs="1 MiB")
     lesson.device = "cuda"
