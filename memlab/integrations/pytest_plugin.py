@@ -164,21 +164,23 @@ def memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return Part
 
 
+def _failed(text: str) -> BaseException:
+    """What fails a test with these words and no traceback."""
+    failure: BaseException = pytest.fail.Exception(text, pytrace=False)
+    return failure
+
+
 def _asked(mark: pytest.Mark) -> tuple[int | None, str]:
     """The budget and the device of a marker."""
     if len(mark.args) > 1 or mark.kwargs.keys() - {"device"}:
-        raise pytest.fail.Exception(
-            f'{MARK} takes a size and device=, as in {MARK}("2GiB", device="cpu").', pytrace=False
-        )
+        raise _failed(f'{MARK} takes a size and device=, as in {MARK}("2GiB", device="cpu").')
     device = mark.kwargs.get("device", "cpu")
     if not isinstance(device, str):
-        raise pytest.fail.Exception(
-            f"{MARK}: device is cpu, cuda or the name of a card, got {device!r:.80}.", pytrace=False
-        )
+        raise _failed(f"{MARK}: device is cpu, cuda or the name of a card, got {device!r:.80}.")
     try:
         return (parse_bytes(mark.args[0]) if mark.args else None), device
     except MemlabError as error:
-        raise pytest.fail.Exception(f"{MARK}: {error}", pytrace=False) from None
+        raise _failed(f"{MARK}: {error}") from None
 
 
 def _predicted(test: Callable[[], object], card: str, name: str) -> Run:
@@ -189,7 +191,7 @@ def _predicted(test: Callable[[], object], card: str, name: str) -> Run:
     try:
         return predict_step(test, find(card), name, configured(None))
     except MemlabError as error:
-        raise pytest.fail.Exception(str(error), pytrace=False) from None
+        raise _failed(str(error)) from None
 
 
 def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
@@ -210,4 +212,5 @@ def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
     if baseline is not None:
         wrong.append(baseline.compare(name, run))
     if any(wrong):
-        raise pytest.fail.Exception("\n".join(filter(None, wrong)), pytrace=False)
+        text = "\n".join(filter(None, wrong))
+        raise _failed(text)
