@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,11 @@ def main(arguments: Sequence[str]) -> int:
         from memlab.api.predict import configured, predict_step
 
         work = functools.partial(_work, script, asked.steps)
-        found = predict_step(work, card, script.name, configured(None), asked.limit)
+        try:
+            found = predict_step(work, card, script.name, configured(None), asked.limit)
+        except MemlabError as error:
+            print(*getattr(error, "__notes__", ()), sep="\n", end="", file=sys.stderr)  # where the script raised
+            raise
         if asked.out is not None:
             found.save(asked.out)
         return _answer(found, asked)
