@@ -195,5 +195,5 @@ def test_a_lesson_on_a_simulated_gpu_is_its_claims_source(monkeypatch, capsys):
     assert (
         lesson.saves("half", 4, 2).source == lesson.account("Peak", 2, [("weights", "P", 1, 1)]).source == "simulated"
     )
-    assert lesson.holds("it is so", True).source == "simulated on cuda"
+    assert lesson.holds("it is so", True).source == "on a simulated GPU"
     assert lesson.end().text == f"Lesson x: 2 claims held on a {SIMULATED_GPU}."
