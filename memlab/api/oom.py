@@ -33,7 +33,6 @@ from memlab.references import release as references
 from memlab.references.live_storages import live_storages
 from memlab.references.release import Released, first_argument
 from memlab.torch_internals import cell_code
-from memlab.torch_internals.traceback import running_shell
 from memlab.trace.columns import Phase
 from memlab.units import ByteRange, format_bytes, number_of
 from memlab.views.page import Page, PageLines, Part
@@ -94,18 +93,18 @@ class OomExplained(Shown):
 _last: OomExplained | None = None
 
 
-def note_oom(error: BaseException | None, run: Run | None = None) -> OomExplained | None:
+def note_oom(error: BaseException | None, run: Run | None = None, goes_on: bool = True) -> OomExplained | None:
     """Record the out-of-memory error of a cell; None for any other error.
 
-    Call it while the error still exists (at the end of the cell); `run` is the cell's run, if it was tracked. It never
-    raises.
+    Call it while the error still exists (at the end of the cell); `run` is the cell's run, if it was tracked, and `goes_on`
+    whether this process does after the error. It never raises.
     """
     global _last
     try:
         failed = oom_error(error)
         if failed is None:
             return None
-        failure = failure_facts(failed, run)
+        failure = failure_facts(failed, run, goes_on)
         share = failure.moment.share("category") if failure.moment is not None else None
         pointer = ""
         if run is not None and share is not None:  # tracked, and something large holds the memory
@@ -222,7 +221,7 @@ def oom_error(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def failure_facts(error: BaseException, run: Run | None = None) -> Failure:
+def failure_facts(error: BaseException, run: Run | None = None, goes_on: bool = True) -> Failure:
     """The facts of an out-of-memory error that just ended a cell."""
     text, gaps = first_argument(error), list[str]()
     message = Message("CPU" if issubclass(type(error), MemoryError) else "CUDA")
@@ -257,7 +256,7 @@ def failure_facts(error: BaseException, run: Run | None = None) -> Failure:
         all_named=alive is not None and alive.is_complete,
         calls_backward=raised.calls_backward,
         provenance=provenance_here([label]),
-        in_notebook=running_shell() is not None,
+        goes_on=goes_on,
     )
     failure = attempt("the device", lambda: _with_device(failure, gaps), failure)
     if alive is not None and not alive.is_complete:

@@ -188,7 +188,7 @@ class MeasuredScript:
         from memlab.api.oom import note_oom
         from memlab.scripts import page
 
-        explained: OomExplained | None = note_oom(error, self.run)
+        explained: OomExplained | None = note_oom(error, self.run, goes_on=False)
         self._say(page.as_json(self.run, explained) if self.wanted.as_json else page.as_text(self.run, explained))
         where = self._file(".html")
         if explained is not None and where is None:

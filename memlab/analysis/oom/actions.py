@@ -121,7 +121,7 @@ def _of_names(failure: Failure) -> Iterator[Action]:
     text = f"`%memoom release`: frees {' and '.join(parts)}, for the next cell{again}"
     counts = [*kept, *earlier]
     gives = ByteRange.exact(_bytes([*frames, *kept]))
-    if failure.in_notebook:
+    if failure.goes_on:
         yield Action(text, gives, counts=ByteRange.exact(_bytes(counts)), addresses=_addresses(counts))
     if failure.all_named:  # unreferenced storages are garbage in reference cycles, or held by C++
         size = _bytes(holder for holder in failure.holders if not holder.path)
@@ -169,10 +169,10 @@ def _of_large_names(failure: Failure) -> Iterator[Action]:
         what = f"`{root}` keeps {count}, most of it autograd graphs: `del {root}`, and store `.item()` or `.detach()`"
         again = graphs & {*failure.gathered}
     counted = [one for one in group if one.address in old or one in again]
-    has_next_cell = failure.cell and failure.in_notebook
+    has_next_cell = failure.cell and failure.goes_on
     what += ", then `%memoom release` for what the failed cell's frames hold of it" if has_next_cell else ""
     is_shared = any(one.others for one in group)  # what a graph holds is found once, whatever leads to the graph
-    what += "; `%memwho` counts the other names that keep it" if is_shared and failure.in_notebook else ""
+    what += "; `%memwho` counts the other names that keep it" if is_shared and failure.goes_on else ""
     counts = 0 if is_shared else _bytes(counted)
     gives, addresses = ByteRange(0 if is_shared else size, size), _addresses(counted)
     yield Action(what, gives, counts=ByteRange(counts, size), addresses=addresses)

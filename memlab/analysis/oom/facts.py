@@ -51,7 +51,7 @@ class Failure:
     allocator's cache then, `segments` all that it held. `phase` and `place` are where the error was raised, `others_bytes`
     what the driver lists for other processes, `calls_backward` whether the failed code contains a backward, reached or not.
     `provenance` is "measured", "simulated" or "predicted"; without `has_context` CUDA found no room for this process's context.
-    Where it was not `in_notebook`, the process ends: what would help the next cell is no advice.
+    `goes_on` is whether the process does after the error; else what would help the next cell is no advice.
     """
 
     message: Message
@@ -68,7 +68,7 @@ class Failure:
     calls_backward: bool = False
     has_context: bool = True
     provenance: str = "measured"
-    in_notebook: bool = True
+    goes_on: bool = True
     gaps: tuple[str, ...] = ()
 
     def given_back(self, addresses: Collection[int]) -> int:
