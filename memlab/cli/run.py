@@ -7,7 +7,8 @@ from pathlib import Path
 
 from memlab.cli.parser import Parser, add_script, script_of
 from memlab.errors import MemlabError
-from memlab.scripts.job import MeasuredScript, Wanted
+from memlab.scripts.job import MeasuredScript
+from memlab.scripts.recording import Wanted
 from memlab.units import parse_bytes
 
 DESCRIPTION = """Run a script as python does, measure its memory from the import of torch on, and report at its end (on stderr).
