@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from memlab.analysis.timeline import Timeline, lives, timeline
 from memlab.trace.columns import Array
-from memlab.trace.trace import CPU, Trace
+from memlab.trace.trace import CPU, WORK_IN_CHILDREN, Trace
 from memlab.units import UNBOUNDED, ByteRange
 
 SIMULATED = "the simulated allocator of a GPU"
@@ -44,6 +45,10 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     """The peak of "allocated" or "reserved" on one device."""
     line = line or timeline(trace, device, of)
     bounded = [stretch for stretch in trace.made_by.bounded if stretch.device == device]
+    if any(gap.name == WORK_IN_CHILDREN for gap in trace.gaps):
+        alone = peak(dataclasses.replace(trace, made_by=dataclasses.replace(trace.made_by, gaps=())), device, of, line)
+        source = f"{alone.source}, of this process alone: what its child processes allocated is not known"
+        return Peak(ByteRange(alone.low_bytes, UNBOUNDED), alone.time_ns, alone.row, source)
     at = int(line.bytes.argmax())
     best, time_ns, row = int(line.bytes[at]), int(line.time_ns[at]), int(line.row[at])
     source = "every storage that this thread's operators made" if device == CPU else "every event of the allocator"

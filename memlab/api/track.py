@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 
+from memlab.analysis.peak import peak
+from memlab.analysis.timeline import timeline
 from memlab.api.display import Display
 from memlab.api.run import CELLS, Run
 from memlab.api.runs import runs
@@ -27,13 +31,27 @@ from memlab.api.watched_code import caller, known_by_now, lines_at
 from memlab.errors import BudgetExceeded, MemlabError
 from memlab.probes.counters import cuda_counters, cuda_devices
 from memlab.probes.history import RING_ENTRIES
+from memlab.probes.job_rank import job_rank
+from memlab.probes.marks import marker
 from memlab.probes.measurement import Measurement, Target
 from memlab.probes.sampler import Sample
 from memlab.torch_internals import cell_code
 from memlab.torch_internals.traceback import running_shell
-from memlab.trace.columns import Samples
+from memlab.trace.columns import MarkKind, Marks, Samples
 from memlab.trace.file import PartialFile, savable
-from memlab.trace.trace import CPU, Bounded, Device, MadeBy, Trace
+from memlab.trace.spans import OPTIMIZER, OPTIMIZER_WITH_CLOSURE
+from memlab.trace.trace import (
+    CPU,
+    ERROR,
+    RANK,
+    STEPS_BEFORE,
+    UNFINISHED,
+    WORK_IN_CHILDREN,
+    Bounded,
+    Device,
+    MadeBy,
+    Trace,
+)
 from memlab.units import format_bytes, one_line, parse_bytes
 
 _MAX_NAME = 200
@@ -94,6 +112,8 @@ class Track:
         """The code that will run, if the calling frame is not that of the cell."""
         self.is_kept = True
         """Whether the finished run is listed among the runs."""
+        self.steps_before = 0
+        """How many optimizer steps the script took before."""
         self._measurement: Measurement | None = None
         self._display: Display | None = None
         self._saver: Saver | None = None
@@ -154,7 +174,8 @@ class Track:
             self._display = Display(self.run, measurement, wanted.live)
         self._measurement, measurement.on_tick = measurement, self._tick
         try:
-            self._saver = Saver(Path(wanted.save), self.run.name) if wanted.save is not None else None
+            if wanted.save is not None:
+                self._saver = Saver(Path(wanted.save), self.run.name, measurement)
             if self._display is not None:
                 self._display.open()
             measurement.start(frame)
@@ -216,10 +237,24 @@ class Track:
         for place in {"cell", *(text.rpartition(":")[0] for text in (*trace.texts["line"], *trace.texts["mark"]))}:
             if count := cell_code.cell_number(self._file if place == "cell" else place):
                 counts[place] = count
+        if self._measurement is not None and (gap := self._measurement.children.gap(_risen_bytes(trace))) is not None:
+            trace = trace.with_gaps(gap)
+            if gap.name == WORK_IN_CHILDREN:
+                notes.append(
+                    f"The work was done elsewhere: {gap.text}. memlab.track(save=FILE) in each of them measures them."
+                )
         if counts:
             trace = dataclasses.replace(trace, notes={**trace.notes, CELLS: counts})
         self.run.finish(trace, notes)
         self.run.note("raised", error is not None)
+        if error is not None:
+            from memlab.api.oom import oom_error  # it is much, and most runs need none of it
+
+            self.run.note(ERROR, {"text": _described(error), "out_of_memory": oom_error(error) is not None})
+        if (rank := job_rank()) is not None:
+            self.run.note(RANK, rank)
+        if self.steps_before:
+            self.run.note(STEPS_BEFORE, self.steps_before)
         if self.is_kept:
             runs.add(self.run)
 
@@ -251,6 +286,12 @@ def _interrupts_wait() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+def _risen_bytes(trace: Trace) -> int:
+    """By how much *allocated* rose above its level at the start, on the device where it rose most."""
+    rises = (peak(trace, index).low_bytes - timeline(trace, index).start_bytes for index in trace.device_indices)
+    return max(rises, default=0)
+
+
 def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:
     """A note on CUDA memory in a run that measured only the CPU."""
     if any(index != CPU for index in trace.device_indices):
@@ -267,33 +308,73 @@ def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:
         yield f"Nothing was allocated or freed on CUDA in this run. Throughout, PyTorch held {there}."
 
 
+_STEPS = (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)
+
+
 class Saver:
-    """Writes the samples of a run while it is active, so that a killed kernel leaves something to read."""
+    """Writes the samples and the optimizer steps of a run while it is active, so that a killed process leaves something to read."""
 
     HEAD_EVERY_NS = 1_000_000_000
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, measurement: Measurement | None = None) -> None:
         self._file, self._name, self._next_head_ns = PartialFile(path), name, 0
+        self._measurement, self._owner = measurement, threading.get_ident()
+        self._marks_seen = marker.log.count()
+        self._peaks: dict[int, int] = {}
+        self._file.writer.texts({"mark": _STEPS})
 
     def tick(self, sample: Sample) -> None:
-        """Append one sample."""
-        now_ns = sample.time_ns
+        """Append one sample, and the steps since the one before."""
+        now_ns, measurement = sample.time_ns, self._measurement
+        for reading in sample.readings if measurement is not None else ():
+            known, is_exact = measurement.peak_so_far(reading) if measurement is not None else (0, False)
+            if is_exact:
+                self._peaks[reading.device] = known
         if now_ns >= self._next_head_ns:
-            devices = tuple(Device(reading.device, "") for reading in sample.readings)
-            # Its events were never read, so no peak is exact.
-            unread = tuple(Bounded(device.index, 0, now_ns, 0) for device in devices)
-            engine = "samples of a run that did not end"
-            made_by = MadeBy(engine, devices, duration_ns=now_ns, bounded=unread)
-            self._file.writer.head(made_by, notes={"name": self._name})
+            self._write_head(sample)
             self._next_head_ns = now_ns + self.HEAD_EVERY_NS
         rows = [(now_ns, *reading) for reading in sample.readings]
         if rows:
             self._file.writer.table("samples", Samples(*np.array(rows, "i8").T))
+        if measurement is not None:
+            self._write_steps(measurement.start_ns)
         self._file.flush()
+
+    def _write_head(self, sample: Sample) -> None:
+        """What is known so far; the peak of what was not written is a lower bound of the run's."""
+        devices = tuple(map(_device, (reading.device for reading in sample.readings)))
+        unread = tuple(
+            Bounded(device.index, 0, sample.time_ns, 0, self._peaks.get(device.index, -1)) for device in devices
+        )
+        start_ns = self._measurement.start_ns if self._measurement is not None else 0
+        made_by = MadeBy(UNFINISHED, devices, started_at_s=start_ns / 1e9, duration_ns=sample.time_ns, bounded=unread)
+        rank = job_rank()
+        self._file.writer.head(made_by, notes={"name": self._name, **({RANK: rank} if rank is not None else {})})
+
+    def _write_steps(self, start_ns: int) -> None:
+        """The optimizer steps of the measured thread since the last time, as marks."""
+        since, self._marks_seen = self._marks_seen, marker.log.count()
+        found = marker.columns(start_ns, time.time_ns(), self._owner, since)
+        kinds = np.isin(found.kind, (int(MarkKind.PHASE_BEGIN), int(MarkKind.PHASE_END)))
+        numbers = [_STEPS.index(text) if text in _STEPS else -1 for text in found.texts]
+        name = np.array([*numbers, -1])[found.name] if len(found.name) else found.name
+        chosen = kinds & (name >= 0)
+        if chosen.any():
+            time_ns = found.time_ns[chosen] - start_ns
+            marks = Marks(np.zeros(len(time_ns), "i8"), time_ns, found.kind[chosen], name[chosen])
+            self._file.writer.table("marks", marks)
 
     def close(self) -> None:
         """The whole run is saved: remove the samples file."""
         self._file.close()
+
+
+def _device(index: int) -> Device:
+    """The name and the size of a GPU in use; of other devices neither."""
+    if index == CPU or not torch.cuda.is_initialized():
+        return Device(index, "")
+    properties = torch.cuda.get_device_properties(index)
+    return Device(index, properties.name, properties.total_memory)
 
 
 def _described(error: BaseException) -> str:

@@ -63,8 +63,11 @@ class BoundedLog:
     def columns(self, since: int = 0) -> Array:
         """The columns, without the first `since` of all rows ever appended."""
         self.collect()
-        flat, dropped = self._flat[:], self._dropped  # no call in between
-        return np.array(flat[max(since - dropped, 0) * self._width :], np.int64).reshape(-1, self._width).T
+        while True:
+            dropped = self._dropped
+            flat = self._flat[max(since - dropped, 0) * self._width :]
+            if dropped == self._dropped:  # else another thread has dropped rows in between
+                return np.array(flat, np.int64).reshape(-1, self._width).T
 
     def _rows(self, first: int) -> Array:
         return np.array(self._flat[first * self._width :], np.int64).reshape(-1, self._width)

@@ -103,7 +103,7 @@ class Marker:
         self._clocks: tuple[Callable[[], int], ...] = ()
         self._now: Callable[[], int] = time_ns
         self.watch_failures: Counter[str] = Counter()
-        self.log = BoundedLog(MAX_MARKS, 3)  # time, code, thread
+        self.log = BoundedLog(MAX_MARKS, 3, self._thinned)  # time, code, thread
         self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._key = -next(_numbers)
         self._hooks = self._module_hooks()
@@ -121,6 +121,15 @@ class Marker:
         self._callbacks: Any = None
         self._users_engine: Callable[..., Any] | None = None
         self._our_engine: Callable[..., Any] | None = None
+
+    def _thinned(self, rows: Array) -> Array:
+        """The newer half, and of the older one the steps of optimizers, by which the ranks of a job are aligned."""
+        half = len(rows) // 2
+        steps = np.isin(
+            rows[:half, 1] // _KINDS, [self._names.get(name, -1) for name in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)]
+        )
+        older = rows[:half][steps][-len(rows) // 4 :]
+        return np.concatenate([older, rows[half:]])
 
     def acquire(self) -> None:
         """Start marking, or join the other users."""

@@ -20,6 +20,7 @@ import torch
 
 from memlab.errors import ProbeError
 from memlab.probes import cuda
+from memlab.probes.child_processes import ChildProcesses
 from memlab.probes.counters import AcceleratorCounters, Nvml
 from memlab.probes.cpu import CpuProbe
 from memlab.probes.history import RING_ENTRIES
@@ -93,6 +94,7 @@ class Measurement:
         )
         self._sampler = Sampler(self._reader, self._tick, rate_hz)
         self._reader.slow_every = slow_every(rate_hz)
+        self.children = ChildProcesses()
 
     def start(self, frame: FrameType | None = None) -> None:
         """Start everything; `frame` is the user's, for the lines."""
@@ -225,6 +227,7 @@ class Measurement:
 
     def _tick(self, sample: Sample) -> None:
         marker.log.collect()
+        self.children.tick(sample.time_ns)
         if self._shapes is not None:
             self._shapes.log.collect()
         if self.on_tick is not None:

@@ -203,6 +203,15 @@ def load(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"cannot read {str(source)!r}: {error.strerror or error}.") from None
 
 
+def load_head(path: Path) -> tuple[float, dict[str, Any]]:
+    """When a run began, in seconds of the Unix clock, and its notes; its columns are not read."""
+    try:
+        with path.open("rb") as file:
+            return _TraceReader(file, path.name, path.stat().st_size).start_and_notes()
+    except OSError as error:
+        raise TraceError(f"cannot read {str(path)!r}: {error.strerror or error}.") from None
+
+
 class _TraceReader:
     """One reading of one file."""
 
@@ -219,7 +228,20 @@ class _TraceReader:
         except _DAMAGED as error:
             raise TraceError(f"{self.name!r} is not a readable memlab trace: {error!s:.200}") from None
 
+    def start_and_notes(self) -> tuple[float, dict[str, Any]]:
+        """The start of the run and its notes, from the header alone."""
+        try:
+            self._read_chunks(with_columns=False)
+            started_at_s, notes = float(self.head["made_by"]["started_at_s"]), dict(self.head.get("notes", {}))
+        except _DAMAGED as error:
+            raise TraceError(f"{self.name!r} is not a readable memlab trace: {error!s:.200}") from None
+        return started_at_s, notes
+
     def _read(self) -> Trace:
+        return self._assembled(self._read_chunks())
+
+    def _read_chunks(self, with_columns: bool = True) -> bool:
+        """Read all complete chunks; whether the last one marks the file as complete."""
         start = self.file.read(len(MAGIC) + 4)
         if not start.startswith(MAGIC) or len(start) < len(MAGIC) + 4:
             raise TraceError(f"{self.name!r} is not a memlab trace (it does not begin like one).")
@@ -234,15 +256,15 @@ class _TraceReader:
             if length > self.size - self.file.tell():
                 break
             is_whole = tag == b"DONE"
-            if tag == b"COLS":
+            if tag == b"COLS" and with_columns:
                 self._take_columns(length, check)
-            elif tag in (b"HEAD", b"TEXT"):
+            elif tag == b"HEAD" or (tag == b"TEXT" and with_columns):
                 self._take_json(tag, length, check)
             else:
                 self.file.seek(length, os.SEEK_CUR)
         if not self.head:
             raise TraceError(f"{self.name!r} ends before its header: nothing of the run was written.")
-        return self._assembled(is_whole)
+        return is_whole
 
     def _take_json(self, tag: bytes, length: int, check: int) -> None:
         if length > _MAX_JSON:

@@ -89,6 +89,14 @@ class Bounded:
 
 PREDICTING = "fake CUDA"
 """The engine of predictions."""
+UNFINISHED = "samples of a run that did not end"
+"""The engine of files that a killed process left."""
+RANK, ERROR, STEPS_BEFORE, HOLDERS = "rank", "error", "steps_before", "holders"
+"""Keys of a trace's notes: the rank that was measured in its job; the error that ended it; how many optimizer steps came before;
+names, with bytes, of what grows.
+"""
+CHILD_PROCESSES, WORK_IN_CHILDREN = "child processes", "work in child processes"
+"""Names of gaps: children were not measured; they did more than the process that was, so that its peak is not that of the run."""
 _FORMER = {"CPU dispatch tally": "CPU tensor tracker", "pretend CUDA": PREDICTING}
 """Engine names in files of earlier versions -> current names."""
 

@@ -367,3 +367,22 @@ def test_the_table_says_between_which_events_a_mark_fell():
     nothing = np.zeros(6, np.int64)
     events = Events(times, nothing, nothing, nothing, nothing, nothing, nothing, nothing)
     assert columns.table(events, 2).row.tolist() == [4, 5]
+
+
+def test_when_marks_are_dropped_those_of_optimizer_steps_stay():
+    """By them the ranks of a job are aligned."""
+    marker = Marker()
+    marker.acquire()
+    try:
+        log = BoundedLog(1000, 3, marker._thinned)
+        step, other = marker._code("optimizer"), marker._code("elsewhere")
+        for number in range(1500):
+            log.append((number, step if number % 100 == 0 else other, 0))
+            if number % 10 == 0:
+                log.collect()
+        times, codes, _ = log.columns()
+        assert times[codes == step].tolist() == list(range(0, 1500, 100))
+        assert len(times) < 1100
+        assert log.columns(since=1499)[0].tolist() == [1499]
+    finally:
+        marker.release()

@@ -1,0 +1,43 @@
+"""Which rank of a distributed job this process is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from typing import Any
+
+_GIVEN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+
+
+def job_rank() -> dict[str, Any] | None:
+    """Rank, world size, and what tells the job from others; None if this process belongs to none.
+
+    The default process group decides; before there is one, or without it, the variables that torchrun and other launchers set.
+    `job` is a digest: it identifies, and discloses nothing of the environment.
+    """
+    of_group = _of_group()
+    given = of_group or tuple(os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if not all(str(number).isdigit() for number in given):
+        return None
+    rank, world_size = map(int, given)
+    if not rank < world_size:
+        return None
+    known = [os.environ.get(name, "") for name in _GIVEN]
+    if known[0] in ("", "none") and os.environ.get("LOCAL_WORLD_SIZE") == str(world_size):
+        known.append(str(os.getppid()))  # torchrun gives an id only if asked to; on one machine it is the parent of all
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "job": hashlib.sha256("\n".join(known).encode()).hexdigest()[:12],
+        "attempt": int(attempt) if attempt.isdigit() else 0,
+    }
+
+
+def _of_group() -> tuple[int, int] | None:
+    """Rank and size of the default process group, if there is one; torch.distributed is not imported for it."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
