@@ -33,6 +33,7 @@ _PUBLIC = {
     "load": "memlab.api.load",
     "max_batch": "memlab.api.fit",
     "predict": "memlab.api.predict",
+    "ranks": "memlab.api.ranks",
     "release": "memlab.api.oom",
     "runs": "memlab.api.runs",
     "size": "memlab.api.size",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from memlab.api.oom import release as release
     from memlab.api.predict import Prediction as Prediction
     from memlab.api.predict import predict as predict
+    from memlab.api.ranks import ranks as ranks
     from memlab.api.run import Run as Run
     from memlab.api.runs import last_run as last_run
     from memlab.api.runs import runs as runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,48 +12,55 @@ from memlab.cli.parser import Parser
 from memlab.errors import MemlabError
 
 if TYPE_CHECKING:
+    from memlab.api.ranks import Ranks
     from memlab.api.run import Run
-
-ENDINGS = (".memlab", ".memlab.partial")
 
 
 def show(arguments: Sequence[str]) -> int:
-    """`memlab show FILE|DIR`: the report of a run, or of all runs in a folder, those that were killed too."""
+    """`memlab show FILE|DIR`: the report of a run, or of all runs in a folder; the ranks of a job side by side."""
     parser = Parser(
-        "show", "[OPTIONS] FILE|DIR", "Show the report of a saved run, of a PyTorch snapshot, or of all runs in a folder.",
+        "show", "[OPTIONS] FILE|DIR",
+        "Show the report of a saved run, of a PyTorch snapshot, or of all runs in a folder; the ranks of a job side by side.",
         "  memlab show runs/train.memlab\n  memlab show --html page.html runs/train.memlab\n  memlab show --json runs",
     )  # fmt: skip
     parser.add_argument("path", metavar="FILE|DIR", help="what `memlab run --out`, %%memtrack --save or PyTorch wrote")
-    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else; for one run")
-    parser.add_argument("--json", action="store_true", help="one line of JSON for each run")
+    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else; for one run or job")
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each run or job")
     asked = parser.parse_args(arguments)
     from memlab.scripts import page
 
     with parser.refusing():
-        runs = list(_runs(asked.path))
-        if asked.html is not None and len(runs) != 1:
-            raise MemlabError(f"--html is for one run, and {asked.path!r:.200} has {len(runs)}. Name one file.")
-        for run in runs:
-            print(
-                page.as_json(run) if asked.json else page.as_text(run),
-                end="\n" if run is runs[-1] or asked.json else "\n\n\n",
-            )
+        shown: list[Run | Ranks] = list(_runs(asked.path))
+        if asked.html is not None and len(shown) != 1:
+            raise MemlabError(f"--html is for one run or job, and {asked.path!r:.200} has {len(shown)}. Name one file.")
+        for one in shown:
+            text = page.as_json(one) if asked.json else page.as_text(one)
+            print(text, end="\n" if one is shown[-1] or asked.json else "\n\n\n")
         if asked.html is not None:
-            _write(asked.html, page.as_html(runs[0]))
+            _write(asked.html, page.as_html(shown[0]))
     return 0
 
 
-def _runs(path: str) -> Iterator[Run]:
+def _runs(path: str) -> Iterator[Run | Ranks]:
+    """The run of a file; of a folder the jobs, the one that began last first, then the other runs."""
     from memlab.api.load import load
+    from memlab.api.ranks import folder_of, ranks_of
 
-    folder = Path(path)
-    if not folder.is_dir():
+    if not Path(path).is_dir():
         yield load(path)
         return
-    files = sorted(file for file in folder.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
-    if not files:
-        raise MemlabError(f"there is no run in {path!r:.200}. Name a folder that `memlab run --out` filled.")
-    yield from map(load, files)
+    found = folder_of(path)
+    if not found.jobs and not found.others:
+        what = f" that can be read ({found.unreadable[0]})" if found.unreadable else ""
+        raise MemlabError(f"there is no run{what} in {path!r:.200}. Name a folder that `memlab run --out` filled.")
+    for text in found.unreadable:
+        print(f"memlab show: left out {text}", file=sys.stderr)
+    for job in found.jobs:
+        if job[0].world_size > 1:
+            yield ranks_of(job)
+        else:
+            yield from (load(one.path) for one in job)
+    yield from map(load, found.others)
 
 
 def _write(path: str, text: str) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from memlab.cli.parser import Parser, add_script, script_of
 from memlab.errors import MemlabError
-from memlab.scripts.job import MeasuredScript
-from memlab.scripts.recording import Wanted
+from memlab.scripts.job import MeasuredScript, Wanted
+from memlab.scripts.launch import Launch
 from memlab.units import parse_bytes
 
 DESCRIPTION = """Run a script as python does, measure its memory from the import of torch on, and report at its end (on stderr).
@@ -16,7 +16,8 @@ Output, arguments, signals and exit status are the script's own. After an out-of
 what happened. SIGUSR1 makes a running script report what was measured so far, and go on."""
 EXAMPLES = """  memlab run train.py --epochs 3
   memlab run --steps 10 --skip 2 --out runs -m tools.train --config small.yaml
-  memlab run --budget 20GiB --json train.py"""
+  memlab run --budget 20GiB --json train.py
+  memlab run --nproc-per-node 4 --out runs train.py      (by torchrun, all ranks side by side)"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,6 +35,12 @@ def main(arguments: Sequence[str]) -> int:
     add("--steps", metavar="N", type=int, help="measure so many optimizer steps; the script goes on")
     add("--out", metavar="DIR", help="keep the run and a page about it in this folder")
     add("--json", action="store_true", help="the report as one line of JSON")
+    add("--quiet", action="store_true", help="no report on stderr; what --out keeps is as ever")
+    add(
+        "--nproc-per-node",
+        metavar="N",
+        help="run it by torchrun on so many ranks of this machine: a number, gpu or cpu",
+    )
     add_script(parser)
     asked = parser.parse_args(arguments)
     script = script_of(asked, parser)
@@ -43,9 +50,28 @@ def main(arguments: Sequence[str]) -> int:
             parse_bytes(asked.budget)
         wanted = Wanted(
             name=asked.name or script.name, device=asked.device, lines=asked.lines, shapes=asked.shapes, budget=asked.budget,
-            skip=asked.skip, steps=asked.steps, out=_folder(asked.out), as_json=asked.json,
+            skip=asked.skip, steps=asked.steps, out=_folder(asked.out), as_json=asked.json, quiet=asked.quiet,
         )  # fmt: skip
-    return MeasuredScript(script, wanted).execute()
+        count = asked.nproc_per_node
+        if count is not None and count not in ("gpu", "cpu", "auto") and not (count.isdecimal() and int(count) > 0):
+            raise MemlabError(
+                f"--nproc-per-node is a number of ranks, 1 or more, or gpu, cpu or auto, got {count!r:.80}."
+            )
+    if count is None:
+        return MeasuredScript(script, wanted).execute()
+    return Launch(
+        count, wanted.name, _options_of_ranks(wanted), script.words, wanted.out, wanted.budget, wanted.as_json
+    ).execute()
+
+
+def _options_of_ranks(wanted: Wanted) -> tuple[str, ...]:
+    """What each rank is told; the budget is that of all of them, as a rank that exits with 1 would end the others."""
+    options = ["--name", wanted.name, "--skip", str(wanted.skip)]
+    options += ["--steps", str(wanted.steps)] if wanted.steps is not None else []
+    options += ["--device", wanted.device] if wanted.device is not None else []
+    options += ["--lines"] if wanted.lines else []
+    options += ["--shapes"] if wanted.shapes else []
+    return tuple(options)
 
 
 def _folder(name: str | None) -> Path | None:

@@ -6,10 +6,12 @@ They contain sizes, names of modules, files and variables. Environment variables
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from memlab.api.ranks import Ranks
 from memlab.errors import MemlabError
 from memlab.units import UNBOUNDED
 from memlab.views.svg import svg
@@ -17,6 +19,7 @@ from memlab.views.timeline import timeline_scene
 
 if TYPE_CHECKING:
     from memlab.analysis.oom.explain import Explanation
+    from memlab.analysis.ranks import RankRun, Spread
     from memlab.analysis.summary import DeviceSummary, Level
     from memlab.api.oom import OomExplained
     from memlab.api.run import Run
@@ -28,13 +31,17 @@ section { margin: 1.5rem 0; overflow-x: auto }
 svg { max-width: 100%; height: auto }"""
 
 
-def as_text(run: Run, explained: OomExplained | None = None) -> str:
+def as_text(run: Run | Ranks, explained: OomExplained | None = None) -> str:
     """The report; if memory ran out, the explanation comes first."""
+    if isinstance(run, Ranks):
+        return run.text
     return "\n\n".join(filter(None, (explained.text if explained is not None else "", run.report().text)))
 
 
-def as_html(run: Run, explained: OomExplained | None = None) -> str:
-    """A page that is readable without network and scripts: timeline, report, modules, and if memory ran out why."""
+def as_html(run: Run | Ranks, explained: OomExplained | None = None) -> str:
+    """A page that is readable without network and scripts: picture, report, modules, and if memory ran out why."""
+    if isinstance(run, Ranks):
+        return _page(run.job.name, [run.svg(), run.html])
     report = run.report()
     sections = [explained.html] if explained is not None else []
     if run.devices:
@@ -42,13 +49,19 @@ def as_html(run: Run, explained: OomExplained | None = None) -> str:
     sections.append(report.html)
     with contextlib.suppress(MemlabError):  # no module was called
         sections.append(run.modules().html)
+    return _page(report.title, sections)
+
+
+def _page(title: str, sections: list[str]) -> str:
     body = "\n".join(f"<section>{section}</section>" for section in sections)
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(report.title)}</title>'
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     return f"<!doctype html>\n<html lang='en'><head>{head}<style>{STYLE}</style></head>\n<body>{body}</body></html>\n"
 
 
-def as_json(run: Run, explained: OomExplained | None = None) -> str:
+def as_json(run: Run | Ranks, explained: OomExplained | None = None) -> str:
     """One object on one line: sizes are bytes, times seconds."""
+    if isinstance(run, Ranks):
+        return json.dumps(_job(run))
     summary = run.summary
     facts: dict[str, Any] = {
         "name": summary.name,
@@ -63,6 +76,53 @@ def as_json(run: Run, explained: OomExplained | None = None) -> str:
     if explained is not None:
         facts["out_of_memory"] = _out_of_memory(explained.explanation)
     return json.dumps(facts)
+
+
+def _job(ranks: Ranks) -> dict[str, Any]:
+    job, first = ranks.job, ranks.first_failed
+    began_s = min(one.began_s for one in job.ranks)
+    return {
+        "name": job.name,
+        "provenance": job.provenance,
+        "world_size": job.world_size,
+        "missing": list(job.missing),
+        "left_out": list(ranks.left_out),
+        "peak_allocated": _spread(job.peak),
+        "peak_reserved": _spread(job.reserved) if job.reserved is not None else None,
+        "peak_by": {by: [_spread(one) for one in job.by(by)] for by in ("category", "module")},
+        "first_failed": first.rank if first is not None else None,
+        "growth": [
+            {
+                "ranks": list(one.ranks),
+                "steady": one.steady,
+                "bytes_per_step": one.bytes_per_step,
+                "text": one.text,
+                "held_by": dict(one.holders),
+            }
+            for one in ranks.growth
+        ],
+        "ranks": [_rank(one, began_s) for one in job.ranks],
+    }
+
+
+def _spread(one: Spread) -> dict[str, Any]:
+    return dataclasses.asdict(one) | {"spread_bytes": one.spread_bytes}
+
+
+def _rank(one: RankRun, began_s: float) -> dict[str, Any]:
+    held = one.held
+    return {
+        "rank": one.rank,
+        "device": one.device.label if one.device is not None else None,
+        "peak_low_bytes": one.peak.low,
+        "peak_high_bytes": one.peak.high if one.peak.high < UNBOUNDED else None,
+        "steps": one.steps.finished,
+        "ending": one.ending,
+        "ended_s": one.ended_s - began_s,
+        "error": one.error or None,
+        "held": {"allocated_bytes": held.allocated_bytes, **held.shares, "named": dict(held.named)} if held else None,
+        "files": list(one.files),
+    }
 
 
 def _device(one: DeviceSummary) -> dict[str, Any]:

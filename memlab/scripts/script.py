@@ -32,6 +32,11 @@ class Script:
         """The name of its run: `train` of `tools/train.py` and of `tools.train`."""
         return self.target.rpartition(".")[2] if self.is_module else Path(self.target).stem
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What stands on the command line."""
+        return (*(("-m",) if self.is_module else ()), self.target, *self.arguments)
+
     def check(self) -> None:
         """Raise MemlabError if there is nothing to run."""
         if not self.is_module:

@@ -143,7 +143,9 @@ class Table:
         sizes: list[float] = []
         for row in self.rows:
             value = row[self.bar] if self.bar >= 0 else None
-            size = value.high if isinstance(value, ByteRange) else value
+            if isinstance(value, ByteRange):
+                value = value.high if value.high < UNBOUNDED else value.low
+            size = value
             sizes.append(0 if size is None or isinstance(size, str) else max(size, 0))
         longest = max(sizes, default=0) or 1
         return [size / longest for size in sizes]

@@ -1,0 +1,106 @@
+"""A script on several ranks of this machine: torchrun, with `memlab run` on each of them, and one report at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memlab.errors import MemlabError
+from memlab.units import format_bytes, parse_bytes
+
+OVER_BUDGET = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How many ranks to run a script on (a number, or "gpu", "cpu", "auto"), with which options of `memlab run`, and what to keep.
+
+    Without a folder `out` the files of the ranks are deleted after the report, unless one of them ran out of memory.
+    """
+
+    count: str
+    name: str
+    options: tuple[str, ...]
+    script: tuple[str, ...]
+    out: Path | None = None
+    budget: str | None = None
+    as_json: bool = False
+
+    def execute(self) -> int:
+        """Run it to its end and report on all ranks; torchrun's exit status, or 1 if a rank is over the budget."""
+        over = False
+        folder = self.out if self.out is not None else Path(tempfile.mkdtemp(prefix="memlab-"))
+        try:
+            rank = [sys.executable, "-m", "memlab", "run", "--quiet", "--out", str(folder), *self.options, *self.script]
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", self.count]
+            with _signals_go_to_the_ranks() as started:
+                started.append(subprocess.Popen([*torchrun, "--no-python", *rank]))
+                status = started[0].wait()
+            try:
+                over = self._report(folder)
+            except Exception as error:  # the exit status is that of the job
+                _say(f"memlab run: there is no report: {type(error).__name__}: {error!s:.200}")
+        finally:
+            if self.out is None:
+                shutil.rmtree(folder, ignore_errors=True)
+        status = 128 - status if status < 0 else status  # a signal ended it, as a shell would say
+        return status or (OVER_BUDGET if over else 0)
+
+    def _report(self, folder: Path) -> bool:
+        """The ranks side by side, on stderr and as a page; whether one of them is over the budget."""
+        from memlab.api.ranks import ranks
+        from memlab.scripts import page
+
+        try:
+            found = ranks(folder, self.name)
+        except MemlabError as error:
+            _say(
+                f"memlab run: nothing was measured: {error}"
+                if self.out is not None
+                else "memlab run: nothing was measured."
+            )
+            return False
+        _say(page.as_json(found) if self.as_json else page.as_text(found))
+        if self.out is None and any(one.ran_out for one in found.ranks):
+            folder = Path(shutil.move(folder, f"memlab-{self.name}-{os.getpid()}")).absolute()
+        if folder.is_dir() and (self.out is not None or any(one.ran_out for one in found.ranks)):
+            (folder / f"{self.name}.html").write_text(page.as_html(found), encoding="utf-8")
+            _say(f"memlab: page {folder / self.name}.html, ranks in {folder}")
+        worst, limit = found.peak, parse_bytes(self.budget) if self.budget is not None else None
+        if limit is None or worst.worst_bytes <= limit:
+            return False
+        over = format_bytes(worst.worst_bytes - limit)
+        _say(f"memlab: rank {worst.worst_rank} peaked {over} above the budget of {format_bytes(limit)}.")
+        return True
+
+
+@contextlib.contextmanager
+def _signals_go_to_the_ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """While torchrun runs, this process outlives Ctrl-C, which a terminal sends to all, and hands on SIGTERM."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, frame: Any) -> None:
+        for process in started:
+            process.send_signal(number)
+
+    handlers = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: hand_on}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield started
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
