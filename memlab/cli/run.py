@@ -7,8 +7,9 @@ from pathlib import Path
 
 from memlab.cli.parser import Parser, add_script, script_of
 from memlab.errors import MemlabError
-from memlab.scripts.job import MeasuredScript, Wanted
+from memlab.scripts.job import MeasuredScript
 from memlab.scripts.launch import Launch
+from memlab.scripts.recording import Wanted
 from memlab.units import parse_bytes
 
 DESCRIPTION = """Run a script as python does, measure its memory from the import of torch on, and report at its end (on stderr).
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     if count is None:
         return MeasuredScript(script, wanted).execute()
     return Launch(
-        count, wanted.name, _options_of_ranks(wanted), script.words, wanted.out, wanted.budget, wanted.as_json
+        count, wanted.name, _options_of_ranks(wanted), script.words, wanted.out, asked.budget, wanted.as_json
     ).execute()
 
 

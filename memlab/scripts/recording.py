@@ -1,0 +1,201 @@
+"""The recording of one process: measured for some optimizer steps, reported, and kept with a page about it.
+
+`memlab run` and the callbacks of trainers record by this. Everything is written to stderr and to files, and nothing that
+fails here reaches what is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from memlab.errors import MemlabError
+
+if TYPE_CHECKING:
+    from memlab.api.oom import OomExplained
+    from memlab.api.run import Run
+    from memlab.api.track import Track
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to measure, and what to keep.
+
+    `skip` optimizer steps come before the measurement, `steps` are measured (None: until it ends). `out` is a folder for the run
+    and its page (None: a page is kept only if memory runs out). With `quiet` there is no report on stderr.
+    """
+
+    name: str
+    device: str | None = None
+    lines: bool = False
+    shapes: bool = False
+    budget: str | int | None = None
+    skip: int = 0
+    steps: int | None = None
+    out: Path | None = None
+    as_json: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if Path(self.name).name != self.name:
+            raise MemlabError(f"--name is the name of a run, and of its files in --out, got {self.name!r:.200}.")
+        for what, count, least in (("--skip", self.skip, 0), ("--steps", self.steps, 1)):
+            if count is not None and count < least:
+                raise MemlabError(f"{what} is a number of optimizer steps, {least} or more, got {count}.")
+
+
+class Recording:
+    """What is recorded of this process; `who` begins the lines that it says."""
+
+    def __init__(self, wanted: Wanted, who: str) -> None:
+        self.wanted, self.who = wanted, who
+        self.run: Run | None = None
+        self.is_over_budget = self.is_over = self.has_failed = False
+        self._track: Track | None = None
+        self._pid = os.getpid()
+        self._parts = self._count = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that is recorded, and not a fork of it."""
+        return os.getpid() == self._pid
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether it is measuring now."""
+        return self._track is not None
+
+    def begin(self, frame: FrameType | None) -> None:
+        """Measure from here, unless steps are to be skipped. `frame` is the one whose lines are followed."""
+        if self.wanted.skip == 0:
+            with self.harmless():
+                self._start(frame)
+
+    def stepped(self, count: int, frame: FrameType | None) -> None:
+        """So many optimizer steps were taken: begin or end if it is time."""
+        wanted = self.wanted
+        if not self.is_here:  # a forked child measures nothing
+            return
+        self._count = count
+        with self.harmless():
+            if self._track is None and self.run is None and count == wanted.skip and not self.has_failed:
+                self._start(frame)
+            elif wanted.steps is not None and count == wanted.skip + wanted.steps:
+                self._stop(None)
+
+    def report_part(self, frame: FrameType | None) -> None:
+        """Report what was measured so far, and go on with a new part."""
+        if self._track is None or not self.is_here:
+            return
+        with self.harmless():
+            self._stop(None)
+            self._report(None, "")
+            self._parts += 1
+            self._start(frame)
+
+    def end(self, error: BaseException | None, why_nothing: str = "", is_quiet: bool = False) -> None:
+        """End it, report, and if memory ran out leave a page. `is_quiet` leaves out a report without an error.
+
+        Call it while the error exists. `why_nothing` is the reason if nothing was measured.
+        """
+        if not self.is_here or self.is_over:
+            return
+        with self.harmless(), _termination_waits():
+            self.is_over = True
+            failed = None if isinstance(error, SystemExit) else error
+            self._stop(failed)
+            self._report(failed, why_nothing, is_quiet)
+
+    @contextlib.contextmanager
+    def harmless(self) -> Iterator[None]:
+        """Whatever goes wrong in memlab is said in one line, and does not change how the program goes on."""
+        try:
+            yield
+        except Exception as error:
+            why = str(error) if isinstance(error, MemlabError) else f"{type(error).__name__}: {error!s:.200}"
+            self.say(f"{self.who}: {'there is no report: ' if self.is_over else 'nothing is measured: '}{why}")
+            self.has_failed = True
+
+    def say(self, text: str) -> None:
+        """Write a line to stderr."""
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
+
+    def file(self, suffix: str) -> Path | None:
+        """The file of this process in the folder: `train.memlab`, `train.rank3.memlab`, of a second part `train.2.memlab`."""
+        if self.wanted.out is None:
+            return None
+        rank = os.environ.get("RANK", "")
+        parts = [self.wanted.name, f"rank{rank}" if rank.isdigit() else "", str(self._parts + 1) if self._parts else ""]
+        return self.wanted.out / ".".join(filter(None, (*parts, suffix.lstrip("."))))
+
+    def _start(self, frame: FrameType | None) -> None:
+        from memlab.api.track import Options, Track
+
+        wanted = self.wanted
+        options = Options(
+            wanted.name, device=wanted.device, lines=wanted.lines, shapes=wanted.shapes, budget=wanted.budget,
+            show=False, save=self.file(".memlab"),
+        )  # fmt: skip
+        track = Track(options)
+        track.start(frame)
+        track.steps_before, self._track = self._count, track
+
+    def _stop(self, error: BaseException | None) -> None:
+        """End the measurement; the run is kept, and saved if a folder was given."""
+        track, self._track = self._track, None
+        if track is None:
+            return
+        over = track.stop(error)
+        self.run = track.run
+        if over is not None:
+            self.say(f"memlab: {over}")
+            self.is_over_budget = True
+
+    def _report(self, error: BaseException | None, why_nothing: str, is_quiet: bool = False) -> None:
+        if self.run is None:
+            if not self.has_failed and not self.wanted.quiet:  # a failure was said
+                self.say(f"{self.who}: nothing was measured: {why_nothing}")
+            return
+        from memlab.api.kept_names import keep_names
+        from memlab.api.oom import note_oom
+        from memlab.scripts import page
+
+        explained: OomExplained | None = note_oom(error, self.run, goes_on=False)
+        file = self.file(".memlab")
+        if file is not None and keep_names(self.run, explained):
+            self.run.save(file)
+        if not self.wanted.quiet and (explained is not None or not is_quiet):
+            self.say(page.as_json(self.run, explained) if self.wanted.as_json else page.as_text(self.run, explained))
+        where = self.file(".html")
+        if explained is not None and where is None:
+            where = Path(f"memlab-{self.wanted.name}-{self._pid}.html").absolute()
+        if where is not None:
+            where.write_text(page.as_html(self.run, explained), encoding="utf-8")
+            if not self.wanted.quiet:
+                self.say(f"memlab: page {where}" + (f", run {file}" if file is not None else ""))
+
+
+@contextlib.contextmanager
+def _termination_waits() -> Iterator[None]:
+    """Delay SIGTERM until the report is written: torchrun sends it to the other ranks as soon as one has failed."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
