@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.oom.actions import OUTPUTS, TRACEBACK, Action, actions, root_of
 from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
+from memlab.analysis.oom.step_need import StepNeed
 from memlab.analysis.oom.text import IMPOSSIBLE
+from memlab.trace.columns import Phase
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import ByteRange, format_bytes
 
@@ -58,6 +60,7 @@ class Explanation:
     actions: tuple[Action, ...]
     gaps: tuple[str, ...]
     remark: str = ""
+    step: StepNeed | None = None
 
 
 def explain(failure: Failure) -> Explanation:
@@ -76,6 +79,7 @@ def explain(failure: Failure) -> Explanation:
         actions(failure),
         failure.gaps,
         _REMARKS.get(failure.provenance, ""),
+        failure.moment.step if failure.moment is not None else None,
     )
 
 
@@ -129,6 +133,8 @@ def _sentences(failure: Failure) -> Iterator[str]:
         held = f"Other processes hold {format_bytes(failure.others_bytes)} of the device"
         yield f"{held}; this one needs a context before its first tensor, and has none yet."
     yield from _sum(failure)
+    if moment is not None and moment.step is not None:
+        yield _step(moment.step, moment.phase)
     if failure.own_pid is not None:
         yield f"Process {failure.own_pid} must be this one: PyTorch's part leaves no space for another that large."
     free, asked = message.free, message.asked
@@ -169,6 +175,31 @@ def _sum(failure: Failure) -> Iterator[str]:
     if failure.verdict == LIMIT and message.allowed is not None and failure.over_limit:
         needed = failure.over_limit + message.allowed
         yield f"With this request the process would have {amount_text(needed)} of {amount_text(message.allowed)} allowed."
+
+
+def _step(step: StepNeed, phase: Phase) -> str:
+    """What the whole step needs, as far as that is known."""
+    where = "" if phase == Phase.OTHER else f" in {phase.name.lower()}"
+    least, could_have = (
+        format_bytes(step.at_least_bytes),
+        f"{format_bytes(step.available_bytes)} was reserved or free",
+    )
+    if step.is_first:
+        begins = f"It was interrupted{where} before the first step of an optimizer had ended"
+        return (
+            f"{begins}: this needs at least {least} allocated, and what would have followed is not known; {could_have}."
+        )
+    if step.rise is None:
+        so_far = f"The step was interrupted{where}: it needs at least {least} allocated"
+        return f"{so_far}, and what would have followed is not known; {could_have}."
+    before = "the step before it" if step.earlier == 1 else f"the {step.earlier} steps before it"
+    rose = f"{before} rose by {amount_text(step.rise)}"
+    if step.as_before is None:
+        larger = f"it needs at least {least} allocated, more than a step like {before} from where it began"
+        return f"The step was interrupted{where}: {larger} ({format_bytes(step.begin_bytes)} held); {could_have}."
+    began = f"The whole step began with {format_bytes(step.begin_bytes)} allocated, and {rose}"
+    like = f"if it is like {'that' if step.earlier == 1 else 'them'} it needs {amount_text(step.as_before)} at its peak"
+    return f"{began}: {like}, at least {least}; {could_have}."
 
 
 # --- terms and names ------------------------------------------------------------------------------------------------------

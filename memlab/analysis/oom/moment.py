@@ -16,6 +16,7 @@ import numpy as np
 
 from memlab.allocator.rules import MIN_BLOCK, SMALL_SIZE
 from memlab.analysis.breakdown import BEFORE, ROUNDING, Breakdown, breakdown, categories_at, workspaces
+from memlab.analysis.oom.step_need import StepNeed, step_need
 from memlab.analysis.peak import Peak, alive_at
 from memlab.analysis.timeline import timeline
 from memlab.trace.columns import MODULE_BEGINS, Array, Category, Kind, MarkKind, Phase
@@ -56,7 +57,8 @@ class Moment:
     """One row OOM of a trace. `asked_bytes` is the tensor's size as the allocator rounds it, `free_bytes` the driver's.
 
     `step_bytes` are the temporaries of the optimizer's step; `has_backward` whether a backward came before;
-    `batch` is what half of the batch would have saved, `preexisting` the addresses of blocks older than the cell.
+    `batch` is what half of the batch would have saved, `step` what the whole step would have needed, `preexisting` the addresses
+    of blocks older than the cell.
     """
 
     device: int
@@ -72,6 +74,7 @@ class Moment:
     shares: tuple[Breakdown, ...]
     batch: PeakShare = PeakShare()
     preexisting: frozenset[int] = frozenset()
+    step: StepNeed | None = None
 
     @property
     def cached_bytes(self) -> int:
@@ -115,6 +118,7 @@ def last_moment(trace: Trace) -> Moment | None:
         shares=tuple(share for share in shares if any(name not in _UNKNOWN for name in share)),
         batch=share(trace, device, row),
         preexisting=frozenset(events.address[alive[events.kind[alive] == Kind.PREEXISTING]].tolist()),
+        step=step_need(trace, device, row),
     )
 
 
