@@ -50,6 +50,8 @@ def script_of(asked: argparse.Namespace, parser: Parser) -> Script:
     words = asked.module if asked.module is not None else asked.script
     if not words:
         parser.error("which script? Name one, or -m MODULE")
+    if words[0] == "-":
+        parser.error("a script is a file; '-', which is stdin, is none")
     if words[0].startswith("-"):
         parser.error(f"unknown option {words[0]!r:.80}; options stand before the script")
     return Script(words[0], tuple(words[1:]), is_module=asked.module is not None)

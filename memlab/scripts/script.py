@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
-from types import FrameType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 
 from memlab.errors import MemlabError
 
@@ -60,16 +61,32 @@ class Script:
             runpy.run_module(self.target, run_name="__main__", alter_sys=True)
             return
         path = str(Path(self.target).absolute())
-        if Path(path).is_dir() or path.endswith((".zip", ".pyz")):
-            runpy.run_path(path, run_name="__main__")
-            return
         main = ModuleType("__main__")
-        vars(main).update(
-            __file__=path, __cached__=None, __builtins__=builtins, __loader__=SourceFileLoader("__main__", path)
-        )
         sys.modules["__main__"] = main
-        self._search_in(Path(path).resolve().parent)
-        exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
+        vars(main).update(__builtins__=builtins, __file__=path, __cached__=None)
+        if (finder := pkgutil.get_importer(path)) is not None and (spec := finder.find_spec("__main__")) is not None:
+            # A folder or an archive with a __main__.py.
+            vars(main).update(
+                __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __spec__=spec, __package__=""
+            )
+            sys.path[0:0] = [path]
+            if not sys.flags.safe_path:
+                del sys.path[1]  # that of memlab's command
+            code: CodeType = spec.loader.get_code("__main__")  # type: ignore[union-attr]
+        else:
+            self._search_in(Path(path).resolve().parent)
+            code = self._code_of(path, main)
+        exec(code, vars(main))
+
+    @staticmethod
+    def _code_of(path: str, main: ModuleType) -> CodeType:
+        """The code of a file, source or compiled; its loader becomes an attribute of the module."""
+        content = Path(path).read_bytes()
+        is_compiled = content.startswith(importlib.util.MAGIC_NUMBER)
+        loader = (SourcelessFileLoader if is_compiled else SourceFileLoader)("__main__", path)
+        vars(main)["__loader__"] = loader
+        compiled: CodeType | None = loader.get_code("__main__") if is_compiled else None
+        return compiled or compile(content, path, "exec", dont_inherit=True)
 
     @staticmethod
     def _search_in(folder: Path) -> None:
