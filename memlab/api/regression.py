@@ -17,12 +17,16 @@ _NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """The peak of *allocated* of a run and of its baseline, in bytes, and by module, line and category what grew most."""
+    """The peak of *allocated* of a run and of its baseline, in bytes, and by module, line and category what grew most.
+
+    `unknown` says why there is no answer for the others of the three.
+    """
 
     before_bytes: int
     after_bytes: int
     tolerance: float
     culprits: dict[str, tuple[str, Difference]]
+    unknown: dict[str, str]
 
     @property
     def share(self) -> float:
@@ -44,6 +48,7 @@ class Regression:
         for by, (name, one) in self.culprits.items():
             grown = f"{format_bytes(one.a_bytes)} -> {format_bytes(one.b_bytes)}"
             lines.append(f"  {by:8} {name}: {grown} (+{format_bytes(one.difference_bytes)})")
+        lines += [f"  {by:8} not known: {why}" for by, why in self.unknown.items()]
         return "\n".join(lines)
 
     @property
@@ -54,7 +59,7 @@ class Regression:
             for by, (name, one) in self.culprits.items()
         }
         sizes = {"before_bytes": self.before_bytes, "after_bytes": self.after_bytes, "tolerance": self.tolerance}
-        return {"is_regression": self.is_regression, **sizes, "grew_most": grown}
+        return {"is_regression": self.is_regression, **sizes, "grew_most": grown, "not_known": self.unknown}
 
 
 def regression_of(compared: Comparison, tolerance: float) -> Regression:
@@ -67,7 +72,16 @@ def regression_of(compared: Comparison, tolerance: float) -> Regression:
             name = most_grown({name: one.difference_bytes for name, one in rows.items()})
             if name:
                 culprits[by] = name, rows[name]
-    return Regression(sides[0].low_bytes, sides[1].low_bytes, tolerance, culprits)
+    is_predicted = any(one.is_predicted for one in sides)
+    unknown = {by: why_unknown(by, is_predicted) for by in BY if by not in culprits}
+    return Regression(sides[0].low_bytes, sides[1].low_bytes, tolerance, culprits, unknown)
+
+
+def why_unknown(by: str, is_predicted: bool) -> str:
+    """Why a run does not say what held its peak by module, line or category."""
+    if by == "line":
+        return "a prediction follows no lines" if is_predicted else "measured without lines"
+    return "no module was called" if by == "module" else "it was not seen"
 
 
 def most_grown(growth: Mapping[str, int]) -> str:

@@ -82,7 +82,7 @@ class Baseline:
 
     def compare(self, name: str, run: Run) -> str:
         """What is wrong with the peak of a run; "" if nothing is, or if the baseline is being written."""
-        from memlab.api.regression import most_grown
+        from memlab.api.regression import most_grown, why_unknown
 
         now = self.found[name] = {"peak_bytes": run.peak_bytes, "by": {by: _shares(run, by) for by in BY}}
         before = self.known.get(name)
@@ -98,6 +98,8 @@ class Baseline:
             most = most_grown({one: new[one] - old.get(one, 0) for one in new})
             if most:
                 lines.append(f"  {by}: {most} {format_bytes(old.get(most, 0))} -> {format_bytes(new[most])}")
+            else:
+                lines.append(f"  {by}: not known, {why_unknown(by, run.trace.provenance == 'predicted')}")
         return "\n".join(lines)
 
     def pytest_sessionfinish(self) -> None:
@@ -108,6 +110,9 @@ class Baseline:
 
 
 def _shares(run: Run, by: str) -> dict[str, int]:
+    """Who held the peak; nothing if the run does not know, where all of it would be "elsewhere"."""
+    if by != "category" and not (getattr(run.trace.blocks, by) >= 0).any():
+        return {}
     try:
         return dict(run.breakdown(by)) if run.devices else {}
     except MemlabError:  # what held the peak is unknown
@@ -196,7 +201,7 @@ def _predicted(test: Callable[[], object], card: str, name: str) -> Run:
 
 def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
     """Fail the test if its peak is above its budget or its baseline."""
-    from memlab.api.regression import most_grown
+    from memlab.api.regression import most_grown, why_unknown
 
     wrong = []
     if budget is not None and run.peak_bytes > budget:
@@ -206,7 +211,8 @@ def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
         for by in BY:
             shares = _shares(run, by)
             largest = most_grown(shares)
-            lines += [f"  {by}: {largest} {format_bytes(shares[largest])}"] if largest else []
+            why = f"not known, {why_unknown(by, run.trace.provenance == 'predicted')}"
+            lines.append(f"  {by}: {largest} {format_bytes(shares[largest])}" if largest else f"  {by}: {why}")
         wrong.append("\n".join(lines))
     baseline = node.config.pluginmanager.get_plugin("memlab-baseline")
     if baseline is not None:

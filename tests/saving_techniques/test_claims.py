@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from job_runs import one_inference, one_layer, prepared
 
+from memlab.analysis.breakdown import BEFORE, ELSEWHERE
 from memlab.api.compare import compare
+from memlab.api.regression import Regression, regression_of
 from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.api.workload_run import baseline_patterns_of, run_workload, work_of
@@ -75,6 +77,47 @@ def test_it_does_what_it_says(technique: Technique) -> None:
         assert results.verdict == "equal" or 0 < results.relative <= claimed.relative, results.why
     else:
         assert results.verdict == "different" and claimed.why, "results that are said to change do change"
+
+
+# --- taken out of a model that used it, as `memlab check` and the pytest plugin compare peaks ------------------------------
+
+OUTSIDE_MODULES = {
+    "meta_init": "the weights that are made twice are made before any module is called",
+    "mmap_loading": "the file is read before any module is called",
+    "foreach_off": "the step of the optimizer, which makes the temporaries, is in no module",
+    "fused": "the step of the optimizer, which makes the temporaries, is in no module",
+}
+"""Where the culprit is no module, and why: there the category, and with --lines the line, name it."""
+UNCATEGORISED = {name: OUTSIDE_MODULES[name] for name in ("meta_init", "mmap_loading")}
+
+
+@pytest.mark.parametrize("technique", [one for one in ON["cpu"] if one.kind == "saving"], ids=lambda one: one.name)
+def test_taken_out_it_is_a_regression_with_its_culprit(technique: Technique) -> None:
+    without, used = both(technique, "cpu")
+    check_culprits(technique, regression_of(compare(used, without), tolerance=0.02))
+    assert not regression_of(compare(used, used), tolerance=0.02).is_regression
+
+
+def check_culprits(technique: Technique, found: Regression) -> None:
+    assert found.is_regression, found.text
+    category, module = (found.culprits[by][0] for by in ("category", "module"))
+    assert category in technique.attacks or technique.name in UNCATEGORISED
+    assert (module in (ELSEWHERE, BEFORE)) == (technique.name in OUTSIDE_MODULES)
+    assert "line" in found.unknown  # these are measured without
+
+
+PREDICTED = ("offload", "attention", "checkpoint", "sgd", "no_grad", "half_inference")
+"""On a card, where a run takes seconds: one of each kind."""
+
+
+@pytest.mark.parametrize("name", PREDICTED)
+def test_on_a_predicted_card_too(name: str) -> None:
+    on, demo = find("RTX 4060"), techniques[name].demo
+    of = demo.workload, demo.size, demo.steps, on
+    used, without = run_of(*of, (name,), ()), run_of(*of, (), tuple(baseline_patterns_of([name])))
+    found = regression_of(compare(used, without), tolerance=0.02)
+    check_culprits(techniques[name], found)
+    assert found.unknown["line"] == "a prediction follows no lines"
 
 
 @pytest.mark.simulated
