@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +17,7 @@ from memlab.api.run import Run
 from memlab.probes.host import HostGrowth, HostReading, low_memory
 from memlab.probes.marks import marker
 from memlab.probes.measurement import Measurement
-from memlab.probes.sampler import NOT_READ, Sample
+from memlab.probes.sampler import NOT_READ, Reading, Sample
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.columns import Phase
 from memlab.trace.spans import MarkStack
@@ -27,6 +28,35 @@ from memlab.views.shown import print_text
 
 if TYPE_CHECKING:
     from memlab.views.live import LiveView
+
+
+@dataclass(frozen=True, slots=True)
+class LevelNow:
+    """What the device that is used holds at one sample; the peak so far is exact, or the highest that was seen."""
+
+    label: str
+    allocated_bytes: int
+    peak_bytes: int
+    peak_is_exact: bool
+    capacity_bytes: int | None
+
+    @classmethod
+    def of(cls, measurement: Measurement, sample: Sample) -> LevelNow | None:
+        """That of a sample; None if it has no device."""
+        reading = used_device(measurement, sample)
+        if reading is None:
+            return None
+        label = "cpu" if reading.device == CPU else f"{measurement.target.type or 'cuda'}:{reading.device}"
+        return cls(label, reading.allocated_bytes, *measurement.peak_so_far(reading), measurement.capacity_bytes)
+
+
+def used_device(measurement: Measurement, sample: Sample) -> Reading | None:
+    """The reading of the device that is used: the accelerator with most allocated, or the host."""
+    on_device = [reading for reading in sample.readings if reading.device != CPU]
+    if on_device and measurement.uses_accelerator:
+        return max(on_device, key=lambda reading: reading.allocated_bytes)
+    return next((reading for reading in sample.readings if reading.device == CPU), next(iter(on_device), None))
+
 
 _CODE_OF_PHASE = {phase: theme.PHASES.index(phase.name.lower()) for phase in Phase}
 SILENT_S = 1.0
@@ -97,14 +127,9 @@ class Display:
             total_bytes = host.used_bytes + host.available_bytes
             warning = low_memory(HostReading(host.own_bytes, host.available_bytes, total_bytes), rate)
             self._note = self._note or (f"While it ran: {warning}" if warning else "")
-        view = self._view
-        if view is None or not readings:
+        view, shown = self._view, used_device(self._measurement, sample)
+        if view is None or shown is None:
             return
-        # The device that the cell uses: the accelerator with most allocated, or the host.
-        shown = host or readings[0]
-        on_device = [reading for reading in readings if reading.device != CPU]
-        if on_device and self._measurement.uses_accelerator:
-            shown = max(on_device, key=lambda reading: reading.allocated_bytes)
         values = {"allocated": shown.allocated_bytes, "reserved": shown.reserved_bytes, "used": shown.used_bytes}
         if shown.device == CPU:
             values = {"allocated": shown.allocated_bytes, "rss": shown.own_bytes}

@@ -24,7 +24,7 @@ import torch
 
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
-from memlab.api.display import Display
+from memlab.api.display import Display, LevelNow
 from memlab.api.run import CELLS, Run
 from memlab.api.runs import runs
 from memlab.api.watched_code import caller, known_by_now, lines_at
@@ -114,6 +114,8 @@ class Track:
         """Whether the finished run is listed among the runs."""
         self.steps_before = 0
         """How many optimizer steps the script took before."""
+        self.on_level: Callable[[LevelNow], None] | None = None
+        """Called a few times a second, on another thread, with what is held."""
         self._measurement: Measurement | None = None
         self._display: Display | None = None
         self._saver: Saver | None = None
@@ -189,6 +191,10 @@ class Track:
         for one in (self._saver, self._display):
             if one is not None:
                 one.tick(sample)
+        if self.on_level is not None and self._measurement is not None:
+            level = LevelNow.of(self._measurement, sample)
+            if level is not None:
+                self.on_level(level)
 
     def _abandon(self, reason: str) -> None:
         self.run.fail(reason)

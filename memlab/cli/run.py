@@ -14,7 +14,8 @@ from memlab.units import parse_bytes
 
 DESCRIPTION = """Run a script as python does, measure its memory from the import of torch on, and report at its end (on stderr).
 Output, arguments, signals and exit status are the script's own. After an out-of-memory error a page is kept that says
-what happened. SIGUSR1 makes a running script report what was measured so far, and go on."""
+what happened. SIGUSR1 makes a running script report what was measured so far, and go on. In a terminal the last row shows
+what is allocated now."""
 EXAMPLES = """  memlab run train.py --epochs 3
   memlab run --steps 10 --skip 2 --out runs -m tools.train --config small.yaml
   memlab run --budget 20GiB --json train.py
@@ -35,8 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     add("--skip", metavar="N", type=int, default=0, help="begin after so many optimizer steps")
     add("--steps", metavar="N", type=int, help="measure so many optimizer steps; the script goes on")
     add("--out", metavar="DIR", help="keep the run and a page about it in this folder")
-    add("--json", action="store_true", help="the report as one line of JSON")
-    add("--quiet", action="store_true", help="no report on stderr; what --out keeps is as ever")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="the report as one line of JSON")
+    output.add_argument(
+        "--quiet", action="store_true", help="no report and no live line on stderr; what --out keeps is as ever"
+    )
     add(
         "--nproc-per-node",
         metavar="N",

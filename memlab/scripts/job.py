@@ -5,16 +5,19 @@ Everything is written to stderr and to files; the script's own output, arguments
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlab.scripts.after_torch import AfterTorch
+from memlab.scripts.live_line import LiveLine
 from memlab.scripts.recording import Recording, Wanted
 from memlab.scripts.script import Script, frame_of_script, show_as_python
-from memlab.units import number_of
+from memlab.scripts.signals import Signals
+from memlab.units import format_bytes, format_seconds, number_of
+
+if TYPE_CHECKING:
+    from memlab.api.display import LevelNow
 
 OVER_BUDGET = 1
 """The exit status of a script that ended well and used more than its budget."""
@@ -26,12 +29,16 @@ class MeasuredScript:
     def __init__(self, script: Script, wanted: Wanted) -> None:
         self.script, self.wanted = script, wanted
         self.recording = Recording(wanted, "memlab run")
+        self._line: LiveLine | None = None
+        self._signals = Signals(self._report_now, self._terminated)
         self._steps: Counter[int] = Counter()
         self._hooks: list[Any] = []
 
     def execute(self) -> int:
         """Run the script to its end; its own errors and exits are raised again, with the report before them."""
         waiting = AfterTorch(self._has_torch)
+        self._line = None if self.wanted.quiet else LiveLine.if_possible()
+        self.recording.on_level = self._show if self._line is not None else None
         waiting.start()
         try:
             self.script.run()
@@ -50,9 +57,7 @@ class MeasuredScript:
 
         self.recording.begin(frame_of_script())
         self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-            signal.signal(signal.SIGUSR1, self._report_now)  # which would otherwise end the script
+        self._signals.start()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Count the steps of this optimizer by a hook of its own: those that are called for all optimizers cannot be changed
@@ -62,23 +67,51 @@ class MeasuredScript:
             self._hooks.append(optimizer.register_step_post_hook(self._stepped))
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        before = self.count
         self._steps[id(optimizer)] += 1
+        if self.count == before:
+            return
         self.recording.stepped(self.count, frame_of_script())
+        has_measured = self.wanted.steps is not None and self.count >= self.wanted.skip + self.wanted.steps
+        if self._line is not None and self.recording.is_here and has_measured:
+            self._line.close()
 
     @property
     def count(self) -> int:
         """The steps of the optimizer that has taken most of them."""
         return max(self._steps.values(), default=0)
 
-    def _report_now(self, number: int, frame: Any) -> None:
+    def _show(self, now: LevelNow) -> None:
+        """The live line, from another thread."""
+        if self._line is None:
+            return
+        peak = f"peak {'' if now.peak_is_exact else '≥ '}{format_bytes(now.peak_bytes)}"
+        peak += f" of {format_bytes(now.capacity_bytes)}" if now.capacity_bytes else ""
+        parts = [f"memlab {now.label} {format_bytes(max(now.allocated_bytes, 0))} now", peak]
+        parts += [f"step {self.count}"] if self.count else []
+        step_s = self.recording.times.recent_s
+        parts += [f"{format_seconds(step_s)}/step"] if step_s is not None else []
+        self._line.show(" · ".join(parts))
+
+    def _report_now(self) -> None:
         """SIGUSR1: report what was measured so far, and go on with a new part."""
         self.recording.report_part(frame_of_script())
 
+    def _terminated(self) -> None:
+        """SIGTERM: report what was measured; then the script ends."""
+        if not self.wanted.quiet:
+            self.recording.say("memlab run: ended by SIGTERM; measured until then:")
+        self._ended(None)
+
     def _ended(self, error: BaseException | None) -> None:
-        if self.recording.is_here:
-            for hook in self._hooks:
-                hook.remove()
-            self.recording.end(error, self._why_nothing())
+        if not self.recording.is_here:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._signals.stop()
+        if self._line is not None:
+            self._line.close()
+        self.recording.end(error, self._why_nothing())
 
     def _why_nothing(self) -> str:
         if "torch" not in sys.modules:

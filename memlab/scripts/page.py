@@ -19,10 +19,12 @@ from memlab.views.timeline import timeline_scene
 
 if TYPE_CHECKING:
     from memlab.analysis.oom.explain import Explanation
+    from memlab.analysis.oom.step_need import StepNeed
     from memlab.analysis.ranks import RankRun, Spread
     from memlab.analysis.summary import DeviceSummary, Level
     from memlab.api.oom import OomExplained
     from memlab.api.run import Run
+    from memlab.scripts.step_times import StepTimes
 
 STYLE = """:root { color-scheme: light dark }
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
@@ -31,14 +33,15 @@ section { margin: 1.5rem 0; overflow-x: auto }
 svg { max-width: 100%; height: auto }"""
 
 
-def as_text(run: Run | Ranks, explained: OomExplained | None = None) -> str:
+def as_text(run: Run | Ranks, explained: OomExplained | None = None, times: StepTimes | None = None) -> str:
     """The report; if memory ran out, the explanation comes first."""
     if isinstance(run, Ranks):
         return run.text
-    return "\n\n".join(filter(None, (explained.text if explained is not None else "", run.report().text)))
+    parts = (explained.text if explained is not None else "", run.report().text, _step_times(run, times))
+    return "\n\n".join(filter(None, parts))
 
 
-def as_html(run: Run | Ranks, explained: OomExplained | None = None) -> str:
+def as_html(run: Run | Ranks, explained: OomExplained | None = None, times: StepTimes | None = None) -> str:
     """A page that is readable without network and scripts: picture, report, modules, and if memory ran out why."""
     if isinstance(run, Ranks):
         return _page(run.job.name, [run.svg(), run.html])
@@ -47,6 +50,7 @@ def as_html(run: Run | Ranks, explained: OomExplained | None = None) -> str:
     if run.devices:
         sections.append(svg(timeline_scene(report.curves, report.title)))
     sections.append(report.html)
+    sections += [escape(text)] if (text := _step_times(run, times)) else []
     with contextlib.suppress(MemlabError):  # no module was called
         sections.append(run.modules().html)
     return _page(report.title, sections)
@@ -58,7 +62,11 @@ def _page(title: str, sections: list[str]) -> str:
     return f"<!doctype html>\n<html lang='en'><head>{head}<style>{STYLE}</style></head>\n<body>{body}</body></html>\n"
 
 
-def as_json(run: Run | Ranks, explained: OomExplained | None = None) -> str:
+def _step_times(run: Run, times: StepTimes | None) -> str:
+    return times.text if times is not None and run.summary.has_times else ""
+
+
+def as_json(run: Run | Ranks, explained: OomExplained | None = None, times: StepTimes | None = None) -> str:
     """One object on one line: sizes are bytes, times seconds."""
     if isinstance(run, Ranks):
         return json.dumps(_job(run))
@@ -69,6 +77,7 @@ def as_json(run: Run | Ranks, explained: OomExplained | None = None) -> str:
         "engine": summary.engine,
         "exact": run.is_exact,
         **({"duration_s": summary.duration_s} if summary.has_times else {}),
+        **({"step": times.facts} if times is not None and summary.has_times else {}),
         "devices": [_device(one) for one in summary.devices],
         "not_seen": {gap.name: gap.text for gap in summary.gaps},
         "notes": list(summary.notes),
@@ -151,6 +160,7 @@ def _out_of_memory(found: Explanation) -> dict[str, Any]:
         "device": found.label,
         "title": found.title,
         "sentences": list(found.sentences),
+        "step": _step(found.step) if found.step is not None else None,
         "held_by": [{"path": one.path, "category": one.category, "bytes": one.nbytes} for one in found.named],
         "actions": [
             {
@@ -161,4 +171,15 @@ def _out_of_memory(found: Explanation) -> dict[str, Any]:
             }
             for one in found.actions
         ],
+    }
+
+
+def _step(step: StepNeed) -> dict[str, Any]:
+    as_before = step.as_before
+    return {
+        "at_least_bytes": step.at_least_bytes,
+        "as_earlier_steps_low_bytes": as_before.low if as_before is not None else None,
+        "as_earlier_steps_high_bytes": as_before.high if as_before is not None else None,
+        "earlier_steps": step.earlier,
+        "available_bytes": step.available_bytes,
     }

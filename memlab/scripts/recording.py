@@ -11,15 +11,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from memlab.errors import MemlabError
+from memlab.scripts.step_times import StepTimes
 
 if TYPE_CHECKING:
+    from memlab.api.display import LevelNow
     from memlab.api.oom import OomExplained
     from memlab.api.run import Run
     from memlab.api.track import Track
@@ -30,7 +32,7 @@ class Wanted:
     """What to measure, and what to keep.
 
     `skip` optimizer steps come before the measurement, `steps` are measured (None: until it ends). `out` is a folder for the run
-    and its page (None: a page is kept only if memory runs out). With `quiet` there is no report on stderr.
+    and its page (None: a page is kept only if memory runs out). With `quiet` nothing is printed.
     """
 
     name: str
@@ -62,6 +64,9 @@ class Recording:
         self._track: Track | None = None
         self._pid = os.getpid()
         self._parts = self._count = 0
+        self.times = StepTimes()
+        self.on_level: Callable[[LevelNow], None] | None = None
+        """Called a few times a second, on another thread, with what is held."""
 
     @property
     def is_here(self) -> bool:
@@ -84,7 +89,9 @@ class Recording:
         wanted = self.wanted
         if not self.is_here:  # a forked child measures nothing
             return
-        self._count = count
+        if count > self._count:
+            self._count = count
+            self.times.stepped(self.is_measuring)
         with self.harmless():
             if self._track is None and self.run is None and count == wanted.skip and not self.has_failed:
                 self._start(frame)
@@ -126,8 +133,13 @@ class Recording:
 
     def say(self, text: str) -> None:
         """Write a line to stderr."""
-        with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
+        if sys.stderr is None:  # print would take stdout
+            return
+        with contextlib.suppress(Exception):  # it may be anything that the script put there
+            try:
+                print(text, file=sys.stderr, flush=True)
+            except RuntimeError:  # a signal came while the script was writing there
+                os.write(sys.stderr.fileno(), f"{text}\n".encode("utf-8", "replace"))
 
     def file(self, suffix: str) -> Path | None:
         """The file of this process in the folder: `train.memlab`, `train.rank3.memlab`, of a second part `train.2.memlab`."""
@@ -146,8 +158,10 @@ class Recording:
             show=False, save=self.file(".memlab"),
         )  # fmt: skip
         track = Track(options)
+        track.on_level, track.steps_before = self.on_level, self._count
         track.start(frame)
-        track.steps_before, self._track = self._count, track
+        self._track = track
+        self.times.interrupt()
 
     def _stop(self, error: BaseException | None) -> None:
         """End the measurement; the run is kept, and saved if a folder was given."""
@@ -155,6 +169,7 @@ class Recording:
         if track is None:
             return
         over = track.stop(error)
+        self.times.interrupt()
         self.run = track.run
         if over is not None:
             self.say(f"memlab: {over}")
@@ -170,25 +185,28 @@ class Recording:
         from memlab.scripts import page
 
         explained: OomExplained | None = note_oom(error, self.run, goes_on=False)
-        file = self.file(".memlab")
-        if file is not None and keep_names(self.run, explained):
-            self.run.save(file)
+        kept = self.file(".memlab")
+        if kept is not None and keep_names(self.run, explained):
+            self.run.save(kept)
         if not self.wanted.quiet and (explained is not None or not is_quiet):
-            self.say(page.as_json(self.run, explained) if self.wanted.as_json else page.as_text(self.run, explained))
+            as_words = page.as_json if self.wanted.as_json else page.as_text
+            self.say(as_words(self.run, explained, self.times))
         where = self.file(".html")
         if explained is not None and where is None:
             where = Path(f"memlab-{self.wanted.name}-{self._pid}.html").absolute()
         if where is not None:
-            where.write_text(page.as_html(self.run, explained), encoding="utf-8")
+            where.write_text(page.as_html(self.run, explained, self.times), encoding="utf-8")
             if not self.wanted.quiet:
-                self.say(f"memlab: page {where}" + (f", run {file}" if file is not None else ""))
+                self.say(f"memlab: page {where}" + (f", run {kept}" if kept is not None else ""))
 
 
 @contextlib.contextmanager
 def _termination_waits() -> Iterator[None]:
     """Delay SIGTERM until the report is written: torchrun sends it to the other ranks as soon as one has failed."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
         yield
         return
     came: list[int] = []

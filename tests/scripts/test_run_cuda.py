@@ -21,6 +21,8 @@ import torch
 model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 kept = []
+password = "planted-in-a-variable"
+settings = {"planted-in-a-key": password, "token": os.environ.get("API_KEY")}
 for step in range(1000):
     output = model(torch.randn(16 * 1024, 1024, device="cuda"))
     kept.append(output)
@@ -46,11 +48,16 @@ def test_the_page_names_what_held_the_memory_and_the_line(failed):
     for text in (page, done.stderr):
         assert "ran out of memory" in text
         assert "kept" in text
-        assert "leaks.py:9" in text
+        assert "leaks.py:11" in text
+        assert "steps before it rose by" in text  # the need of the whole step
+        assert "What to do" in text
         assert "simulated GPU: bytes are real" in text
         assert "%mem" not in text  # there is no next cell
-    assert "s3cret" not in page
-    assert "hidden-value" not in page
+    kept = (folder / "runs/leaks.memlab").read_bytes()
+    for secret in ("s3cret", "hidden-value", "planted-in-a", "API_KEY"):
+        assert secret not in page
+        assert secret.encode() not in kept
+        assert secret not in done.stderr
     assert done.stderr.rstrip().splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
 
 
