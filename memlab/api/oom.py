@@ -42,10 +42,14 @@ from memlab.views.table import Column, Table
 
 SEARCH_S = 2.0
 """Time limit of the search for names after a cell ran out of memory."""
+LAST_SEARCH_S = 30.0
+"""The same where the process ends with the error: what is not found now is never found."""
 
 _T = TypeVar("_T")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent.parent) + os.sep
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of libraries, in the paths of their files."""
 # Suffixes of PyTorch's files whose frames reveal the phase, most specific first.
 _PHASES = (
     (("autograd", "__init__.py"), "backward", Phase.BACKWARD),
@@ -104,7 +108,7 @@ def note_oom(error: BaseException | None, run: Run | None = None, goes_on: bool 
         failed = oom_error(error)
         if failed is None:
             return None
-        failure = failure_facts(failed, run, goes_on)
+        failure = failure_facts(failed, run, goes_on, outer=error)
         share = failure.moment.share("category") if failure.moment is not None else None
         pointer = ""
         if run is not None and share is not None:  # tracked, and something large holds the memory
@@ -221,8 +225,10 @@ def oom_error(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def failure_facts(error: BaseException, run: Run | None = None, goes_on: bool = True) -> Failure:
-    """The facts of an out-of-memory error that just ended a cell."""
+def failure_facts(
+    error: BaseException, run: Run | None = None, goes_on: bool = True, outer: BaseException | None = None
+) -> Failure:
+    """The facts of an out-of-memory error that just ended a cell; `outer` is the error that it led to, if not itself."""
     text, gaps = first_argument(error), list[str]()
     message = Message("CPU" if issubclass(type(error), MemoryError) else "CUDA")
     if is_out_of_memory(text):
@@ -240,7 +246,11 @@ def failure_facts(error: BaseException, run: Run | None = None, goes_on: bool = 
     if moment is not None:
         message = _refined(message, moment)
     label, called = message.label, run.name if run is not None else ""
-    alive = attempt("what is alive", lambda: live_storages(label, budget_s=SEARCH_S), None)
+    # Where the process goes on, the shell keeps the error, and names what it holds as the traceback of its cell.
+    budget_s, errors = SEARCH_S, list[BaseException]()
+    if not goes_on:
+        budget_s, errors = LAST_SEARCH_S, list(references.all_errors([outer or error]))
+    alive = attempt("what is alive", lambda: live_storages(label, budget_s=budget_s, errors=errors), None)
     # If the device index is unknown ("cuda"), on all devices of the type.
     there = (
         [one for one in alive.storages if one.device == label or one.device.startswith(f"{label}:")] if alive else []
@@ -307,8 +317,12 @@ class _Raised:
 
 def _raised(error: BaseException) -> _Raised:
     """The place from the traceback, outermost frame first."""
-    found, cells = _Raised(), list[str]()
-    link = references.traceback_of(error)
+
+    def is_installed(file: str) -> bool:
+        return not _INSTALLED.isdisjoint(Path(file).parts) or file.startswith("<frozen ")
+
+    found, cells, users = _Raised(), list[str](), ""
+    first = link = references.traceback_of(error)
     while link is not None:
         code, line, link = link.tb_frame.f_code, link.tb_lineno, link.tb_next
         file = code.co_filename
@@ -324,11 +338,20 @@ def _raised(error: BaseException) -> _Raised:
             cells.append(f"cell [{number}]" if number else "")
             found.place = f"at line {line} of {cells[-1] or 'a cell'}"
         found.place += "" if code.co_name.startswith("<") else f", in {code.co_name}()"
+        users = users if is_installed(file) else found.place
         if not found.calls_backward:
             with contextlib.suppress(Exception):  # the source may be gone, or there is no memory to read it
                 text = "".join(linecache.getlines(file)) if number is not None else ""
                 found.calls_backward = "backward" in code.co_names or _BACKWARD.search(text) is not None
     found.cell = cells[0] if cells else ""
+    # In a library, a trainer's for example: where the user's code called it, which may not be in the traceback yet.
+    outer = first.tb_frame.f_back if first is not None else None
+    while outer is not None and not users:
+        file = outer.f_code.co_filename
+        if not is_installed(file) and not file.startswith((_TORCH, _OURS)):
+            users = f"at {Path(file).name}:{outer.f_lineno}"
+        outer = outer.f_back
+    found.place += f", called {users}" if users and users != found.place else ""
     return found
 
 

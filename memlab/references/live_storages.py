@@ -103,14 +103,19 @@ def storages(device: str | None = None) -> list[Storage]:
 
 
 def live_storages(
-    device: str | None = None, only: Collection[int] | None = None, budget_s: float | None = None
+    device: str | None = None,
+    only: Collection[int] | None = None,
+    budget_s: float | None = None,
+    errors: Iterable[BaseException] = (),
 ) -> LiveStorages:
     """Every live storage with the path that keeps it alive; `only` these keys where given.
 
-    After `budget_s` seconds the search for names ends (`is_complete` is False then); the list is complete.
+    After `budget_s` seconds the search for names ends (`is_complete` is False then); the list is complete. The functions that
+    `errors` have ended count as running.
     """
     end = time.perf_counter() + budget_s if budget_s is not None else math.inf
     with _listing(tensors_and_storages()) as table, _walk(table) as walk:
+        walk.start(roots.of_errors(errors), _TIER_COST)
         walk.go(() if only is None else only, end, below=roots.FRAMES * _TIER_COST)
         if only is None or not walk.is_named(only):
             met = walk.holder if walk.is_complete else ()  # reached objects may not have been visited

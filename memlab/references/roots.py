@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,16 @@ def notebook() -> Iterator[Root]:
     yield from (Root(SHELL, "get_ipython()", found) for found in shell())
 
 
+def of_errors(errors: Iterable[BaseException]) -> Iterator[Root]:
+    """The functions that errors have ended, as if they were running: what only their variables hold has no other name."""
+    for error in errors:
+        link = error.__traceback__
+        while link is not None:
+            frame, link = link.tb_frame, link.tb_next
+            if not frame.f_code.co_filename.startswith(_OWN_FILES):
+                yield Root(FRAMES if _is_users(frame) else MACHINERY, f"{frame.f_code.co_name}()", frame)
+
+
 def shell() -> list[Any]:
     """IPython's shell, by the name that it puts into the notebook; none where there is no such name."""
     method = _notebook_names().get("get_ipython")
@@ -87,6 +97,11 @@ def _is_ours(module_name: Any) -> bool:
     return type(module_name) is str and (module_name == "memlab" or module_name.startswith("memlab."))
 
 
+def _is_users(frame: types.FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return not file.startswith(_LIBRARIES) and _INSTALLED not in file
+
+
 def _running() -> list[Root]:
     """The running functions, in this thread and in others, and the values of this thread's context.
 
@@ -109,9 +124,8 @@ def _running() -> list[Root]:
                 is_ours = file.startswith(_OWN_FILES)
                 is_asking = is_asking and (is_ours or frames.is_shells(frame.f_code))
                 if not is_ours and not is_asking:
-                    is_users = not file.startswith(_LIBRARIES) and _INSTALLED not in file
                     name = f"{place}{frame.f_code.co_name}()"
-                    found.append(Root(tier if is_users else MACHINERY, name, frame))
+                    found.append(Root(tier if _is_users(frame) else MACHINERY, name, frame))
                 frame = frame.f_back
         return found
     finally:

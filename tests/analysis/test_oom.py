@@ -166,6 +166,23 @@ def test_what_is_alive_is_grouped_by_the_name_that_keeps_it():
     ]
 
 
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        ({"f() -> net.kept[0]": 50, "f() -> net.kept[1].grad_fn -> saved x": 49, "f() -> net.l.weight": 1},
+         [("f() -> net.kept", 99), ("f()", 1)]),
+        ({"trainer.kept[0]": 9, "trainer.kept[1]": 9, "trainer.model.a": 1, "trainer.keptother": 1},
+         [("trainer.kept", 18), ("trainer", 2)]),
+        ({"model.a.weight": 6, "model.b.weight": 4}, [("model", 10)]),
+        ({"losses[0]": 6, "losses[1].grad_fn -> saved x": 4}, [("losses", 10)]),
+        ({"x.grad_fn -> saved self": 5, "x": 5}, [("x", 10)]),
+    ],
+)  # fmt: skip
+def test_what_nearly_all_of_a_name_is_under_is_named(paths, names):
+    found = grouped(tuple(Holder(path, "other", count) for path, count in paths.items()))
+    assert [(one.path, one.nbytes) for one in found] == names
+
+
 # --- what to do ---
 
 MODEL = ("model.weight", "parameter", 1 * GiB)
@@ -182,6 +199,11 @@ def test_nothing_is_advised_that_nothing_supports():
     assert actions(failed(MODEL, ("opt.state[model.weight]['exp_avg']", "optimizer", GiB), ("x", "input", MiB))) == ()
     assert actions(Failure(Message("CUDA"))) == ()
     assert actions(Failure(told(asked=9 * GiB))) == ()
+
+
+def test_what_a_running_function_holds_is_not_deleted_by_its_name():
+    held = [(f"on_error() -> error -> traceback of graph.py -> f() -> kept[{i}]", "activation", GiB) for i in range(3)]
+    assert not [text for text, *_ in advised(failed(*held)) if "del " in text]
 
 
 def test_names_frames_and_outputs_give_what_they_hold():

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_the_page_names_what_held_the_memory_and_the_line(failed):
         assert secret.encode() not in kept
         assert secret not in done.stderr
     assert done.stderr.rstrip().splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
+
+
+def test_what_a_functions_variables_held_is_named_though_the_error_ended_it(tmp_path):
+    imports, body = SCRIPT.split("\n\n")
+    (tmp_path / "leaks.py").write_text(f"{imports}\ndef main():\n{textwrap.indent(body, '    ')}\nmain()\n")
+    words = [sys.executable, "-m", "memlab", "run", "--out", "runs", "leaks.py"]
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
+    assert "OutOfMemoryError" in done.stderr
+    assert "main() -> kept" in (tmp_path / "runs/leaks.html").read_text().replace("&gt;", ">")
 
 
 def test_the_run_is_kept_and_shown(failed):

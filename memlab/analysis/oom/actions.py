@@ -145,13 +145,14 @@ def _of_the_batch(failure: Failure) -> Iterator[Action]:
 
 
 def _of_large_names(failure: Failure) -> Iterator[Action]:
-    """The largest name that holds no part of a model or optimizer."""
+    """The largest name that holds no part of a model or optimizer; what a running function holds has none to delete."""
     groups: defaultdict[str, list[Holder]] = defaultdict(list)
     for holder in failure.holders:
         groups[root_of(holder.path)].append(holder)
     loose = {}
     for root, group in groups.items():
-        if root not in ("", TRACEBACK, OUTPUTS) and not any(holder.category in _NEEDED for holder in group):
+        is_name = root not in ("", TRACEBACK, OUTPUTS) and not group[0].path.startswith(f"{root}() ")
+        if is_name and not any(holder.category in _NEEDED for holder in group):
             loose[root] = _bytes(group)
     root = max(loose, key=lambda name: loose[name], default="")
     if not root or loose[root] < max(MiB, 0.01 * failure.allocated_bytes):

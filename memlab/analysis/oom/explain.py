@@ -6,6 +6,7 @@ the whole interval, or is called likely.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from memlab.trace.columns import Phase
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import ByteRange, format_bytes
 
+_STEP = re.compile(r" -> |\.")
+"""Where a reference path takes a step, other than into a list."""
 NAMED = 8
 """How many names of live storages are listed, the largest first."""
 
@@ -248,7 +251,8 @@ def _terms(failure: Failure) -> Iterator[Term]:
 def grouped(holders: tuple[Holder, ...]) -> list[Named]:
     """What each name holds, the largest first; unnamed storages are one entry per category.
 
-    A group is named by its variable; frames, outputs and unnamed storages by the path of the largest.
+    A group is named by its variable, and what nearly all of it is under (`trainer.kept` of a trainer) is an entry of its own;
+    frames, outputs and unnamed storages are named by the path of the largest.
     """
     groups: dict[tuple[str, str], list[Holder]] = {}
     for holder in holders:
@@ -257,7 +261,32 @@ def grouped(holders: tuple[Holder, ...]) -> list[Named]:
     named = []
     for (root, _), group in groups.items():
         largest = max(group, key=lambda holder: holder.nbytes)
-        path = largest.path if len(group) == 1 or root in ("", TRACEBACK, OUTPUTS) else root
-        categories = " ".join(sorted({holder.category for holder in group}))
-        named.append(Named(path, categories, len(group), sum(holder.nbytes for holder in group)))
+        if len(group) == 1 or root in ("", TRACEBACK, OUTPUTS):
+            named.append(_named(largest.path, group))
+            continue
+        start = f"{root}()" if largest.path.startswith(f"{root}() ") else root
+        branch = _branch(group, largest.path, start)
+        under = [holder for holder in group if _is_under(holder.path, branch)]
+        rest = [holder for holder in group if not _is_under(holder.path, branch)]
+        named += [_named(path, part) for path, part in ((branch, under), (start, rest)) if part]
     return sorted(named, key=lambda one: -one.nbytes)
+
+
+def _branch(group: list[Holder], path: str, start: str) -> str:
+    """The longest beginning of a path that nine tenths of the bytes are under, up to the first index or graph."""
+    end = min((at for sign in ("[", ".grad_fn") if (at := path.find(sign, len(start))) >= 0), default=len(path))
+    steps = [match.start() for match in _STEP.finditer(path, len(start) + 1, end)]
+    total = sum(holder.nbytes for holder in group)
+    for length in (end, *reversed(steps)):
+        if 10 * sum(holder.nbytes for holder in group if _is_under(holder.path, path[:length])) >= 9 * total:
+            return path[:length]
+    return start
+
+
+def _is_under(path: str, branch: str) -> bool:
+    return path.startswith(branch) and path[len(branch) : len(branch) + 1] in ("", ".", "[", " ", "(")
+
+
+def _named(path: str, group: list[Holder]) -> Named:
+    categories = " ".join(sorted({holder.category for holder in group}))
+    return Named(path, categories, len(group), sum(holder.nbytes for holder in group))
