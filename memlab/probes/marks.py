@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 from time import time_ns
+from types import CellType, FrameType
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from memlab.probes.rows import users_line
 from memlab.references.named_models import name_of
 from memlab.torch_internals import compiler
 from memlab.torch_internals.dispatch import DisableTorchFunction
+from memlab.torch_internals.frames import locals_of
 from memlab.trace.columns import MODULE_BEGINS, Array, Events, MarkKind, Marks
 from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, Steps, recording, resolve
 from memlab.trace.trace import Gap
@@ -43,6 +45,7 @@ from memlab.trace.trace import Gap
 MAX_MARKS = 2_000_000
 """How many marks are kept (24 bytes each); older ones are dropped."""
 
+_FRAMES_TO_OWNER = 8  # the hook, and what of torch is between it and the caller of a module
 _KINDS = len(MarkKind)
 _numbers = itertools.count(1)
 
@@ -82,6 +85,21 @@ class MarkColumns:
         """The marks as a table of a trace; events at the time of a mark precede it."""
         row = first_row + np.searchsorted(events.time_ns[first_row:], self.time_ns, side="right")
         return Marks(row, self.time_ns, self.kind, self.name)
+
+
+def _owner_of(module: torch.nn.Module) -> torch.nn.Module | None:
+    """The module whose method called this one, its part, from outside of any forward, as Lightning's `training_step` does."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES_TO_OWNER):
+        frame = frame.f_back if frame is not None else None
+        if frame is None or not frame.f_code.co_argcount:
+            continue
+        first = frame.f_code.co_varnames[0]
+        owner = next((value for name, value in locals_of(frame) if name == first), None)
+        owner = owner.cell_contents if type(owner) is CellType else owner
+        if isinstance(owner, torch.nn.Module) and owner is not module:
+            return owner if any(part is module for part in owner.modules()) else None
+    return None
 
 
 class Marker:
@@ -304,6 +322,11 @@ class Marker:
     def _module_code(self, module: torch.nn.Module) -> int:
         """The code of a module. A new one and all modules in it are named after the variable that holds it."""
         if module not in self._module_codes:
+            owner = _owner_of(module) if not name_of(module) else None
+            if owner is not None:  # itself it is never called: its parts are the outermost modules
+                self.know(owner, name_of(owner) or type(owner).__name__)
+                self._roots.update(self._module_codes[part] for part in owner.children())
+                self.tell("met", owner)
             self.know(module, name_of(module) or type(module).__name__)
         return self._module_codes[module]
 

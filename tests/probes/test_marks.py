@@ -15,6 +15,7 @@ from probes.probed import DEVICES, MiB, probed, take
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import memlab
 from memlab import torch_internals
 from memlab.probes import marks
 from memlab.probes.bounded_log import BoundedLog
@@ -386,3 +387,25 @@ def test_when_marks_are_dropped_those_of_optimizer_steps_stay():
         assert log.columns(since=1499)[0].tolist() == [1499]
     finally:
         marker.release()
+
+
+def test_parts_of_a_module_that_is_never_called_are_named_after_it():
+    class Task(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(10, 100), torch.nn.ReLU())
+            self.head = torch.nn.Linear(100, 5)
+
+        def training_step(self, batch):
+            def loss():
+                return self.head(self.net(batch)).sum()
+
+            return loss()
+
+    task = Task()
+    with memlab.track(show=False) as run:
+        task.training_step(torch.randn(7, 10)).backward()
+    shares = run.breakdown("module")
+    assert {"Task.net.0", "Task.head"} <= set(shares)
+    assert not {"Sequential.0", "Linear"} & set(shares)
+    assert run.breakdown()["input"] == 7 * 10 * 4
