@@ -187,6 +187,11 @@ class Track:
         _open_tracks[self._thread] += 1
         self.run.is_running = True
 
+    def know(self, model: torch.nn.Module, name: str) -> None:
+        """Name the modules of a model that no variable leads to, and whose own `forward` may never be called."""
+        marker.know(model, name)
+        marker.tell("met", model)
+
     def _tick(self, sample: Sample) -> None:
         for one in (self._saver, self._display):
             if one is not None:

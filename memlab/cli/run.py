@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from memlab.cli.parser import Parser, add_script, script_of
 from memlab.errors import MemlabError
 from memlab.scripts.job import MeasuredScript
 from memlab.scripts.launch import Launch
-from memlab.scripts.recording import Wanted
+from memlab.scripts.recording import Wanted, folder
 from memlab.units import parse_bytes
 
 DESCRIPTION = """Run a script as python does, measure its memory from the import of torch on, and report at its end (on stderr).
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
             parse_bytes(asked.budget)
         wanted = Wanted(
             name=asked.name or script.name, device=asked.device, lines=asked.lines, shapes=asked.shapes, budget=asked.budget,
-            skip=asked.skip, steps=asked.steps, out=_folder(asked.out), as_json=asked.json, quiet=asked.quiet,
+            skip=asked.skip, steps=asked.steps, out=folder(asked.out), as_json=asked.json, quiet=asked.quiet,
         )  # fmt: skip
         count = asked.nproc_per_node
         if count is not None and count not in ("gpu", "cpu", "auto") and not (count.isdecimal() and int(count) > 0):
@@ -77,15 +76,3 @@ def _options_of_ranks(wanted: Wanted) -> tuple[str, ...]:
     options += ["--lines"] if wanted.lines else []
     options += ["--shapes"] if wanted.shapes else []
     return tuple(options)
-
-
-def _folder(name: str | None) -> Path | None:
-    """The folder, made if it is not there."""
-    if name is None:
-        return None
-    path = Path(name).absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MemlabError(f"cannot write to {name!r:.200}: {error.strerror}. Name another folder.") from None
-    return path

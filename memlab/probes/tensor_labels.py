@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 from memlab.probes.marks import marker
-from memlab.probes.sharded_labels import ShardedLabels
-from memlab.references.live_tensors import grad_of, is_leaf, live_tensors
+from memlab.references.live_tensors import grad_of, live_tensors
 from memlab.references.named_models import modules_and_optimizers
-from memlab.torch_internals import dispatch, sharded
+from memlab.torch_internals import dispatch
 from memlab.trace.columns import Array, Category
 from memlab.trace.trace import Gap
 
@@ -34,7 +33,7 @@ MAX_KEPT = 4_000_000
 LEAVE_ALONE = 8
 """Optimizer state that looks unchanged is read every eighth step."""
 
-Tensor, Parameter = torch.Tensor, torch.nn.Parameter
+Parameter = torch.nn.Parameter
 _Pairs = Iterable[tuple[Any, int]]
 TensorBase = dispatch.TensorBase
 
@@ -66,10 +65,7 @@ class LiveTensors(NamedTuple):
 
 
 def storage_key(tensor: Any) -> int:
-    """The address of a tensor's storage in the events of a trace, of a DTensor that of this rank; 0 if it has no memory."""
-    kind = type(tensor)
-    if kind is not Tensor and kind is not Parameter:
-        tensor = sharded.local_tensor(tensor)
+    """The address of a tensor's storage in the events of a trace; 0 if it has no memory of its own."""
     try:
         if tensor.is_cuda and not TensorBase.storage_offset(tensor) and (address := TensorBase.data_ptr(tensor)):
             return int(address)  # the storage needs no Python object then
@@ -122,7 +118,6 @@ class TensorLabels:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.users = 0
-        self._sharded = ShardedLabels(self._label, self._note)
         self._reset()
 
     def _reset(self) -> None:
@@ -140,7 +135,6 @@ class TensorLabels:
             marker.acquire()
             self.users += 1
             marker.watch = self
-            self._sharded.start()
 
     def release(self) -> None:
         """Stop with the last user."""
@@ -149,7 +143,6 @@ class TensorLabels:
             try:
                 if not self.users:
                     marker.watch = None
-                    self._sharded.stop()
                     self._reset()
             finally:
                 marker.release()
@@ -173,12 +166,6 @@ class TensorLabels:
         if keys.difference(named):
             marker.tell("strays_alive", None)
 
-    def buckets(self) -> dict[str, tuple[int, ...]]:
-        """The path of each DistributedDataParallel -> the sizes of the buckets with copies of its gradients."""
-        roots = {known.path: known.ref() for known in list(self._known.values())}
-        sizes = {path: sharded.bucket_bytes(module) for path, module in roots.items() if module is not None}
-        return {path: found for path, found in sizes.items() if found}
-
     def gaps(self) -> Iterator[Gap]:
         """What could not be read from the user's objects."""
         for what, times in marker.watch_failures.items():
@@ -187,8 +174,7 @@ class TensorLabels:
     # --- the log: any thread may write ---------------------------------------------------------------------------------
 
     def _label(self, category: Category, module: str, name: str, tensor: Any) -> int:
-        """The number of a label; dtype and shape are those of the tensor, of a DTensor those on this rank."""
-        tensor = sharded.local_tensor(tensor)
+        """The number of a label; dtype and shape are those of the tensor."""
         try:
             shape = str(tuple(tensor.shape))
         except RuntimeError:  # a lazy parameter has none yet
@@ -236,7 +222,6 @@ class TensorLabels:
 
     def met(self, root: Any) -> None:
         """A module was called for the first time, and not by a known one."""
-        self._sharded.start()  # FSDP may have been imported since
         self._note(("module", id(root)), self._meet(root))
 
     def called(self, root: Any, args: Any, kwargs: Any) -> None:
@@ -247,15 +232,6 @@ class TensorLabels:
             path = marker.path_of(root)
             pairs = [(one, self._label(Category.INPUT, path, f"input of {path}", one)) for one in given]
             self._note(("input", id(root)), pairs)
-
-    def sharding(self, when: str, name: str, subject: Any) -> None:
-        """FSDP gathers parameters or reduces gradients."""
-        self._sharded.note(when, name, subject)
-
-    def collective_ended(self, buffer: Any) -> None:
-        """A collective copies its result out of a buffer that it had made."""
-        label = self._label(Category.TEMPORARY, "", "buffer of a collective", buffer)
-        self._note("collective", [(buffer, label)])
 
     def backward_ended(self) -> None:
         """A backward has ended, and all gradients are there: every one is labelled, so this is written for speed."""
@@ -269,7 +245,7 @@ class TensorLabels:
             for name, parameter in module._parameters.items():
                 grad = parameter.grad if type(parameter) is Parameter else grad_of(parameter)
                 if grad is not None:
-                    is_plain = type(grad) is Tensor and grad.is_cuda and not grad.storage_offset()
+                    is_plain = grad.is_cuda and not grad.storage_offset()
                     keys.append(grad.data_ptr() if is_plain else storage_key(grad))
                     labels.append((of.get(name) or self._labels_of(known, name, parameter))[1])
         for stepper in list(self._steppers.values()):
@@ -323,9 +299,9 @@ class TensorLabels:
             kind = type(thing)
             if issubclass(kind, torch.UntypedStorage):
                 continue
-            if issubclass(kind, Parameter) or (kind is not Tensor and sharded.is_parameter(thing)):
+            if issubclass(kind, Parameter):
                 pairs.append((thing, self._label(Category.PARAMETER, "", "", thing)))
-            elif thing.requires_grad and not is_leaf(thing):
+            elif thing.requires_grad and not thing.is_leaf:
                 pairs.append((thing, self._label(Category.ACTIVATION, "", "", thing)))
             grad = grad_of(thing)
             if grad is not None:

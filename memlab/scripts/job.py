@@ -23,6 +23,10 @@ OVER_BUDGET = 1
 """The exit status of a script that ended well and used more than its budget."""
 
 
+running: MeasuredScript | None = None
+"""The script that this process runs."""
+
+
 class MeasuredScript:
     """One script, measured in this process."""
 
@@ -36,6 +40,8 @@ class MeasuredScript:
 
     def execute(self) -> int:
         """Run the script to its end; its own errors and exits are raised again, with the report before them."""
+        global running
+        running = self
         waiting = AfterTorch(self._has_torch)
         self._line = None if self.wanted.quiet else LiveLine.if_possible()
         self.recording.on_level = self._show if self._line is not None else None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memlab.errors import MemlabError
 from memlab.scripts.step_times import StepTimes
@@ -48,18 +48,20 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if Path(self.name).name != self.name:
-            raise MemlabError(f"--name is the name of a run, and of its files in --out, got {self.name!r:.200}.")
-        for what, count, least in (("--skip", self.skip, 0), ("--steps", self.steps, 1)):
+            raise MemlabError(f"a name is that of a run, and of its files, without a folder; got {self.name!r:.200}.")
+        for what, count, least in (("skip", self.skip, 0), ("steps", self.steps, 1)):
             if count is not None and count < least:
                 raise MemlabError(f"{what} is a number of optimizer steps, {least} or more, got {count}.")
 
 
 class Recording:
-    """What is recorded of this process; `who` begins the lines that it says."""
+    """What is recorded of this process; `who` begins the lines that it says, `device` is measured if none was wanted."""
 
-    def __init__(self, wanted: Wanted, who: str) -> None:
-        self.wanted, self.who = wanted, who
+    def __init__(self, wanted: Wanted, who: str, device: str | None = None) -> None:
+        self.wanted, self.who, self.device = wanted, who, wanted.device or device
         self.run: Run | None = None
+        self.model: tuple[Any, str] | None = None
+        """A model and its name, for a trainer's that no variable of the script may lead to."""
         self.is_over_budget = self.is_over = self.has_failed = False
         self._track: Track | None = None
         self._pid = os.getpid()
@@ -154,13 +156,15 @@ class Recording:
 
         wanted = self.wanted
         options = Options(
-            wanted.name, device=wanted.device, lines=wanted.lines, shapes=wanted.shapes, budget=wanted.budget,
+            wanted.name, device=self.device, lines=wanted.lines, shapes=wanted.shapes, budget=wanted.budget,
             show=False, save=self.file(".memlab"),
         )  # fmt: skip
         track = Track(options)
         track.on_level, track.steps_before = self.on_level, self._count
         track.start(frame)
         self._track = track
+        if self.model is not None:
+            track.know(*self.model)
         self.times.interrupt()
 
     def _stop(self, error: BaseException | None) -> None:
@@ -186,7 +190,7 @@ class Recording:
 
         explained: OomExplained | None = note_oom(error, self.run, goes_on=False)
         kept = self.file(".memlab")
-        if keep_names(self.run, explained) and kept is not None:
+        if kept is not None and keep_names(self.run, explained):
             self.run.save(kept)
         if not self.wanted.quiet and (explained is not None or not is_quiet):
             as_words = page.as_json if self.wanted.as_json else page.as_text
@@ -217,3 +221,15 @@ def _termination_waits() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if came:
             signal.raise_signal(signal.SIGTERM)
+
+
+def folder(name: str | os.PathLike[str] | None) -> Path | None:
+    """The folder for runs and pages, made if it is not there; None stays None."""
+    if name is None:
+        return None
+    path = Path(name).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MemlabError(f"cannot write to {str(name)!r:.200}: {error.strerror}. Name another folder.") from None
+    return path
