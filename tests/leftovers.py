@@ -115,6 +115,25 @@ def engines(torch: Any) -> tuple[int, ...]:
     )
 
 
+def storages_and_ranks(torch: Any) -> frozenset[tuple[str, int]]:
+    """What resizes storages, and functions of FSDP that memlab has wrapped."""
+    found = {("UntypedStorage.resize_", id(vars(torch.UntypedStorage).get("resize_")))}
+    for module, names in FSDP.items():
+        for holder in filter(None, (getattr(sys.modules.get(module), name, None) for name in names)):
+            for name, function in [*vars(holder).items()] if isinstance(holder, type) else [("", holder)]:
+                code = getattr(function, "__code__", None)
+                if code is not None and "memlab" in code.co_filename:
+                    found.add((f"{holder.__qualname__}.{name}", id(function)))
+    return frozenset(found)
+
+
+FSDP = {
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group": ("FSDPParamGroup",),
+    "torch.distributed.fsdp._flat_param": ("FlatParamHandle",),
+    "torch.distributed.fsdp._runtime_utils": ("_reduce_grad",),
+}
+
+
 def grad_modes(torch: Any) -> tuple[bool, ...]:
     """Whether gradients, inference, anomaly detection and deterministic algorithms are on."""
     return (
@@ -198,6 +217,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "torch's global hooks": torch_global_hooks,
     "torch's dispatch and function modes": of_torch(dispatch_modes),
     "torch's autograd functions": of_torch(engines),
+    "functions of storages and of FSDP": of_torch(storages_and_ranks),
     "torch's gradient modes": of_torch(grad_modes),
     "torch's saved tensor hooks": of_torch(saved_tensor_hooks),
     "CUDA allocator history": of_torch(allocator_history),

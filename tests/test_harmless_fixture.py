@@ -99,6 +99,7 @@ LEAKS = {
         lambda: replaced(torch.autograd.graph, "_engine_run_backward", nothing),
     ),
     "a replaced backward": ("autograd functions", lambda: replaced(torch.Tensor, "backward", nothing)),
+    "another resize": ("functions of storages", lambda: replaced(torch.UntypedStorage, "resize_", nothing)),
     "gradients off": ("gradient modes", torch.no_grad),
     "inference mode": ("gradient modes", torch.inference_mode),
     "saved tensor hooks": ("saved tensor hooks", lambda: torch.autograd.graph.saved_tensors_hooks(id, id)),

@@ -304,3 +304,11 @@ def short_line(line: str) -> str:
     if "ipykernel_" in path or path.startswith("<ipython-input") or path == "cell":
         return f"line {number} of a cell"
     return f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{number}" if path else number
+
+
+def named_bytes(items: Any) -> tuple[tuple[str, int], ...]:
+    """Names and bytes from the notes of a file, as far as they are that."""
+    pairs = items if isinstance(items, list) else []
+    return tuple(
+        (str(one[0]), one[1]) for one in pairs if isinstance(one, list) and len(one) == 2 and isinstance(one[1], int)
+    )

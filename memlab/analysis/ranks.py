@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from memlab.analysis.breakdown import breakdown
-from memlab.analysis.leak import Leak, Leaks, leaks
+from memlab.analysis.leak import Leak, Leaks, leaks, named_bytes
 from memlab.analysis.oom.moment import Moment, last_moment
 from memlab.analysis.peak import Peak, peak
 from memlab.analysis.timeline import highest, timeline
@@ -308,9 +308,9 @@ def rank_run(traces: Sequence[Trace], files: Sequence[str] = ()) -> RankRun:
         ending=ending,
         error=str(error.get("text", "")),
         ran_out=has_run_out,
-        held=_held(last, index, ending, moment, _named(error.get("held"))) if ending != ENDED else None,
+        held=_held(last, index, ending, moment, named_bytes(error.get("held"))) if ending != ENDED else None,
         leaks=next((one for one in reversed(finding) if one), finding[-1] if finding else Leaks()),
-        holders=_named(last.notes.get(HOLDERS)),
+        holders=named_bytes(last.notes.get(HOLDERS)),
         gaps=tuple(dict.fromkeys(f"{gap.name}: {gap.text}" for one in traces for gap in one.gaps)),
     )
 
@@ -360,14 +360,6 @@ def _held(
     row = moment.row if moment is not None and moment.device == device else int(line.row[-1])
     at = Peak(ByteRange.exact(line.at_row(row)), line.end_ns, row, "the failure")
     return HeldAtFailure(at.low_bytes, _shares(trace, device, at), named)
-
-
-def _named(items: Any) -> tuple[tuple[str, int], ...]:
-    """Names and bytes from the notes of a file, as far as they are that."""
-    pairs = items if isinstance(items, list) else []
-    return tuple(
-        (str(one[0]), one[1]) for one in pairs if isinstance(one, list) and len(one) == 2 and isinstance(one[1], int)
-    )
 
 
 # --- steps ---------------------------------------------------------------------------------------------------------------

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from memlab.analysis.breakdown import Breakdown, breakdown
-from memlab.analysis.leak import leaks
+from memlab.analysis.leak import leaks, named_bytes
 from memlab.analysis.lines import backward_call_at, line_at
 from memlab.analysis.peak import Peak, device_peak, peak
 from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Phase
-from memlab.trace.trace import CPU, Device, Gap, Trace
-from memlab.units import UNBOUNDED, ByteRange
+from memlab.trace.trace import CPU, HOLDERS, Device, Gap, Trace
+from memlab.units import UNBOUNDED, ByteRange, format_bytes, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,9 @@ def summary(trace: Trace, name: str = "") -> Summary:
     for device in trace.made_by.devices:
         prefix = "" if device.index == CPU else f"{device.label}: "
         notes += [prefix + leak.text for leak in leaks(trace, device.index)]
+    if holders := named_bytes(trace.notes.get(HOLDERS)):
+        named = ", ".join(f"{one_line(path, 60)} ({format_bytes(count)})" for path, count in holders)
+        notes.append(f"By its size, what grew is held by {named}.")
     duration_s, engine = trace.made_by.duration_ns / 1e9, trace.made_by.engine
     return Summary(name, engine, duration_s, tuple(devices), trace.gaps, tuple(notes), trace.provenance)
 

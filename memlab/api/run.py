@@ -74,6 +74,7 @@ class Run:
     def note(self, key: str, facts: Any) -> None:
         """Store plain JSON with the trace, under this key of its notes; saved files include it."""
         self._trace = dataclasses.replace(self.trace, notes={**self.trace.notes, key: facts})
+        self._summary = None
 
     def fail(self, reason: str) -> None:
         """Mark the run as failed: it will have no figures."""

@@ -106,8 +106,30 @@ def assemble(
     lives = Lives.of(events, first_row, count)
     category = _by_phase(trace, lives, phase, marks.recording())
     labels = tensor_labels.columns(labels_from_ns, time.time_ns())
-    trace = _labelled(trace, lives, category, labels, start_ns)
+    trace = _with_buckets(_labelled(trace, lives, category, labels, start_ns), lives, tensor_labels.buckets())
     return _with_workspaces(trace, lives, workspace_sizes).with_gaps(*tensor_labels.gaps(), *marks.gaps())
+
+
+def _with_buckets(trace: Trace, lives: Lives, buckets: Mapping[str, tuple[int, ...]]) -> Trace:
+    """The trace with the buckets of DistributedDataParallel, which no Python object references, named.
+
+    They are recognised by their size: without a label, and made before the run, outside of modules and not a temporary, or by
+    a forward of the wrapper itself, which makes nothing else.
+    """
+    blocks, events = trace.blocks, trace.events
+    size = np.append(events.requested_bytes, 0)[lives.born_row]
+    names, category, module = blocks.name.copy(), blocks.category.copy(), blocks.module.copy()
+    texts = [*trace.texts["name"]]
+    for path, sizes in buckets.items():
+        own = trace.texts["module"].index(path) if path in trace.texts["module"] else -2
+        is_there = (lives.born_ns < 0) | ((module == -1) & (category == Category.OTHER)) | (module == own)
+        found = np.isin(size, list(sizes)) & is_there & (names < 0)
+        if found.any() and own >= 0:
+            names[found], category[found], module[found] = len(texts), int(Category.GRADIENT), own
+            texts.append(f"gradient buckets of {path}")
+    return trace.with_blocks(
+        blocks.replace(name=names, category=category, module=module), {**trace.texts, "name": tuple(texts)}
+    )
 
 
 def _with_workspaces(trace: Trace, lives: Lives, sizes: Collection[int]) -> Trace:

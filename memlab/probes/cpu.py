@@ -23,8 +23,8 @@ from memlab.probes.categories import assemble
 from memlab.probes.marks import marker
 from memlab.probes.storage_log import ROOM, Births, Books, Replaced, StorageRef
 from memlab.probes.tensor_labels import LiveTensors, tensor_labels
-from memlab.references.live_tensors import describe, holds_memory, live_tensors
-from memlab.torch_internals import dispatch
+from memlab.references.live_tensors import describe, holds_memory, is_leaf, live_tensors
+from memlab.torch_internals import dispatch, sharded
 from memlab.trace.columns import Events
 from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
 
@@ -35,6 +35,7 @@ UNWRITTEN = 1023
 """The log is written at least once per this many allocations (a mask: one less than a power of two)."""
 NOTHING: dict[Any, int] = {}
 """Marker for operators that return one of their arguments."""
+RESIZE = "UntypedStorage.resize_"
 NEW_THOUGH_ALIAS = frozenset({"aten::lift_fresh", "aten::lift", "aten::set_", "aten::resize_", "aten::resize_as_"})
 """Operators that return an alias of a storage that no operator has returned before: it counts as new there."""
 
@@ -75,9 +76,10 @@ class StorageTracker(dispatch.TorchDispatchMode):
         # A C function as the callback of weak references: Python code there would swallow Ctrl-C, which is raised
         # between two bytecodes, and lose the free with it.
         self._append = self._log.append
+        self._had_graph = False
         self._count, self._older, self._idle, self._alive_last = 0, False, 0, 0
         self._thread, self._state, self._inferred = 0, "new", False
-        self.saw_accelerator = False
+        self.saw_accelerator = self._saw_collective = False
         self.unseen: Counter[str] = Counter()  # what could not be handled
         self.resized = self._late = self._borrowed = self._borrowed_bytes = 0
 
@@ -94,10 +96,12 @@ class StorageTracker(dispatch.TorchDispatchMode):
             if isinstance(mode, StorageTracker) and mode._state == "stopped" and mode._may_remove():
                 dispatch.remove_mode(mode)
         self._inferred = torch.is_inference_mode_enabled()
+        resizes.follow(self)
         dispatch.push_mode(self)
 
     def stop(self) -> bool:
         """Stop, wherever it is on the stack of modes; False if only its own thread could remove it."""
+        resizes.forget(self)
         removed = self._state != "running" or (self._may_remove() and dispatch.remove_mode(self))
         for known in list(self._live.values()):  # storages resized without an operator and not checked since
             storage = known()
@@ -179,12 +183,16 @@ class StorageTracker(dispatch.TorchDispatchMode):
                 f"{self._borrowed} storages of {self._borrowed_bytes} bytes were not made by an operator (NumPy arrays, "
                 "loaded or mapped files, shared memory); they count while a tensor uses them."
             )
+        if self._saw_collective:
+            named["collectives"] = (
+                "Buffers that collectives (gloo) make are seen at their end or not at all; they add to the peak while one runs."
+            )
         if self._late:
             named["seen late"] = f"{self._late} storages were first seen some time after they were made."
         if self.resized:
             named["resized unseen"] = (
-                f"{self.resized} times a storage was resized by no operator, as FSDP does, and noticed later: in between the "
-                "bytes are unknown, and so is whether the peak was higher."
+                f"{self.resized} times a storage was resized by no operator and outside of this thread, and noticed later: in "
+                "between the bytes are unknown, and so is whether the peak was higher."
             )
         if books.lost:
             named["thinned"] = (
@@ -213,6 +221,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
                 return out  # as an optimizer's many, which write in place
             if births is None:
                 births = self._born[op] = NOTHING if gives_nothing_new(func) else {}
+                self._saw_collective |= "c10d" in func.namespace
             kind = type(out)
             if function_modes():
                 with dispatch.DisableTorchFunction():
@@ -278,6 +287,14 @@ class StorageTracker(dispatch.TorchDispatchMode):
                 self._live = {key: ref for key, ref in self._live.items() if ref() is not None}
                 self._alive_last = len(self._live)
 
+    def resized_now(self, storage: Any) -> None:
+        """A storage has been resized by no operator, just now."""
+        if self._state != "running" or threading.get_ident() != self._thread:
+            return
+        known: Any = self._live.get(id(storage))
+        if known is not None and known() is storage and known.nbytes != storage.nbytes():
+            self._replace(known, storage, self._births.number(RESIZE, "", ""))
+
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         try:
@@ -319,13 +336,24 @@ class StorageTracker(dispatch.TorchDispatchMode):
         if origin == "new":
             what = (tensor.dtype, tensor.shape) if self._shapes else tensor.dtype
             self._born.setdefault(getattr(func, "_op", func), {})[what] = birth
-        elif origin == "older" and dispatch.current_autograd_node() is not None:
+        elif origin == "older" and dispatch.current_autograd_node() is not None and not self._is_of_collective():
             self._note(storage, birth, -1)
+            return
+        elif origin == "older" and self._is_of_collective():
+            self._note(storage, birth, self._clock())
+            marker.tell("collective_ended", tensor)
             return
         else:
             self._borrow(storage)
             self._late += origin == "older"
         self._note(storage, birth, self._clock())
+
+    def _is_of_collective(self) -> bool:
+        """Whether a storage that no operator here has made is the buffer of a collective, shown by the view of its end.
+
+        Where a graph was alive at the start it may as well be one of that, in backward.
+        """
+        return self._saw_collective and not self._had_graph
 
     def _borrow(self, storage: Any) -> None:
         """Count the storage if no operator made it: such memory cannot be resized."""
@@ -341,13 +369,15 @@ class StorageTracker(dispatch.TorchDispatchMode):
         return self._births.number(op, str(tensor.dtype).removeprefix("torch."), shape)
 
     def _resize(self, known: StorageRef, storage: Any, func: Any, tensor: Any) -> None:
-        """Log a resized storage: as in c10, the new bytes are allocated before the old ones are freed.
-
-        `untyped_storage().resize_`, as in FSDP2, is not an operator: it is noticed later, and what happened in between is unknown.
-        """
+        """Log a resized storage. If no operator has done it, it is noticed late, and what happened in between is unknown."""
         self.resized += not may_resize(func)
-        self._note(storage, self._birth(func, tensor), self._clock())
-        self._append(Replaced(known.block, known.nbytes))
+        self._replace(known, storage, self._birth(func, tensor))
+
+    def _replace(self, known: StorageRef, storage: Any, birth: int) -> None:
+        """As in c10, the new bytes are allocated before the old ones are freed."""
+        self._note(storage, birth, self._clock())
+        if known.block >= 0:
+            self._append(Replaced(known.block, known.nbytes))
 
     def _add_preexisting(self, live: Iterable[Any]) -> None:
         for thing in live:
@@ -357,8 +387,10 @@ class StorageTracker(dispatch.TorchDispatchMode):
                     storage = thing if is_storage else TensorBase.untyped_storage(thing)
                     if storage.device.type != "cpu":
                         continue
-                    if not is_storage and not TensorBase.is_leaf.__get__(thing):
-                        self._older = True  # a live graph may hold storages that no Python object references
+                    if not is_storage and not is_leaf(thing):
+                        self._older = self._had_graph = (
+                            True  # a live graph may hold storages that no Python object references
+                        )
                     if id(storage) not in self._live and (type(thing) in (Tensor, Parameter) or holds_memory(storage)):
                         self._borrow(storage)
                         self._note(storage, self._birth(None, None if is_storage else thing), -1)
@@ -378,6 +410,47 @@ class StorageTracker(dispatch.TorchDispatchMode):
                 if known is None or known() is not storage:
                     self._idle = 0
                     self._note(storage, self._birth(None, arg), -1)
+
+
+class Resizes:
+    """Tells running trackers of `UntypedStorage.resize_`, by which FSDP makes and frees gathered parameters."""
+
+    def __init__(self) -> None:
+        self._lock, self._trackers = threading.Lock(), list[StorageTracker]()
+        self._theirs: Any = None
+
+    def follow(self, tracker: StorageTracker) -> None:
+        """Tell this tracker too."""
+        with self._lock:
+            if not self._trackers:
+                self._theirs = sharded.replace_resize(_resize)
+            self._trackers.append(tracker)
+
+    def forget(self, tracker: StorageTracker) -> None:
+        """Tell it no more; after the last one everything is as it was."""
+        with self._lock:
+            if tracker in self._trackers:
+                self._trackers.remove(tracker)
+                if not self._trackers:
+                    sharded.restore_resize(_resize, self._theirs)
+
+    def resize(self, storage: Any, *args: Any, **kwargs: Any) -> Any:
+        """Resize a storage and tell."""
+        result = self._theirs(storage, *args, **kwargs)
+        for tracker in tuple(self._trackers):
+            try:
+                tracker.resized_now(storage)
+            except Exception as error:
+                tracker.unseen[f"what {RESIZE} did ({type(error).__name__})"] += 1
+        return result
+
+
+def _resize(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return resizes.resize(self, *args, **kwargs)
+
+
+resizes = Resizes()
+"""The resizes of this process."""
 
 
 # --- what an operator's schema says of the storages it returns ---------------------------------------------------------

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from memlab.probes.marks import marker
-from memlab.references.live_tensors import grad_of, live_tensors
+from memlab.probes.sharded_labels import ShardedLabels
+from memlab.references.live_tensors import grad_of, is_leaf, live_tensors
 from memlab.references.named_models import modules_and_optimizers
-from memlab.torch_internals import dispatch
+from memlab.torch_internals import dispatch, sharded
 from memlab.trace.columns import Array, Category
 from memlab.trace.trace import Gap
 
@@ -33,7 +34,7 @@ MAX_KEPT = 4_000_000
 LEAVE_ALONE = 8
 """Optimizer state that looks unchanged is read every eighth step."""
 
-Parameter = torch.nn.Parameter
+Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 _Pairs = Iterable[tuple[Any, int]]
 TensorBase = dispatch.TensorBase
 
@@ -65,7 +66,10 @@ class LiveTensors(NamedTuple):
 
 
 def storage_key(tensor: Any) -> int:
-    """The address of a tensor's storage in the events of a trace; 0 if it has no memory of its own."""
+    """The address of a tensor's storage in the events of a trace, of a DTensor that of this rank; 0 if it has no memory."""
+    kind = type(tensor)
+    if kind is not Tensor and kind is not Parameter:
+        tensor = sharded.local_tensor(tensor)
     try:
         if tensor.is_cuda and not TensorBase.storage_offset(tensor) and (address := TensorBase.data_ptr(tensor)):
             return int(address)  # the storage needs no Python object then
@@ -118,6 +122,7 @@ class TensorLabels:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.users = 0
+        self._sharded = ShardedLabels(self._label, self._note)
         self._reset()
 
     def _reset(self) -> None:
@@ -135,6 +140,7 @@ class TensorLabels:
             marker.acquire()
             self.users += 1
             marker.watch = self
+            self._sharded.start()
 
     def release(self) -> None:
         """Stop with the last user."""
@@ -143,6 +149,7 @@ class TensorLabels:
             try:
                 if not self.users:
                     marker.watch = None
+                    self._sharded.stop()
                     self._reset()
             finally:
                 marker.release()
@@ -166,6 +173,12 @@ class TensorLabels:
         if keys.difference(named):
             marker.tell("strays_alive", None)
 
+    def buckets(self) -> dict[str, tuple[int, ...]]:
+        """The path of each DistributedDataParallel -> the sizes of the buckets with copies of its gradients."""
+        roots = {known.path: known.ref() for known in list(self._known.values())}
+        sizes = {path: sharded.bucket_bytes(module) for path, module in roots.items() if module is not None}
+        return {path: found for path, found in sizes.items() if found}
+
     def gaps(self) -> Iterator[Gap]:
         """What could not be read from the user's objects."""
         for what, times in marker.watch_failures.items():
@@ -174,7 +187,8 @@ class TensorLabels:
     # --- the log: any thread may write ---------------------------------------------------------------------------------
 
     def _label(self, category: Category, module: str, name: str, tensor: Any) -> int:
-        """The number of a label; dtype and shape are those of the tensor."""
+        """The number of a label; dtype and shape are those of the tensor, of a DTensor those on this rank."""
+        tensor = sharded.local_tensor(tensor)
         try:
             shape = str(tuple(tensor.shape))
         except RuntimeError:  # a lazy parameter has none yet
@@ -222,6 +236,7 @@ class TensorLabels:
 
     def met(self, root: Any) -> None:
         """A module was called for the first time, and not by a known one."""
+        self._sharded.start()  # FSDP may have been imported since
         self._note(("module", id(root)), self._meet(root))
 
     def called(self, root: Any, args: Any, kwargs: Any) -> None:
@@ -232,6 +247,15 @@ class TensorLabels:
             path = marker.path_of(root)
             pairs = [(one, self._label(Category.INPUT, path, f"input of {path}", one)) for one in given]
             self._note(("input", id(root)), pairs)
+
+    def sharding(self, when: str, name: str, subject: Any) -> None:
+        """FSDP gathers parameters or reduces gradients."""
+        self._sharded.note(when, name, subject)
+
+    def collective_ended(self, buffer: Any) -> None:
+        """A collective copies its result out of a buffer that it had made."""
+        label = self._label(Category.TEMPORARY, "", "buffer of a collective", buffer)
+        self._note("collective", [(buffer, label)])
 
     def backward_ended(self) -> None:
         """A backward has ended, and all gradients are there: every one is labelled, so this is written for speed."""
@@ -245,7 +269,7 @@ class TensorLabels:
             for name, parameter in module._parameters.items():
                 grad = parameter.grad if type(parameter) is Parameter else grad_of(parameter)
                 if grad is not None:
-                    is_plain = grad.is_cuda and not grad.storage_offset()
+                    is_plain = type(grad) is Tensor and grad.is_cuda and not grad.storage_offset()
                     keys.append(grad.data_ptr() if is_plain else storage_key(grad))
                     labels.append((of.get(name) or self._labels_of(known, name, parameter))[1])
         for stepper in list(self._steppers.values()):
@@ -299,9 +323,9 @@ class TensorLabels:
             kind = type(thing)
             if issubclass(kind, torch.UntypedStorage):
                 continue
-            if issubclass(kind, Parameter):
+            if issubclass(kind, Parameter) or (kind is not Tensor and sharded.is_parameter(thing)):
                 pairs.append((thing, self._label(Category.PARAMETER, "", "", thing)))
-            elif thing.requires_grad and not thing.is_leaf:
+            elif thing.requires_grad and not is_leaf(thing):
                 pairs.append((thing, self._label(Category.ACTIVATION, "", "", thing)))
             grad = grad_of(thing)
             if grad is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memlab.torch_internals import dispatch
+from memlab.torch_internals import dispatch, graph
 
 
 def live_tensors() -> Iterator[Any]:
@@ -67,6 +67,14 @@ def grad_of(tensor: Any) -> Any:
             return dispatch.TensorBase.grad.__get__(tensor) if dispatch.TensorBase.is_leaf.__get__(tensor) else None
         except RuntimeError:
             return None
+
+
+def is_leaf(tensor: Any) -> bool:
+    """Whether no graph made a tensor; also where PyTorch refuses to say, as for views of what FSDP1 has flattened."""
+    try:
+        return bool(graph.is_leaf(tensor))
+    except RuntimeError:
+        return True
 
 
 def holds_memory(storage: Any) -> bool:

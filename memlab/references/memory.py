@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memlab.references.live_tensors import describe, holds_memory
-from memlab.torch_internals import dispatch, graph
+from memlab.torch_internals import dispatch, graph, sharded
 
 TensorBase: Any = dispatch.TensorBase
 _storage, _numel = TensorBase.untyped_storage, TensorBase.numel
@@ -142,6 +142,8 @@ class StorageTable:
     def _enter(self, tensor: Any) -> tuple[int, ...]:
         kind = type(tensor)
         _, is_storage, is_plain, category = self._classes.get(id(kind)) or self._learn(kind)
+        if not is_plain and not is_storage and (local := sharded.local_tensor(tensor)) is not tensor:
+            return self.enter(local, PARAMETER if sharded.is_parameter(tensor) else OTHER)
         try:
             storage = tensor if is_storage else _storage(tensor)
             key: int = graph.storage_key(storage)

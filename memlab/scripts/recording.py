@@ -190,7 +190,7 @@ class Recording:
 
         explained: OomExplained | None = note_oom(error, self.run, goes_on=False)
         kept = self.file(".memlab")
-        if kept is not None and keep_names(self.run, explained):
+        if keep_names(self.run, explained) and kept is not None:
             self.run.save(kept)
         if not self.wanted.quiet and (explained is not None or not is_quiet):
             as_words = page.as_json if self.wanted.as_json else page.as_text

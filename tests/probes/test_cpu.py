@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -84,11 +85,37 @@ def test_the_error_of_a_failed_start_keeps_no_tensor_alive(monkeypatch):
     assert (dispatch.mode_count(), marker.users, marker.clocks) == (0, 0, ())
 
 
-def test_a_storage_resized_by_no_operator_leaves_the_rows_of_the_run_whole():
+def test_a_storage_resized_by_no_operator_is_followed():
+    """As FSDP gathers parameters: the memory is there from one resize to the other."""
+    before = vars(torch.UntypedStorage).get("resize_")
+    old = torch.ones(4_000_000).untyped_storage()
+    with memlab.track(show=False, device="cpu") as run:
+        with memlab.track(show=False, device="cpu") as inner:
+            gathered = torch.empty(2_000_000)
+            gathered.untyped_storage().resize_(0)
+            old.resize_(0)
+            gathered.untyped_storage().resize_(8_000_000)
+            view = gathered + 1
+            gathered.untyped_storage().resize_(12_000_000)
+            del view
+        gathered.untyped_storage().resize_(0)
+    assert vars(torch.UntypedStorage).get("resize_") is before and not cpu.resizes._trackers
+    for one in (run, inner):
+        base = one.devices[0].levels[0].start_bytes
+        assert one.peak_allocated_bytes == base - 16_000_000 + 8_000_000 + 8_000_000 + 12_000_000
+        assert one.devices[0].levels[0].peak.is_exact
+        assert not {gap.name for gap in one.trace.made_by.gaps} & {"resized unseen", "seen late"}
+    ends = [one.devices[0].levels[0].end_bytes - one.devices[0].levels[0].start_bytes for one in (inner, run)]
+    assert ends == [12_000_000 - 16_000_000, -16_000_000]
+
+
+def test_a_storage_that_another_thread_resized_leaves_the_rows_of_the_run_whole():
     kept = []
     with memlab.track(show=False, device="cpu") as run:
         resized = torch.ones(1000)
-        resized.untyped_storage().resize_(8000)
+        thread = threading.Thread(target=resized.untyped_storage().resize_, args=(8000,))
+        thread.start()
+        thread.join()
         for _ in range(8):
             weight = torch.ones(50_000, requires_grad=True)
             kept.append((weight * 2).sum())

@@ -75,10 +75,12 @@ def test_resizing_takes_the_new_before_it_gives_the_old_as_c10_does() -> None:
     assert probe.current_bytes - probe.base_bytes == -KB
 
 
-def test_a_storage_resized_by_no_operator_is_noticed_at_the_end_and_named():
+def test_a_storage_resized_by_another_thread_is_noticed_at_the_end_and_named():
     x, y = torch.ones(1000), torch.ones(10)
     with tracker() as probe:
-        x.untyped_storage().resize_(2 * KB)
+        thread = threading.Thread(target=x.untyped_storage().resize_, args=(2 * KB,))
+        thread.start()
+        thread.join()
         assert probe.current_bytes == probe.base_bytes
         y.add_(1)
     assert probe.columns()["nbytes"][-2:].tolist() == [2 * KB, KB]

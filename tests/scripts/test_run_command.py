@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -212,3 +213,16 @@ def test_what_cannot_be_measured_does_not_stop_the_script(folder):
     assert (status, out) == (0, "done 5\n")
     assert err.startswith("memlab run: nothing is measured: cannot measure cuda:77")
     assert len(err.splitlines()) == 1
+
+
+def test_growth_over_steps_is_noticed_and_its_holder_named(folder):
+    leak = "losses.append(model(torch.randn(500, 100)))\n        optimizer.step()"
+    text = TRAIN.replace("optimizer.step()", leak).replace("def main", "losses = []\ndef main")
+    (folder / "leaks.py").write_text(text.replace("main(5)", "main(12)"))
+    status, _, err = memlab_ran(folder, "run", "--lines", "--out", "runs", "leaks.py")
+    assert status == 0
+    assert re.search(r"Grows by [\d.]+ KiB with each optimizer step, since number [12] of 12, [\d.]+ MiB in all", err)
+    assert "allocated at leaks.py:11" in err
+    assert re.search(r"what grew is held by losses \([\d.]+ MiB\)", err)
+    assert "held by losses" in (folder / "runs/leaks.html").read_text()
+    assert "held by" not in memlab_ran(folder, "run", "train.py")[2]
