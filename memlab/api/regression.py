@@ -9,7 +9,7 @@ from typing import Any
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
 from memlab.analysis.comparison import UNTOLD, Difference, known_by
 from memlab.api.compare import Comparison
-from memlab.units import format_bytes
+from memlab.units import UNBOUNDED, ByteRange, format_bytes
 
 BY = ("module", "line", "category")
 _NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
@@ -17,31 +17,35 @@ _NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """The peak of *allocated* of a run and of its baseline, in bytes, and by module, line and category what grew most.
+    """The peak of *allocated* of a run and of its baseline, and by module, line and category what grew most.
 
     `unknown` says why there is no answer for the others of the three.
     """
 
-    before_bytes: int
-    after_bytes: int
+    before: ByteRange
+    after: ByteRange
     tolerance: float
     culprits: dict[str, tuple[str, Difference]]
     unknown: dict[str, str]
 
     @property
     def share(self) -> float:
-        """By how much the peak grew, as a share of the baseline's; negative if it fell."""
-        return (self.after_bytes - self.before_bytes) / max(self.before_bytes, 1)
+        """By how much the peak grew, as a share of the baseline's; negative if it fell. Of the lower ends of intervals."""
+        return (self.after.low - self.before.low) / max(self.before.low, 1)
 
     @property
-    def is_regression(self) -> bool:
-        """Whether it grew beyond the tolerance."""
-        return self.share > self.tolerance
+    def is_regression(self) -> bool | None:
+        """Whether it grew beyond the tolerance; None if one end of an interval did and the other did not."""
+        grew_high = self.after.high > self.before.high * (1 + self.tolerance)
+        return grew_high if grew_high == (self.share > self.tolerance) else None
 
     @property
     def text(self) -> str:
         """One sentence, and if it grew beyond the tolerance one line for what grew."""
-        sizes = f"{format_bytes(self.before_bytes)} -> {format_bytes(self.after_bytes)} allocated ({self.share:+.1%})"
+        sizes = f"{self.before} -> {self.after} allocated ({self.share:+.1%})"
+        if self.is_regression is None:
+            why = "a run that did not end, or whose events were lost, may have been higher"
+            return f"not known: {self.before} -> {self.after} allocated, and {why}"
         if not self.is_regression:
             return f"ok: the peak is within {self.tolerance:.1%} of the baseline: {sizes}"
         lines = [f"the peak grew by more than {self.tolerance:.1%}: {sizes}"]
@@ -53,17 +57,18 @@ class Regression:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The same as plain values; sizes in bytes."""
+        """The same as plain values; sizes in bytes, of lower ends, and the upper end of the run if it has one."""
         grown = {
             by: {"name": name, "before_bytes": one.a_bytes, "after_bytes": one.b_bytes}
             for by, (name, one) in self.culprits.items()
         }
-        sizes = {"before_bytes": self.before_bytes, "after_bytes": self.after_bytes, "tolerance": self.tolerance}
-        return {"is_regression": self.is_regression, **sizes, "grew_most": grown, "not_known": self.unknown}
+        sizes = {"before_bytes": self.before.low, "after_bytes": self.after.low, "tolerance": self.tolerance}
+        high = {"after_high_bytes": self.after.high if self.after.high < UNBOUNDED else None}
+        return {"is_regression": self.is_regression, **sizes, **high, "grew_most": grown, "not_known": self.unknown}
 
 
 def regression_of(compared: Comparison, tolerance: float) -> Regression:
-    """Of a comparison of a run (`b`) with its baseline (`a`); where a peak is an interval, of its lower ends."""
+    """Of a comparison of a run (`b`) with its baseline (`a`)."""
     sides = compared.side_a, compared.side_b
     culprits = {}
     for by in BY:
@@ -74,7 +79,7 @@ def regression_of(compared: Comparison, tolerance: float) -> Regression:
                 culprits[by] = name, rows[name]
     is_predicted = any(one.is_predicted for one in sides)
     unknown = {by: why_unknown(by, is_predicted) for by in BY if by not in culprits}
-    return Regression(sides[0].low_bytes, sides[1].low_bytes, tolerance, culprits, unknown)
+    return Regression(sides[0].peak, sides[1].peak, tolerance, culprits, unknown)
 
 
 def why_unknown(by: str, is_predicted: bool) -> str:

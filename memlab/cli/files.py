@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlab.cli.parser import Parser
+from memlab.cli.parser import UNKNOWN, Parser
 from memlab.errors import MemlabError
 
 if TYPE_CHECKING:
@@ -108,9 +108,10 @@ def fit(arguments: Sequence[str]) -> int:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """`memlab check RUN --baseline FILE`: 1 if the peak grew beyond the tolerance, with what grew."""
+    """`memlab check RUN --baseline FILE`: 1 if the peak grew beyond the tolerance, with what grew; 3 if that is not known."""
     parser = Parser(
-        "check", "RUN --baseline FILE [--tolerance 2%%]", "Compare the peak of a run with a baseline; exit with 1 if it grew.",
+        "check", "RUN --baseline FILE [--tolerance 2%%]",
+        "Compare the peak of a run with a baseline; exit with 1 if it grew, with 3 if that is not known.",
         "  memlab check runs/train.memlab --baseline main.memlab --tolerance 2%",
     )  # fmt: skip
     parser.add_argument("run", metavar="RUN", help="the file of a run")
@@ -127,7 +128,7 @@ def check(arguments: Sequence[str]) -> int:
         tolerance = _share(asked.tolerance)
         found = regression_of(compared(Path(asked.baseline), Path(asked.run)), tolerance)
         print(json.dumps(found.facts) if asked.json else found.text)
-    return 1 if found.is_regression else 0
+    return UNKNOWN if found.is_regression is None else int(found.is_regression)
 
 
 def _share(text: str) -> float:

@@ -10,7 +10,8 @@ from typing import NoReturn
 from memlab.errors import MemlabError
 from memlab.scripts.script import Script
 
-WRONG_USAGE = 2
+WRONG_USAGE, UNKNOWN = 2, 3
+"""Exit statuses; 3: there is no answer, or it is too close to call."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memlab.cli.parser import Parser, add_script, script_of
+from memlab.cli.parser import UNKNOWN, Parser, add_script, script_of
 from memlab.errors import MemlabError
 from memlab.scripts.script import Script
 
 if TYPE_CHECKING:
     from memlab.api.predict import Prediction
 
-FITS, DOES_NOT_FIT, UNKNOWN = 0, 1, 3
+FITS, DOES_NOT_FIT = 0, 1
 STATUS = {"yes": FITS, "no": DOES_NOT_FIT, "close": UNKNOWN}
 REFERENCE = "H200"
 """Without a card the script is predicted for this one, whose memory is the largest of those with common kernels."""

@@ -1,0 +1,75 @@
+"""`memlab check`, and every command on files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import memlab
+from memlab.__main__ import main
+from memlab.api.runs import runs
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, one that needs more, one that was cut off, and files that are no runs."""
+    folder = tmp_path_factory.mktemp("files")
+    for name, width in (("small", 100), ("large", 1000)):
+        with memlab.track(name, device="cpu", show=False, save=folder / f"{name}.memlab") as run:
+            torch.nn.Linear(100, width)(torch.randn(50, 100)).sum().backward()
+        runs.discard(run)
+    content = (folder / "small.memlab").read_bytes()
+    (folder / "cut.memlab").write_bytes(content[: len(content) // 2])
+    (folder / "head.memlab").write_bytes(content[:200])
+    (folder / "noise.memlab").write_bytes(bytes(range(256)) * 20)
+    (folder / "empty.memlab").write_bytes(b"")
+    (folder / "folder.memlab").mkdir()
+    (folder / "gone.memlab").symlink_to("nowhere")
+    return folder
+
+
+def checked(files: Path, run: str, baseline: str, *options: str) -> int:
+    return main(["check", str(files / f"{run}.memlab"), "--baseline", str(files / f"{baseline}.memlab"), *options])
+
+
+def test_growth_is_an_exit_status(files, capsys):
+    assert checked(files, "small", "small") == checked(files, "small", "large") == 0
+    assert capsys.readouterr().out.count("ok: ") == 2
+    assert checked(files, "large", "small") == 1
+    shown = capsys.readouterr().out
+    assert "the peak grew by more than 2.0%" in shown
+    assert "  module   Linear: " in shown
+    assert "  line     not known: measured without lines" in shown
+
+
+@pytest.mark.parametrize("run, baseline", [("cut", "small"), ("small", "cut")])
+def test_of_a_run_that_was_cut_off_it_is_not_known(files, capsys, run, baseline):
+    assert checked(files, run, baseline) == 3
+    assert capsys.readouterr().out.startswith("not known: ")
+    assert checked(files, run, baseline, "--json") == 3
+    assert json.loads(capsys.readouterr().out)["is_regression"] is None
+
+
+@pytest.mark.parametrize("name", ["head", "noise", "empty", "folder", "gone", "nothing"])
+@pytest.mark.parametrize("command", ["show", "compare", "fit", "check"])
+def test_what_is_no_run_is_one_line(files, capsys, command, name):
+    bad, good = str(files / f"{name}.memlab"), str(files / "small.memlab")
+    words = {"compare": [good, bad], "check": [good, "--baseline", bad]}.get(command, [bad])
+    with pytest.raises(SystemExit) as ended:
+        main([command, *words])
+    shown = capsys.readouterr()
+    assert ended.value.code == 2
+    assert (shown.out, len(shown.err.splitlines())) == ("", 1)
+    assert shown.err.startswith(f"memlab {command}: ")
+    assert name in shown.err
+
+
+def test_a_page_that_cannot_be_written_is_one_line(files, capsys):
+    for place in (files, files / "no" / "page.html"):
+        with pytest.raises(SystemExit) as ended:
+            main(["show", "--html", str(place), str(files / "small.memlab")])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.startswith("memlab show: cannot write ")
