@@ -25,6 +25,7 @@ _COMPILER = "compile_worker"
 _LEAST_RSS_BYTES = 50 * MiB
 """Less than any process that has imported PyTorch."""
 _SHARE_OF_CPU = 0.25
+_GROWN = 1.05
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class ChildProcess:
 
     cpu_s: float = 0.0
     own_bytes: int = 0
+    resident_bytes: int = 0
 
 
 class ChildProcesses:
@@ -62,7 +64,12 @@ class ChildProcesses:
                     child = self._seen.setdefault((process.pid, process.create_time()), ChildProcess())
                     times = process.cpu_times()
                     child.cpu_s = times.user + times.system
-                    child.own_bytes = max(child.own_bytes, int(process.memory_full_info().uss))
+                    resident_bytes = process.memory_info().rss
+                    if (
+                        resident_bytes > _GROWN * child.resident_bytes
+                    ):  # else it is not worth 10 ms of the kernel's time
+                        child.resident_bytes = resident_bytes
+                        child.own_bytes = max(child.own_bytes, int(process.memory_full_info().uss))
 
     def gap(self, risen_bytes: int) -> Gap | None:
         """What is not in the figures of a run whose *allocated* rose by so much: None if children did little.
