@@ -12,7 +12,7 @@ import numpy as np
 
 from memlab.analysis.modules import calls
 from memlab.analysis.timeline import lives
-from memlab.trace.columns import Array, Category, Kind, MarkKind
+from memlab.trace.columns import MODULE_BEGINS, Array, Category, Kind, MarkKind
 from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE
 from memlab.trace.trace import Trace
 
@@ -105,13 +105,10 @@ def iterations(trace: Trace, device: int, births: StepBirths) -> Iterations | No
     begin = trace.first_row
     first = begin + int(np.searchsorted(trace.events.time_ns[begin:], lost_ns, side="right"))
     marks, has_phases = trace.marks, False
-    signs = (
-        ("optimizer step", MarkKind.PHASE_END, (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)),
-        ("backward", MarkKind.PHASE_BEGIN, (BACKWARD,)),
-    )
-    for of, kind, names in signs:
-        wanted = [index for index, text in enumerate(trace.texts["mark"]) if text in names]
-        rows = marks.row[(marks.kind == kind) & np.isin(marks.name, wanted)]
+    backward = [index for index, text in enumerate(trace.texts["mark"]) if text == BACKWARD]
+    begun = np.flatnonzero((marks.kind == MarkKind.PHASE_BEGIN) & np.isin(marks.name, backward))
+    for of, at in (("optimizer step", step_ends(trace)), ("backward", begun)):
+        rows = marks.row[at]
         has_phases |= len(rows) > 0
         if np.count_nonzero(rows >= first) >= MIN_STEPS:
             return _thinned(of, rows[rows >= first], births)
@@ -123,6 +120,34 @@ def iterations(trace: Trace, device: int, births: StepBirths) -> Iterations | No
     if np.count_nonzero(rows >= first) >= MIN_REPEATS:
         return _thinned(of, np.append(rows[rows >= first][1:], len(trace.events)), births, is_weak=True)
     return None
+
+
+def step_ends(trace: Trace) -> Array:
+    """The marks at which optimizer steps end, in order; a step that calls that of another optimizer is one.
+
+    The end of a step that began before the measurement is none, unless no beginning was marked at all.
+    """
+    marks, texts = trace.marks, trace.texts["mark"]
+    is_step = np.isin(marks.name, [i for i, text in enumerate(texts) if text in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)])
+    is_step &= np.isin(marks.kind, (int(MarkKind.PHASE_BEGIN), int(MarkKind.PHASE_END)))
+    backward = np.isin(marks.name, [i for i, text in enumerate(texts) if text == BACKWARD])
+    is_work = np.isin(marks.kind, MODULE_BEGINS) | ((marks.kind == MarkKind.PHASE_BEGIN) & backward)
+    at, work_before, ends = np.flatnonzero(is_step), np.cumsum(is_work), []
+    depth = work = 0
+    if not (marks.kind[at] == MarkKind.PHASE_BEGIN).any():
+        return at
+    has_closure = np.array([text == OPTIMIZER_WITH_CLOSURE for text in texts] + [False])[marks.name[at]]
+    columns = (at.tolist(), marks.kind[at].tolist(), work_before[at].tolist(), has_closure.tolist())
+    for mark, kind, done, calls_closure in zip(*columns, strict=True):
+        if kind == MarkKind.PHASE_BEGIN:
+            # A step without a closure calls no module: if one was called since, that step had raised.
+            depth = depth + 1 if done == work or calls_closure else 1
+            work = done
+        elif depth:
+            depth -= 1
+            if not depth:
+                ends.append(mark)
+    return np.array(ends, np.int64)
 
 
 def _thinned(of: str, ends: Array, births: StepBirths, is_weak: bool = False) -> Iterations:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from memlab.analysis.breakdown import breakdown
+from memlab.analysis.iterations import step_ends
 from memlab.analysis.leak import Leak, Leaks, leaks, named_bytes
 from memlab.analysis.oom.moment import Moment, last_moment
 from memlab.analysis.peak import Peak, peak
 from memlab.analysis.timeline import highest, timeline
 from memlab.errors import MemlabError
-from memlab.trace.columns import MODULE_BEGINS, Array, MarkKind
-from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE
+from memlab.trace.columns import Array
 from memlab.trace.trace import CPU, ERROR, HOLDERS, RANK, STEPS_BEFORE, UNFINISHED, Device, Trace
 from memlab.units import ByteRange, KiB, format_bytes, number_of, one_line
 
@@ -363,29 +363,6 @@ def _held(
 
 
 # --- steps ---------------------------------------------------------------------------------------------------------------
-
-
-def step_ends(trace: Trace) -> Array:
-    """The marks at which optimizer steps end, in order; a step that calls that of its base class is one."""
-    marks, texts = trace.marks, trace.texts["mark"]
-    is_step = np.isin(marks.name, [i for i, text in enumerate(texts) if text in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)])
-    is_step &= np.isin(marks.kind, (int(MarkKind.PHASE_BEGIN), int(MarkKind.PHASE_END)))
-    backward = np.isin(marks.name, [i for i, text in enumerate(texts) if text == BACKWARD])
-    is_work = np.isin(marks.kind, MODULE_BEGINS) | ((marks.kind == MarkKind.PHASE_BEGIN) & backward)
-    at, work_before, ends = np.flatnonzero(is_step), np.cumsum(is_work), []
-    depth = work = 0
-    has_closure = np.array([text == OPTIMIZER_WITH_CLOSURE for text in texts] + [False])[marks.name[at]]
-    columns = (at.tolist(), marks.kind[at].tolist(), work_before[at].tolist(), has_closure.tolist())
-    for mark, kind, done, calls_closure in zip(*columns, strict=True):
-        if kind == MarkKind.PHASE_BEGIN:
-            # A step without a closure calls no module: if one was called since, that step had raised.
-            depth = depth + 1 if done == work or calls_closure else 1
-            work = done
-        elif depth:
-            depth -= 1
-            if not depth:
-                ends.append(mark)
-    return np.array(ends, np.int64)
 
 
 def _steps(trace: Trace, device: int, has_failed: bool) -> RankSteps:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from memlab.analysis.breakdown import BEFORE, ELSEWHERE
+from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
 from memlab.analysis.ranks import JobRanks, RankRun, Spread, ranks_text
 from memlab.trace.columns import Array
 from memlab.trace.trace import SIMULATED_GPU
@@ -80,15 +80,17 @@ def _first_failure(job: JobRanks, first: RankRun, began_s: float) -> Iterator[st
     when = f"{format_seconds(max(first.ended_s - began_s, 0))} after the job began"
     how = f": {first.error}" if first.error else ""
     if first.is_partial:
-        how = f": its file ends there, as it was killed{' or still runs' if len(job.ranks) > 1 else ''}"
-    yield f"Rank {first.rank} failed first, {when}{step}{how}{'' if how.endswith('.') else '.'}"
+        how = ": its file ends there, as it was killed or still runs"
+    yield f"Rank {first.rank} failed first, {when}{step}{how}{'' if how.endswith(('.', '…')) else '.'}"
     held = first.held
     if held is None:
         return
     by = held.shares.get("category", {})
     what = ", ".join(f"{name} {format_bytes(count)}" for name, count in list(by.items())[:_HOLDERS])
     names = ", ".join(f"{one_line(path, 60)} {format_bytes(count)}" for path, count in held.named[:_HOLDERS])
-    modules = [(name, count) for name, count in held.shares.get("module", {}).items() if name not in _NAMES][:_HOLDERS]
+    modules = [
+        (name, count) for name, count in held.shares.get("module", {}).items() if name not in (*_NAMES, ROUNDING)
+    ][:_HOLDERS]
     where = ", ".join(f"{one_line(name, 60)} {format_bytes(count)}" for name, count in modules)
     text = f"It held {format_bytes(held.allocated_bytes)}"
     if not by:
@@ -109,7 +111,9 @@ def _later_failures(failed: Sequence[RankRun], first: RankRun) -> Iterator[str]:
         later_s = min(one.ended_s for one in ones) - first.ended_s
         when = f"{format_seconds(later_s)} later " if later_s > 0 else ""
         end = "; files of ranks that were cut off are read as far as they go" if ones[0].is_partial else ""
-        text = f"{when}{ranks_text(one.rank for one in ones)} {what.rstrip('.')}{end}."
+        text = (
+            f"{when}{ranks_text(one.rank for one in ones)} {what.rstrip('.')}{end}{'' if what.endswith('…') else '.'}"
+        )
         yield text[:1].upper() + text[1:]
 
 
@@ -187,6 +191,7 @@ def ranks_scene(job: JobRanks, words: str) -> Scene:
         ticks = tuple((at, f"{at:,}") for at in _round_ticks(int(numbers[0]), int(numbers[-1])))
         axis = Axis(float(numbers[0]), float(numbers[-1]), ticks, "optimizer step: the highest allocated in each")
         panels.append(Panel(height, {"": (axis,)}, (*_step_lines(job, named, numbers, levels), *limit), end=0.56))
+        limit = [Rule(one.y, one.colour, "") for one in limit]  # its text once
     ends = tuple((at, str(at)) for at in _rank_ticks(job.world_size))
     axis = Axis(-0.5, job.world_size - 0.5, ends, "rank: what held its peak")
     panels.append(Panel(height, {"": (axis,)}, (*_rank_bars(job, named), *limit), begin=0.6 if has_steps else 0.0))

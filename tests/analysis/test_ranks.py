@@ -6,7 +6,8 @@ import pytest
 from rank_traces import BEGIN, END, MODULE, KiB, cut_off, error, trained
 from scripted_traces import HOST, Script
 
-from memlab.analysis.ranks import JobRanks, rank_run, ranks_text, step_ends
+from memlab.analysis.iterations import step_ends
+from memlab.analysis.ranks import JobRanks, rank_run, ranks_text
 from memlab.errors import MemlabError
 from memlab.trace.trace import Trace
 from memlab.units import MiB
