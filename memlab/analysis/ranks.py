@@ -25,7 +25,7 @@ from memlab.trace.columns import Array
 from memlab.trace.trace import CPU, ERROR, HOLDERS, RANK, STEPS_BEFORE, UNFINISHED, Device, Trace
 from memlab.units import ByteRange, KiB, format_bytes, number_of, one_line
 
-ENDED, RAISED, CUT_OFF = "ended", "raised", "cut off"
+ENDED, RAISED, TERMINATED, CUT_OFF = "ended", "raised", "terminated", "cut off"
 SHARES = ("category", "module")
 _LEAST_GAP_S = 0.2
 """A process may have lived that long after its last sample: two of them."""
@@ -115,7 +115,7 @@ class RankRun:
 
     @property
     def is_failed(self) -> bool:
-        """Whether it raised, or was killed."""
+        """Whether it raised, or was ended by a signal."""
         return self.ending != ENDED
 
 
@@ -235,6 +235,8 @@ class JobRanks:
         failed = [one for one in self.ranks if one.is_failed]
         if not failed:
             return None
+        if len(failed) == len(self.ranks) and all(one.ending == TERMINATED for one in failed):
+            return None
         until_s = min(one.ended_by_s for one in failed)
         if len(failed) == len(self.ranks) and all(one.is_partial and one.ended_s <= until_s for one in failed):
             return None  # all files end at the same time: the job still runs, or was killed as a whole
@@ -327,7 +329,7 @@ def _ending(trace: Trace) -> tuple[str, Mapping[str, Any]]:
         return CUT_OFF, {}
     if trace.notes.get("raised") is True:
         return RAISED, error if isinstance(error, dict) else {}
-    return ENDED, {}
+    return (TERMINATED, error) if isinstance(error, dict) else (ENDED, {})
 
 
 def _ended(trace: Trace, ending: str, moment: Moment | None) -> tuple[float, float]:
@@ -397,7 +399,7 @@ def _steps(trace: Trace, device: int, has_failed: bool) -> RankSteps:
 
 def _how_likely(one: RankRun) -> int:
     """The order of ranks that failed at about the same time: an error of its own, a kill, an error that follows from another."""
-    if one.ending == CUT_OFF:
+    if one.ending in (CUT_OFF, TERMINATED):
         return 2
     return 0 if one.ran_out else 3 if _LOST_A_PEER.search(one.error) else 1
 

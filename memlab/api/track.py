@@ -112,6 +112,8 @@ class Track:
         """The code that will run, if the calling frame is not that of the cell."""
         self.is_kept = True
         """Whether the finished run is listed among the runs."""
+        self.ended_by = ""
+        """The name of the signal that ended the process."""
         self.steps_before = 0
         """How many optimizer steps the script took before."""
         self.on_level: Callable[[LevelNow], None] | None = None
@@ -262,6 +264,8 @@ class Track:
             from memlab.api.oom import oom_error  # it is much, and most runs need none of it
 
             self.run.note(ERROR, {"text": _described(error), "out_of_memory": oom_error(error) is not None})
+        elif self.ended_by:
+            self.run.note(ERROR, {"text": f"ended by {self.ended_by}", "out_of_memory": False})
         if (rank := job_rank()) is not None:
             self.run.note(RANK, rank)
         if self.steps_before:

@@ -107,6 +107,7 @@ class MeasuredScript:
         """SIGTERM: report what was measured; then the script ends."""
         if not self.wanted.quiet:
             self.recording.say("memlab run: ended by SIGTERM; measured until then:")
+        self.recording.ended_by = "SIGTERM"
         self._ended(None)
 
     def _ended(self, error: BaseException | None) -> None:

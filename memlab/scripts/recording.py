@@ -66,6 +66,8 @@ class Recording:
         self._track: Track | None = None
         self._pid = os.getpid()
         self._parts = self._count = 0
+        self.ended_by = ""
+        """The name of the signal that ends the process."""
         self.times = StepTimes()
         self.on_level: Callable[[LevelNow], None] | None = None
         """Called a few times a second, on another thread, with what is held."""
@@ -172,6 +174,7 @@ class Recording:
         track, self._track = self._track, None
         if track is None:
             return
+        track.ended_by = self.ended_by
         over = track.stop(error)
         self.times.interrupt()
         self.run = track.run

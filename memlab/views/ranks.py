@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
-from memlab.analysis.ranks import JobRanks, RankRun, Spread, ranks_text
+from memlab.analysis.ranks import CUT_OFF, TERMINATED, JobRanks, RankRun, Spread, ranks_text
 from memlab.trace.columns import Array
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import format_bytes, format_seconds, number_of, one_line
@@ -66,6 +66,8 @@ def findings_of(job: JobRanks) -> Iterator[str]:
     if first is not None:
         yield from _first_failure(job, first, began_s)
         yield from _later_failures(failed, first)
+    elif failed and not any(one.is_partial for one in failed):
+        yield f"All ranks were {failed[0].error}."
     elif failed:
         yield "No rank has written its end: the job still runs, or all its processes were killed. Files are read as far as they go."
     if job.missing:
@@ -106,7 +108,10 @@ def _later_failures(failed: Sequence[RankRun], first: RankRun) -> Iterator[str]:
     alike: dict[str, list[RankRun]] = {}
     for one in failed:
         if one is not first:
-            alike.setdefault("was cut off" if one.is_partial else f"raised {one.error or 'an error'}", []).append(one)
+            what = {CUT_OFF: "was cut off", TERMINATED: f"was {one.error}"}.get(
+                one.ending, f"raised {one.error or 'an error'}"
+            )
+            alike.setdefault(what, []).append(one)
     for what, ones in alike.items():
         later_s = min(one.ended_s for one in ones) - first.ended_s
         when = f"{format_seconds(later_s)} later " if later_s > 0 else ""

@@ -177,6 +177,17 @@ def test_where_every_file_ends_at_the_same_time_none_is_the_first():
     assert job(cut_off(0, [MiB] * 30), cut_off(1, [MiB] * 60)).first_failed.rank == 0
 
 
+def test_who_was_terminated_did_not_fail_first_unless_others_only_lost_it():
+    ended = {"error": {"text": "ended by SIGTERM", "out_of_memory": False}}
+    found = job(trained(0, began_s=100.1, **ended), trained(1, **error("ValueError: no")))
+    assert found[0].ending == "terminated"
+    assert found.first_failed is found[1]
+    found = job(trained(0, **ended), trained(1, began_s=100.1, **error("RuntimeError: Connection closed by peer")))
+    assert found.first_failed is found[0]
+    assert job(trained(0, **ended), trained(1, began_s=103.0, **ended)).first_failed is None
+    assert job(trained(0, **ended), trained(1)).first_failed.rank == 0
+
+
 def test_missing_ranks_and_one_that_is_not_there():
     found = job(trained(0), trained(3))
     assert found.missing == (1, 2)

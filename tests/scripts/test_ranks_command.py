@@ -37,6 +37,10 @@ def main(what, steps):
         loss = model(next(batches)).square().mean()
         if what == "oom" and rank == 1 and step == 6:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if what == "wait" and step == 6:
+            if rank == 1:
+                raise ValueError("no more")
+            time.sleep(60)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -46,7 +50,7 @@ def main(what, steps):
             time.sleep(0.3)
             if rank == 1 and step == 8:
                 os.kill(os.getpid(), signal.SIGKILL)
-    print("done", rank, flush=True)
+    sys.stdout.write(f"done {rank}\\n")
     dist.destroy_process_group()
 
 kept = []
@@ -117,6 +121,17 @@ def test_who_ran_out_of_memory_failed_first_and_what_it_held(folder):
     assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB." in err
     assert "[rank1]: torch.OutOfMemoryError" in err  # the script's own traceback
     assert "ran out of memory" in (folder / "runs/train.rank1.html").read_text()
+
+
+def test_who_was_ended_after_another_had_failed_is_no_rank_that_ended_well(folder):
+    status, _, err = job(folder, "wait")
+    assert status == 1
+    found = memlab.ranks(folder / "runs")
+    assert found.first_failed.rank == 1
+    assert [one.ending for one in found.ranks] == ["terminated", "raised"]
+    assert "Rank 1 failed first" in err
+    assert "later rank 0 was ended by SIGTERM." in err
+    assert found[0].shares["category"]["optimizer"] > 0
 
 
 def test_without_a_folder_the_files_stay_only_if_memory_ran_out(folder):
