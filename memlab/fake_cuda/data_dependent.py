@@ -43,11 +43,11 @@ REDRAWN = "nn.init.trunc_normal_ was assumed to redraw twice"
 ENDLESS = "a loop that waited for a value was ended after {} rounds"
 
 
-def know(tensor, source):
-    """Record that a fake CUDA tensor has the values of this host tensor."""
+def know(tensor, source, changes=0):
+    """Record that a fake CUDA tensor has the values of this host tensor; PyTorch still counts so many changes of it."""
     most = MOST_FLOATS if source.dtype.is_floating_point or source.dtype.is_complex else MOST_NUMBERS
     if source.numel() <= most and source.layout == torch.strided:
-        tensor.__dict__["known"] = (source.detach().to(tensor.dtype, copy=True), _version(tensor))
+        tensor.__dict__["known"] = (source.detach().to(tensor.dtype, copy=True), _version(tensor) + changes)
 
 
 def _version(tensor: Any) -> int:
@@ -69,7 +69,8 @@ def follow(func, args, kwargs, out):
     if not is_fake(out):
         return
     if out is args[0]:
-        out.__dict__.pop("known", None)
+        if known(out) is not None:  # from before this change
+            del out.__dict__["known"]
         return
     is_drawn = torch.Tag.nondeterministic_seeded in func.tags
     if func in _NEVER_KNOWN or is_drawn or out.numel() > MOST_NUMBERS:
@@ -322,7 +323,7 @@ def copy_(cuda, func, target, source, *args):
     torch.broadcast_shapes(target.shape, source.shape)
     target.__dict__.pop("known", None)
     if not is_fake(source) and target.shape == source.shape and deferred_init.pending(source) is None:
-        know(target, source)
+        know(target, source, changes=1)
     return target
 
 
