@@ -127,8 +127,7 @@ def test_errors_deaths_limits_and_the_sandbox(tmp_path):
         def fails(channel):
             return 1 / 0
         def hangs(channel):
-            while True:
-                pass
+            while True: pass
         def writes(channel):
             os.system("echo deep; echo x > new")
             open("new", "w").write("diverted")
@@ -144,7 +143,7 @@ def test_errors_deaths_limits_and_the_sandbox(tmp_path):
     done = script(tmp_path, code)
     assert done.stdout.splitlines() == [
         "ZeroDivisionError: division by zero True",
-        "the predicted step was killed by SIGABRT at line 20 of /script.py, in <lambda>",
+        "the predicted step was killed by SIGABRT at line 19 of /script.py, in <lambda>",
         "the predicted step was stopped after 1 s at line 13 of /script.py, in hangs",
         "deep",
         """b'diverted' ("writing 'new'",) ('echo deep; echo x > new',) False""",
