@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import math
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memlab.allocator import ConfError, parse_conf
@@ -13,11 +16,13 @@ from memlab.api.display import Progress
 from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.errors import DoesNotApply, MemlabError, PredictionError
+from memlab.fake_cuda.process_groups import HOW, ThisRank
 from memlab.prediction import dry_run
 from memlab.prediction.cards import Card, find
 from memlab.prediction.child import Channel, Child, ChildOutcome
 from memlab.prediction.child.runner import OnNews
 from memlab.prediction.forecast import ANSWERS, DEVICE, Fits, Forecast, forecast, forecast_of
+from memlab.prediction.probe import NOTES
 from memlab.prediction.workspaces import WorkspacePart
 from memlab.trace.trace import Trace
 from memlab.units import ByteRange, number_of, one_line
@@ -26,12 +31,16 @@ CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """If both are set the first one counts: measured with PyTorch 2.12.1 on CUDA, unlike c10/core/AllocatorConfig.h says."""
 
 
+MOST_RANKS = 16
+"""So many stages of a pipeline are predicted at most; of longer ones every second, third, and so on."""
+
+
 class Prediction(Run):
     """A predicted run: the attributes of a Run, with peaks as ranges, `fits` and `assumptions`.
 
     `trace` is the run on the card, up to the point where memory runs out. `asked` has the requests, from which another card can be
     predicted (`for_card`), and `others` those for other plausible numbers of multiprocessors; a prediction read from a
-    file has none.
+    file has none. Of a distributed job it is the rank that needs most; `ranks` has all that were predicted, by their numbers.
     """
 
     def __init__(
@@ -39,6 +48,7 @@ class Prediction(Run):
     ) -> None:
         super().__init__(name, trace)
         self.asked, self.conf, self.others = asked, conf, tuple(others)
+        self.ranks: Mapping[int, Prediction] = {}
 
     @property
     def forecast(self) -> Forecast:
@@ -83,6 +93,12 @@ class Prediction(Run):
         return self.forecast.assumptions
 
     @property
+    def job(self) -> ThisRank | None:
+        """Which rank of how many it is; None if the program is not distributed."""
+        numbers = self.trace.notes.get(NOTES, {}).get("job")
+        return None if numbers is None else ThisRank(*numbers)
+
+    @property
     def parts(self) -> tuple[WorkspacePart, ...]:
         """Memory other than the program's tensors: context, workspaces."""
         return self.forecast.parts
@@ -94,7 +110,11 @@ class Prediction(Run):
 
     def for_card(self, card: str | Card) -> Prediction:
         """The same requests on another card: immediate, with the kernels of the first one."""
-        return predicted(self.name, [self.requests(), *self.others], find(card), self.conf)
+        there = {rank: one for rank, one in self.ranks.items() if one is not self}
+        mine = predicted(self.name, [self.requests(), *self.others], find(card), self.conf)
+        if not there or self.job is None:
+            return mine
+        return worst_of({self.job.rank: mine, **{rank: one.for_card(card) for rank, one in there.items()}})
 
     def requests(self) -> Trace:
         """Its requests; PredictionError if they were not saved."""
@@ -132,6 +152,8 @@ def predict(
     conf: str | None = None,
     limit_s: float | None = None,
     raises_oom: bool = False,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
 ) -> Prediction:
     """Predict the memory of `step` on `card`, on any machine: `step` is called without arguments and works on "cuda".
 
@@ -139,6 +161,11 @@ def predict(
     (`memlab.cards`), a size ("8GiB") or a Card; `conf` the value of PYTORCH_CUDA_ALLOC_CONF on the card, by default its value
     here. It continues when the card is full, to find what it needs; with `raises_oom` it gets the error that it would get
     there, and may catch it. Raises PredictionError if the step fails or cannot be predicted.
+
+    With `world_size` the step is one rank of that many, `local_world_size` of them (8) on each machine: it finds RANK,
+    WORLD_SIZE and LOCAL_RANK as torchrun sets them, and forms process groups as it would. The first rank and the last are
+    predicted, and those with which the first exchanges tensors, as the stages of a pipeline do; the prediction is that of
+    the rank that needs most.
     """
     if not callable(step):
         raise PredictionError(
@@ -147,9 +174,73 @@ def predict(
     if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step) or inspect.isasyncgenfunction(step):
         why = "predict calls the step once, which does nothing for `async` functions and generators"
         raise PredictionError(f"{why}: wrap it.")
-    prediction = predict_step(step, find(card), name, configured(conf), limit_s, raises_oom)
+    where, settings = find(card), configured(conf)
+    if world_size is None:
+        prediction = predict_step(step, where, name, settings, limit_s, raises_oom)
+    else:
+        job = first_rank(world_size, local_world_size)
+        prediction = predict_ranks(step, where, name, settings, job, limit_s, raises_oom)
     runs.add(prediction)
     return prediction
+
+
+def first_rank(world_size: int, local_world_size: int | None) -> ThisRank:
+    """The first rank of a job; the numbers are checked."""
+    local = min(world_size, 8) if local_world_size is None and type(world_size) is int else local_world_size
+    for name, number, most in (("world_size", world_size, 1 << 20), ("local_world_size", local, world_size)):
+        if type(number) is not int or not 1 <= number <= most:
+            raise PredictionError(f"{name} is a number of ranks, 1 to {most:,}, got {number!r:.80}.")
+    assert local is not None
+    return ThisRank(0, world_size, local)
+
+
+def predict_ranks(
+    step: Callable[[], object],
+    card: Card,
+    name: str | None,
+    conf: str,
+    job: ThisRank,
+    limit_s: float | None = None,
+    raises_oom: bool = False,
+) -> Prediction:
+    """Predict the ranks of a job that may differ; the prediction of the one that needs most, which has all of them."""
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+    name = name or runs.new_name()
+    found: dict[int, Prediction] = {}
+    todo = [0, job.world_size - 1]
+    while todo:
+        if (rank := todo.pop(0)) in found:
+            continue
+        left_s = None if limit_s is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise PredictionError(f"limit_s of {limit_s:.3g} s was over before rank {rank} was predicted: allow more.")
+        try:
+            one = predict_step(step, card, name, conf, left_s, raises_oom, job=dataclasses.replace(job, rank=rank))
+        except PredictionError as error:
+            error.args = (f"rank {rank} of {job.world_size}: {error}",)
+            raise
+        found[rank] = one
+        if not found.keys() - {0}:
+            peers = one.trace.notes.get(NOTES, {}).get("peers", ())
+            todo = [*peers[:: -(-len(peers) // MOST_RANKS)], *todo] if peers else todo
+    return worst_of(found)
+
+
+def worst_of(found: Mapping[int, Prediction]) -> Prediction:
+    """The rank that needs most, with all that were predicted, and a note on how they spread."""
+    rank, worst = max(found.items(), key=lambda item: (item[1].peak_device_bytes.high, -item[0]))
+    worst.ranks = dict(sorted(found.items()))
+    job = worst.job
+    if job is not None:
+        text = f"Rank {rank} of {job.world_size:,}"
+        if len(found) > 1:
+            least = min(found.values(), key=lambda one: one.peak_device_bytes.high)
+            names = ", ".join(map(str, worst.ranks))
+            text += f", which needs most of those that were predicted ({names}); the least is {least.peak_device_bytes}"
+        facts = {str(one): list(its.peak_device_bytes) for one, its in worst.ranks.items()}
+        worst.note("ranks", facts)
+        worst.note("notes", [f"{text}.", *worst.trace.notes.get("notes", ())])
+    return worst
 
 
 def predict_step(
@@ -160,14 +251,15 @@ def predict_step(
     limit_s: float | None = None,
     raises_oom: bool = False,
     on_news: OnNews | None = None,
+    job: ThisRank | None = None,
 ) -> Prediction:
-    """Predict a step, without listing it among the runs. `on_news` gets the child's messages."""
+    """Predict a step, without listing it among the runs. `on_news` gets the child's messages; `job` is the rank of a job."""
     dry_run.prepare()
     with Progress(card.name) as progress:
 
         def run(variant: Card, left_s: float | None, is_first: bool) -> ChildOutcome:
             child = Child(left_s, on_news or progress.show, is_quiet=not is_first)
-            around = functools.partial(dry_run.dry_run, variant, conf, raises_oom)
+            around = functools.partial(dry_run.dry_run, variant, conf, raises_oom, job)
             return child.run(functools.partial(_work, step, around))
 
         outcome, traces = dry_run.dry_runs(card, run, limit_s)
@@ -216,6 +308,8 @@ def failure(
     if outcome.error.name == DoesNotApply.__name__:
         return DoesNotApply(outcome.error.text)
     said = str(outcome.error)  # PyTorch's text of an out-of-memory error is longer than a table row
+    if outcome.error.name == "KeyError" and outcome.error.text.strip("'") in ThisRank(0, 1, 1).environment:
+        said += f", which torchrun sets: {HOW}"
     error = kind(f"{raised}: {said if kind is PredictionError else one_line(said, 500)}")
     error.add_note("\n".join(outcome.error.traceback))
     return error

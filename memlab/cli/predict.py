@@ -13,7 +13,7 @@ from memlab.errors import MemlabError
 from memlab.scripts.script import Script
 
 if TYPE_CHECKING:
-    from memlab.api.predict import Prediction
+    from memlab.api.predict import Prediction, ThisRank
 
 FITS, DOES_NOT_FIT = 0, 1
 STATUS = {"yes": FITS, "no": DOES_NOT_FIT, "close": UNKNOWN}
@@ -24,7 +24,8 @@ DESCRIPTION = """Predict what a script would take on a GPU, without one: it runs
 Nothing that it writes comes back. Exit status: 0 fits, 1 does not fit, 2 wrong usage, 3 too close to call or unknown."""
 EXAMPLES = """  memlab predict --card "RTX 4060" --steps 2 train.py --batch 32
   memlab predict train.py                      (on every card that memlab knows)
-  memlab predict --card 24GiB --json -m tools.train"""
+  memlab predict --card 24GiB --json -m tools.train
+  memlab predict --card "A100 80GB" --nproc-per-node 8 --nnodes 2 train.py"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,6 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("--card", metavar="NAME|SIZE", help='"RTX 4060", 24GiB (default: every card known, and 0 if it fits on any)')
     add("--steps", metavar="N", type=int, help="predict so many optimizer steps, then end (default: the whole script)")
+    add(
+        "--nproc-per-node",
+        metavar="N",
+        type=int,
+        help="as one of so many ranks on a machine, each with a GPU of its own",
+    )
+    add("--nnodes", metavar="M", type=int, default=1, help="and on so many machines")
     add("--out", metavar="FILE", help="keep the prediction: memlab show and memlab fit read it")
     add("--limit", metavar="SECONDS", type=float, help="give up after so long")
     add("--json", action="store_true", help="one line of JSON")
@@ -46,19 +54,36 @@ def main(arguments: Sequence[str]) -> int:
         script.check()
         from memlab.prediction.cards import find
 
+        job = _job(asked)
         card = find(asked.card or REFERENCE)
     with parser.refusing(UNKNOWN):
-        from memlab.api.predict import configured, predict_step
+        from memlab.api.predict import configured, predict_ranks, predict_step
 
         work = functools.partial(_work, script, asked.steps)
         try:
-            found = predict_step(work, card, script.name, configured(None), asked.limit)
+            if job is None:
+                found = predict_step(work, card, script.name, configured(None), asked.limit)
+            else:
+                found = predict_ranks(work, card, script.name, configured(None), job, asked.limit)
         except MemlabError as error:
             print(*getattr(error, "__notes__", ()), sep="\n", end="", file=sys.stderr)  # where the script raised
             raise
         if asked.out is not None:
             found.save(asked.out)
         return _answer(found, asked)
+
+
+def _job(asked: Any) -> ThisRank | None:
+    """The first rank of the job that was asked for, as torchrun's options say it."""
+    if asked.nproc_per_node is None and asked.nnodes == 1:
+        return None
+    local, nodes = asked.nproc_per_node or 1, asked.nnodes
+    for option, number in (("--nproc-per-node", local), ("--nnodes", nodes)):
+        if number < 1:
+            raise MemlabError(f"{option} is a number of 1 or more, got {number}.")
+    from memlab.api.predict import first_rank
+
+    return first_rank(local * nodes, local)
 
 
 def _work(script: Script, steps: int | None) -> None:
@@ -96,7 +121,14 @@ def _answer(found: Prediction, asked: Any) -> int:
     if asked.json:
         names = ("allocated_bytes", "reserved_bytes", "peak_device_bytes", "margin_bytes")
         sizes = {name: list(getattr(found, name)) for name in names}
-        facts = {"card": found.card.name, "fits": "unknown" if raised and found.fits != "no" else found.fits, **sizes}
+        facts: dict[str, Any] = {
+            "card": found.card.name,
+            "fits": "unknown" if raised and found.fits != "no" else found.fits,
+            **sizes,
+        }
+        if found.ranks:
+            facts["world_size"] = found.job.world_size if found.job is not None else 1
+            facts["ranks"] = {rank: list(one.peak_device_bytes) for rank, one in found.ranks.items()}
         print(json.dumps({**facts, "out_of_memory": found.out_of_memory, "assumptions": list(found.assumptions)}))
     else:
         print(found.report().text)

@@ -29,6 +29,7 @@ from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules 
     gradient_accumulation,
     kernels,
     matmuls,
+    process_groups,
     recurrent,
     sorting,
 )  # fmt: skip
@@ -41,7 +42,7 @@ __all__ = ["FakeCuda"]
 
 INSTALLERS = (
     devices.exchange_devices, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
-    recurrent.flatten_weights, autocast.autocast_as_cuda,
+    recurrent.flatten_weights, autocast.autocast_as_cuda, process_groups.form_groups,
 )  # fmt: skip
 """The patches applied while fake CUDA is active, in order: functions of (dispatcher, patches)."""
 
@@ -51,16 +52,19 @@ class FakeCuda:
 
     `conf` is the value of PYTORCH_CUDA_ALLOC_CONF. If the GPU is full the code gets the error that it would get, or, with
     `raises_oom=False`, continues as if there were memory. `log` has allocations and frees in order, `assumptions` the
-    assumptions in order, with their counts.
+    assumptions in order, with their counts. `job` says which rank of a distributed job this is.
     """
 
-    def __init__(self, gpu: Any, conf: str = "", *, raises_oom: bool = True) -> None:
+    def __init__(
+        self, gpu: Any, conf: str = "", *, raises_oom: bool = True, job: process_groups.ThisRank | None = None
+    ) -> None:
         self.gpu = gpu
         self.assumptions: Counter[str] = Counter()
         context = sum(gpu.context_bytes) // 2
         allocator = CachingAllocator(gpu.usable_bytes, conf, context, torch_version=torch.__version__)
         self.log = AllocationLog(allocator, raises_oom)
         self.dispatcher = dispatcher.OpDispatcher(gpu, self.log, self.assumptions)
+        self.dispatcher.groups = self.groups = process_groups.Groups(job)
 
     def __enter__(self) -> FakeCuda:
         if State.active is not None:
@@ -70,6 +74,7 @@ class FakeCuda:
             patches.callback(torch.set_default_device, default)
             patches.callback(self._forget)
             State.active = self
+            State.device_count = self.groups.job.local_world_size if self.groups.job is not None else 1
             cuda_names.lift_only_host_tensors(patches)
             for install in INSTALLERS:
                 install(self.dispatcher, patches)
@@ -89,6 +94,6 @@ class FakeCuda:
 
     @staticmethod
     def _forget() -> None:
-        State.active = None
+        State.active, State.device_count = None, 1
         devices.Current.of_thread.__dict__.clear()
         deferred_init.forget()

@@ -59,6 +59,7 @@ class AllocationLog:
         self._stream_now = 0
         self._switched_at: list[int] = []
         self._switched_to: list[int] = []
+        self._chosen: tuple[int, int] | None = None
         self._lock = threading.RLock()  # operators of other threads come here, too
         self._refs: dict[int, StorageRef] = {}
         self._live: dict[int, tuple[Any, int, int]] = {}  # the allocator's block, its bytes and stream
@@ -143,6 +144,11 @@ class AllocationLog:
         """Whether a storage is in the log and alive."""
         return self._ref(storage) is not None
 
+    def block_of(self, storage: Any) -> int:
+        """The block of a storage; -1 if it has no memory."""
+        ref = self._ref(storage)
+        return ref.block if ref is not None else -1
+
     def address_of(self, storage: Any) -> int:
         """A number like an address for a storage; 0 if it has no memory."""
         ref = self._refs.get(id(storage))
@@ -168,12 +174,19 @@ class AllocationLog:
         if node is None:
             return self._stream_now
         number = number_of(node)
+        if self._chosen is not None and self._chosen[0] == number:
+            return self._chosen[1]
         at = bisect_right(self._switched_at, number) - 1
         return self._switched_to[at] if at >= 0 and number != LEAF else 0
 
     @stream_now.setter
     def stream_now(self, stream: int) -> None:
-        """Nodes are numbered as they are made: those from here on belong to this stream (autograd/engine.cpp, Node::stream)."""
+        """Nodes are numbered as they are made: those from here on belong to this stream (autograd/engine.cpp, Node::stream).
+
+        What a hook chooses in backward holds while its node runs.
+        """
+        node = current_autograd_node()
+        self._chosen = None if node is None else (number_of(node), stream)
         self._stream_now = stream
         self._switched_at.append(next_number())
         self._switched_to.append(stream)

@@ -71,13 +71,33 @@ def _exchange_tensors(patches: Patches) -> None:
     # Before raising an operator's error it logs a traceback, which keeps the arguments alive.
     patches.put(logging.getLogger(LOGGER), disabled=True)
     # Modules move by `.data =`: host tensors and those of the GPU are compatible, as on CUDA; see `tensors.set_data`.
-    patches.put(torch, _has_compatible_shallow_copy_type=constant(True), Generator=Generator)
+    patches.put(torch, _has_compatible_shallow_copy_type=_are_compatible, Generator=Generator)
     patches.put(torch, load=tensors.loading(torch.load))
     patches.put(torch.utils, swap_tensors=tensors.swap)
     patches.put(torch.UntypedStorage, data_ptr=_address_of)
+    patches.put(cuda_names.nn_functions, _parse_to=_parsing(cuda_names.nn_functions._parse_to))
     # Parameters that get their shape from the first input (`nn.LazyLinear`) remember that they were moved.
     lazy: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
     patches.put(lazy, to=_lazy_to, cuda=_lazy_cuda, materialize=_materializing(lazy.materialize))
+
+
+def _are_compatible(tensor: Any, other: Any) -> bool:
+    """All tensors but those that wrap others, as DTensors do: `.data =` would leave what they wrap where it is."""
+    wrapped = [getattr(one, "_local_tensor", None) for one in (tensor, other)]
+    return None in wrapped or is_fake(wrapped[0]) == is_fake(wrapped[1])
+
+
+def _parsing(parse):
+    """`module.to(0)`: C++ would ask which accelerator that is."""
+
+    def parse_to(*args, **kwargs):
+        if args and type(args[0]) is int:
+            args = (with_index(args[0]), *args[1:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = with_index(kwargs["device"])
+        return parse(*args, **kwargs)
+
+    return parse_to
 
 
 def _make_subclass(cls: Any, data: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
@@ -250,6 +270,10 @@ class DeviceContext:
     __enter__ = __exit__ = nothing
 
 
+def _device_count() -> int:
+    return State.device_count
+
+
 def _memory(cuda: Any) -> dict[str, Any]:
     """The functions of `torch.cuda.memory`, answered by the simulated allocator."""
     log = cuda.log
@@ -310,7 +334,7 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
     patches.put_where_present(
         torch.cuda,
         is_available=constant(True), is_initialized=constant(True), init=nothing, _lazy_init=nothing,
-        device_count=constant(1), current_device=constant(0), set_device=with_index, synchronize=nothing,
+        device_count=_device_count, current_device=constant(0), set_device=with_index, synchronize=nothing,
         get_device_properties=constant(properties), get_device_capability=constant(capability),
         get_device_name=constant(gpu.name), is_tf32_supported=constant(capability >= (8, 0)),
         is_bf16_supported=lambda including_emulation=True: including_emulation or capability >= (8, 0),
@@ -337,7 +361,7 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
     )  # fmt: skip
     patches.put_where_present(
         torch.accelerator,
-        is_available=constant(True), device_count=constant(1), synchronize=nothing,
+        is_available=constant(True), device_count=_device_count, synchronize=nothing,
         current_device_index=constant(0), current_device_idx=constant(0), set_device_index=nothing,
         set_device_idx=nothing, current_accelerator=constant(torch.device("cuda")),
         current_stream=Current.get, set_stream=Current.set, device_index=DeviceContext,
@@ -401,7 +425,8 @@ def _exchange_training(cuda: Any, patches: Patches) -> None:
 
 
 def _are_fake(found: Any) -> bool:
-    return bool(found) and all(one is None or is_fake(one) for one in found)
+    """Whether all are on the fake GPU, DTensors too."""
+    return bool(found) and all(one is None or is_fake(getattr(one, "_local_tensor", one)) for one in found)
 
 
 def _grouping(group):
@@ -461,9 +486,3 @@ def _refuse(patches: Patches) -> None:
         torch.cuda, make_graphed_callables=_refused(*graph), use_mem_pool=_refused(*pool), caching_allocator_alloc=_refused(*raw),
         **{name: _refused(*what, name) for name, what in classes.items()},
     )  # fmt: skip
-    if torch.distributed.is_available():
-        ranks = _refused(
-            "a distributed run", "predict one rank without process groups; DDP adds a copy of the gradients."
-        )
-        patches.put_where_present(torch.distributed, init_process_group=ranks)
-        patches.put(torch.nn.parallel.DistributedDataParallel, __init__=ranks)

@@ -69,6 +69,7 @@ class OpDispatcher:
         self.shapes, self.mode = Shapes(), FakeCudaMode(self)
         self._rules, self.composite_rules = resolved()
         self._facts: dict[Any, Facts] = {}
+        self.groups: Any = None
 
     def op(self, func, *args, **kwargs):
         """Run an operator by its shape function; new results are logged in their order."""

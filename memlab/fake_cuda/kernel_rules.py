@@ -63,10 +63,11 @@ def scratch(*names: str) -> Callable[[Rule], Rule]:
 
 
 def operator(name: str) -> Any:
-    """The ATen operator "name.overload"; None if this PyTorch lacks it."""
-    packet, _, overload = name.partition(".")
+    """The operator "name.overload" of ATen, or "namespace::name.overload"; None if this PyTorch lacks it."""
+    namespace, _, rest = name.rpartition("::")
+    packet, _, overload = rest.partition(".")
     try:
-        return getattr(getattr(torch.ops.aten, packet), overload or "default")
+        return getattr(getattr(getattr(torch.ops, namespace or "aten"), packet), overload or "default")
     except (AttributeError, RuntimeError):
         return None
 

@@ -7,6 +7,7 @@ clones whole storages, pickling carries no values.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import weakref
 from typing import Any
@@ -30,18 +31,20 @@ _NO_NUMPY = (
 
 
 class State:
-    """Global state that tensors need: the active FakeCuda."""
+    """Global state that tensors need: the active FakeCuda, and how many GPUs programs see."""
 
     active: Any = None
+    device_count = 1
 
 
 def with_index(device: Any) -> torch.device:
-    """'cuda', 0 and cuda without an index all mean cuda:0; there is no other."""
+    """'cuda', 0 and cuda without an index mean cuda:0, as do all GPUs of a machine in a distributed job: a rank has one."""
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type != "cuda":
         return device
-    if device.index not in (None, 0):
-        raise RuntimeError(f"CUDA error: invalid device ordinal. The fake GPU is cuda:0, got {device}.")
+    if (device.index or 0) >= State.device_count:
+        seen = "The fake GPU is cuda:0" if State.device_count == 1 else f"There are {State.device_count} fake GPUs"
+        raise RuntimeError(f"CUDA error: invalid device ordinal. {seen}, got {device}.")
     return CUDA0
 
 
@@ -277,6 +280,12 @@ def swap(first, second):
     kinds = type(first), type(second)
     first.__class__ = _as_parameter(kinds[1], issubclass(kinds[0], torch.nn.Parameter))
     second.__class__ = _as_parameter(kinds[0], issubclass(kinds[1], torch.nn.Parameter))
+    if kinds[0] is kinds[1]:
+        slots: Any = vars(copyreg)["_slotnames"]
+        for slot in slots(kinds[0]):  # what tensors keep that wrap others, as DTensors do
+            mine, its = getattr(first, slot, None), getattr(second, slot, None)
+            setattr(first, slot, its)
+            setattr(second, slot, mine)
     swap_tensor_impl(first, second)
 
 

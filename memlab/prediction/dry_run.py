@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from memlab.fake_cuda import FakeCuda
+from memlab.fake_cuda.process_groups import ThisRank
 from memlab.fake_cuda.tensors import CUDA0, swap, wrapped
 from memlab.prediction import child, selftest
 from memlab.prediction.cards import Card
@@ -42,14 +43,17 @@ def prepare() -> None:
 
 
 @contextlib.contextmanager
-def dry_run(card: Card, conf: str = "", raises_oom: bool = False) -> Iterator[Callable[[], bytes]]:
+def dry_run(
+    card: Card, conf: str = "", raises_oom: bool = False, job: ThisRank | None = None
+) -> Iterator[Callable[[], bytes]]:
     """A context in which "cuda" is the fake GPU; it yields a function that returns the trace as bytes once it has ended.
 
-    With `raises_oom` the code gets the out-of-memory error of the card, and may catch it; otherwise memory is unlimited.
+    With `raises_oom` the code gets the out-of-memory error of the card, and may catch it; otherwise memory is unlimited. `job`
+    says which rank of a distributed job it is.
     """
     selftest.require()
     traces: list[Trace] = []
-    with FakeCuda(card, conf, raises_oom=raises_oom) as fake, _news(fake):
+    with FakeCuda(card, conf, raises_oom=raises_oom, job=job) as fake, _news(fake):
         if child.current() is not None and torch.version.cuda is not None:
             adopt(fake)
         probe = FakeCudaProbe(fake)

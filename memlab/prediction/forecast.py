@@ -16,12 +16,14 @@ from memlab.allocator.replay import NOTE as SIMULATED
 from memlab.allocator.replay import Workspace, simulate
 from memlab.prediction.cards import Card
 from memlab.prediction.probe import DEVICE, NOTES
-from memlab.prediction.workspaces import WorkspaceOperator, WorkspacePart, Workspaces, workspaces
+from memlab.prediction.workspaces import NCCL, WorkspaceOperator, WorkspacePart, Workspaces, workspaces
+from memlab.trace.columns import Category
 from memlab.trace.trace import PREDICTING, Gap, Trace
 from memlab.units import ByteRange
 
 Fits = Literal["yes", "no", "close"]
 ANSWERS: dict[str, str] = {"yes": "fits", "no": "does not fit", "close": "too close to call"}
+HELD = "NCCL may hold gradients for a while that DDP has released"
 _UNLIMITED_BYTES = 1 << 62
 """A card on which everything fits: its peaks are what a program needs."""
 _RESERVED_ERROR = 0.02
@@ -68,16 +70,17 @@ def forecast(
     multiprocessors. A trace that was measured on CUDA includes its workspaces.
     """
     added = _added(asked, card, environment)
+    fixed = card.context_bytes + ByteRange(0, sum(part.high_bytes for part in added.outside if part.name == NCCL))
     best, worst = [], []
     least = round(card.usable_bytes * (1 - _RESERVED_ERROR))
     most = round(card.usable_high_bytes * (1 + _RESERVED_ERROR))
     for one in (asked, *others):
         extra = added if one is asked else _added(one, card, environment)
-        best.append(_case(one, conf, most, card.context_bytes.low, extra.low))
-        worst.append(_case(one, conf, least, card.context_bytes.high, extra.high))
+        best.append(_case(one, conf, most, fixed.low, extra.low))
+        worst.append(_case(one, conf, least, fixed.high, extra.high))
     allocated, reserved, failures = zip(*best, *worst, strict=True)
     fits: Fits = "no" if all(failures[: len(best)]) else "close" if any(failures) else "yes"
-    trace = simulate(asked, card.usable_high_bytes, conf, card.context_bytes.low, added.low)
+    trace = simulate(asked, card.usable_high_bytes, conf, fixed.low, added.low)
     reserved_range = ByteRange(
         round(min(reserved) * (1 - _RESERVED_ERROR)), round(max(reserved) * (1 + _RESERVED_ERROR))
     )
@@ -86,7 +89,7 @@ def forecast(
         trace=trace,
         allocated_bytes=ByteRange(min(allocated), max(allocated)),
         reserved_bytes=reserved_range,
-        device_bytes=reserved_range + card.context_bytes,
+        device_bytes=reserved_range + fixed,
         fits=fits,
         out_of_memory=next(filter(None, (_failure(trace), worst[0][2], *failures)), ""),
         parts=tuple(_parts(added)),
@@ -103,7 +106,16 @@ def _added(asked: Trace, card: Card, environment: Mapping[str, str] | None) -> W
         for row, name, stream, in_backward, shapes, dtype in asked.notes.get(NOTES, {}).get("operators", ())
     ]
     version = asked.made_by.versions.get("torch", "")
-    return workspaces(asked.events, operators, card, torch_version=version, environment=environment)
+    groups = asked.notes.get(NOTES, {}).get("groups", {})
+    communicators = sum(size != 1 for size in groups.values())
+    found = workspaces(
+        asked.events, operators, card, torch_version=version, environment=environment, communicators=communicators
+    )
+    held = [
+        Workspace(row, size, stream, until, Category.OTHER, HELD)
+        for row, size, stream, until in asked.notes.get(NOTES, {}).get("held", ())
+    ]
+    return dataclasses.replace(found, high=tuple(sorted((*found.high, *held), key=lambda extra: extra.row)))
 
 
 def _case(asked: Trace, conf: str, room: int, context: int, extra: tuple[Workspace, ...]) -> tuple[int, int, str]:
@@ -138,6 +150,8 @@ def _assumptions(asked: Trace, card: Card) -> tuple[str, ...]:
     found = list(card.assumptions)
     for text, count in asked.notes.get(NOTES, {}).get("assumptions", ()):
         found.append(text if count == 1 else f"{text} ({count} times)")
+    if asked.notes.get(NOTES, {}).get("held"):
+        found.append(f"{HELD}: only the upper bound includes it")
     if asked.made_by.current_engine != PREDICTING:
         there = "with the workspaces and kernels of the card they were measured on"
         found.append(f"the requests are those that were measured, {there}")

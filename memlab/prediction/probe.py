@@ -116,6 +116,18 @@ class FakeCudaProbe:
             shapes = [list(shape) for shape in one.shapes]
             entry = [one.row + shift, one.name, one.stream, one.in_backward, shapes, one.dtype]
             found["operators"].append(entry)
+        groups = self.fake.groups
+        if groups.job is not None:
+            found["job"] = dataclasses.astuple(groups.job)
+            found["groups"], found["peers"] = dict(groups.used), sorted(groups.peers)
+            first = self._first
+            columns = log.columns()
+            size = columns["nbytes"]
+            held = [one for one in groups.held(columns["kind"], columns["block"]) if one[0] >= first]
+            found["held"] = [
+                [row + shift, int(size[row]), int(columns["stream"][row]), None if until is None else until + shift]
+                for row, _, until in held
+            ]
         return found
 
     def _made_by(self) -> MadeBy:

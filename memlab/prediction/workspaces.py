@@ -23,11 +23,16 @@ import torch
 from memlab.allocator.replay import Workspace
 from memlab.prediction.cards import Card
 from memlab.trace.columns import WORKSPACE_OF, Category, Events, Kind
-from memlab.units import KiB, MiB, format_bytes
+from memlab.units import GiB, KiB, MiB, format_bytes, number_of
 
 CUBLAS = f"{WORKSPACE_OF}cuBLAS"
 CUBLASLT = f"{WORKSPACE_OF}cuBLASLt"
 CUDNN = f"{WORKSPACE_OF}cuDNN"
+NCCL = "NCCL"
+_NCCL_MOST = 2 * GiB
+_NCCL_SOURCE = (
+    "{}, each with buffers of 0 to 2 GiB: 544 to 688 MB were reported on A100 (nccl#964), 6 GB of three (nccl#864)"
+)
 
 _DEFAULT = (2 * 4096 + 8 * 16) * KiB
 _DEFAULT_LARGE = 8 * 4096 * KiB
@@ -83,8 +88,12 @@ def workspaces(
     *,
     torch_version: str = "",
     environment: Mapping[str, str] | None = None,
+    communicators: int = 0,
 ) -> Workspaces:
-    """The workspaces of a dry run: `events` are its rows, `operators` the logged operators, in order."""
+    """The workspaces of a dry run: `events` are its rows, `operators` the logged operators, in order.
+
+    `communicators` is the number of process groups between GPUs.
+    """
     noted = list(operators)
     version = str(torch_version or torch.__version__)
     rules = BlasRules.of(card, version, os.environ if environment is None else environment)
@@ -96,10 +105,13 @@ def workspaces(
         how = "cuDNN chooses; at most its tensors once more (change of layout), as a bound"
         sources[CUDNN] = f"0 to {largest} for a convolution: {how}"
     pages = "cudaMalloc hands out whole pages of 2 MiB and may refuse the last one"
-    outside = (
+    outside: tuple[WorkspacePart, ...] = (
         WorkspacePart("CUDA context", *card.context_bytes, card.context_source),
         WorkspacePart("driver's pages", 0, 2 * MiB, pages),
     )
+    if communicators:
+        source = _NCCL_SOURCE.format(number_of(communicators, "communicator"))
+        outside = (*outside, WorkspacePart(NCCL, 0, communicators * _NCCL_MOST, source))
     return Workspaces(blas, tuple(sorted((*blas, *bounds), key=lambda extra: extra.row)), outside, sources)
 
 

@@ -34,6 +34,8 @@ make_channels_last_strides_for: Any = private("torch._prims_common.make_channels
 suggest_memory_format: Any = private("torch._prims_common.suggest_memory_format")
 tree_map_only: Any = private("torch.utils._pytree.tree_map_only")
 _disable_current_modes: Any = private("torch.utils._python_dispatch._disable_current_modes")
+nn_functions: Any = private("torch._C._nn")
+"""Where modules look up how to read what `to` is given: `_parse_to`."""
 _device_constructors: Any = private("torch.utils._device._device_constructors")
 _exclude_keys: Any = private("torch._C._ExcludeDispatchKeyGuard")
 _keep_key: Any = private("torch._C._PreserveDispatchKeyGuard")

@@ -119,7 +119,27 @@ FAKE_CUDA = {
     "torch.utils._python_dispatch._disable_current_modes": "functions run by themselves",
     "torch.utils._device._device_constructors": "who asks for the meta device",
     "torch.utils._device.DeviceContext": "who asks for the meta device",
+    "torch._C._nn": "modules move to a GPU by its number",
 }
+RANKS = {
+    "torch.distributed.distributed_c10d": "process groups without other processes",
+    "torch.distributed.distributed_c10d._new_process_group_helper": "every process group is one of the fake backend",
+    "torch.distributed.distributed_c10d._get_default_timeout": "NCCL's, where this build has none",
+    "torch.distributed.distributed_c10d._resolve_process_group": "which group an operator uses",
+    "torch.distributed.distributed_c10d._world": "a group says that it is of the backend that was asked for",
+    "torch.distributed.device_mesh": "meshes make the default group",
+    "torch.testing._internal.distributed.fake_pg.FakeStore": "nobody to meet",
+    "torch.distributed.tensor.DTensor": "DTensors of fake CUDA tensors are on CUDA",
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator": "DTensor derives shapes by fake tensors of its own",
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": "the same",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": "FSDP2 refuses meta tensors",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._validate_no_meta_params": "the same",
+    "torch.distributed._verify_params_across_processes": "DDP compares shapes with the other ranks",
+    "torch._C._current_graph_task_id": "which backward a gradient is reduced in",
+    "torch._C._distributed_c10d.ProcessGroup.unbox": "which group an operator uses",
+    "torch._C._distributed_c10d._create_work_from_future": "collectives that have finished",
+}
+"""What the prediction of one rank of a job needs, and only that."""
 _CUDA_BUILD = "a build for CUDA"
 _NEEDS = {name: _CUDA_BUILD for name in MEASURING if name.startswith("torch._C._cuda_")} | {
     "torch._dynamo.callback.callback_handler": "torch._dynamo.callback",
@@ -139,9 +159,14 @@ _SEEN = {
 USUAL = "2.11 to 2.15"
 
 
+def table() -> dict[str, str]:
+    """All names, with what they are used for."""
+    return MEASURING | FAKE_CUDA | RANKS
+
+
 def private(name: str) -> Any:
     """What a name of the table stands for; where it is gone, a stand-in that says so as soon as it is used."""
-    if name not in MEASURING and name not in FAKE_CUDA:
+    if name not in table():
         raise KeyError(f"{name} is not in the table of private names")
     found = _find(name)
     return Gone(name) if found is None else found
@@ -156,7 +181,7 @@ def private_error(name: str) -> type[Exception]:
 def missing(names: dict[str, str] | None = None) -> list[str]:
     """Each name (all, or `FAKE_CUDA`) that the installed versions lack, with what it is used for; libraries that are not
     imported are not asked."""
-    asked = MEASURING | FAKE_CUDA if names is None else names
+    asked = table() if names is None else names
     return [f"{name} ({purpose})" for name, purpose in asked.items() if _is_expected(name) and _find(name) is None]
 
 
@@ -198,7 +223,7 @@ class Gone:
     def _say(self, *args: Any, **kwargs: Any) -> Any:
         library = self.name.partition(".")[0]
         version = getattr(sys.modules.get(library), "__version__", "")
-        purpose, seen = (MEASURING | FAKE_CUDA)[self.name], _SEEN.get(self.name, USUAL)
+        purpose, seen = table()[self.name], _SEEN.get(self.name, USUAL)
         raise MissingPrivateName(
             f"{library} {version} lacks {self.name} ({purpose}), which was seen in {seen}: "
             "install one of those versions, or a newer memlab."

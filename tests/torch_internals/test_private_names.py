@@ -13,7 +13,7 @@ from processes import python
 
 from memlab import torch_internals
 from memlab.torch_internals import compiler, dispatch, private_names, process, shell
-from memlab.torch_internals.private_names import FAKE_CUDA, MEASURING, MissingPrivateName, private
+from memlab.torch_internals.private_names import FAKE_CUDA, MEASURING, RANKS, MissingPrivateName, private
 
 PACKAGE = Path(private_names.__file__).parents[1]
 LIBRARIES = ("torch", "IPython", "ipykernel")
@@ -57,7 +57,7 @@ def test_they_are_used_in_one_package():
 
 
 def test_each_is_in_the_table_once_and_is_used():
-    listed = [*MEASURING, *FAKE_CUDA]
+    listed = [*MEASURING, *FAKE_CUDA, *RANKS]
     files = list((PACKAGE / "torch_internals").glob("*.py"))
     unlisted = {
         name
@@ -66,7 +66,7 @@ def test_each_is_in_the_table_once_and_is_used():
     }
     assert unlisted <= {"torch._C._cudnn.getCompileVersion", "torch._C._cudnn"}  # asked for and done without
     assert len(set(listed)) == len(listed) > 80
-    assert all((MEASURING | FAKE_CUDA).values())
+    assert all(private_names.table().values())
     texts = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py") if path.name != "private_names.py"]
     unused = {
         one for one in listed if not any(one.rpartition(".")[2].removeprefix("_global_forward_") in t for t in texts)
@@ -120,7 +120,7 @@ def test_memlab_is_imported_where_every_name_is_gone():
         import torch, torch._dynamo, torch._inductor.utils, torch.distributed.tensor, torch.nn.attention, torch.optim
         import IPython.core.interactiveshell, pandas, plotly
         from memlab.torch_internals import private_names as names
-        for name in [*names.MEASURING, *names.FAKE_CUDA]:
+        for name in names.table():
             holder, _, last = name.rpartition(".")
             holder = names._find(holder) if "." in holder else sys.modules[holder]
             needed = last.startswith("_disabled_torch")  # by torch's C code, for each class of tensors
