@@ -19,7 +19,7 @@ export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lab lab-simulated test test-quick test-cuda agreement check format bench gpu programs techniques course course-html clean
+.PHONY: help lab lab-simulated test test-quick test-cuda agreement agreement-ranks check format bench gpu programs techniques course course-html clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -54,6 +54,10 @@ test-cuda: ready-test  ## set up PyTorch's CUDA build, then run its tests on a s
 agreement: ready-test  ## compare predictions with the allocator on a simulated GPU (half an hour); writes docs/agreement.md
 	.ci/cuda-venv test third-party?
 	$(PY) -m benchmarks.agreement --write $(ARGS)
+
+agreement-ranks: ready-test  ## the same for ranks of distributed jobs (a quarter of an hour); writes docs/ranks_agreement.md
+	.ci/cuda-venv test
+	$(PY) -m benchmarks.ranks $(ARGS)
 
 check: ready-dev  ## check format, lint and types; changes nothing
 	$(PY) -m ruff format --check .
