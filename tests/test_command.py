@@ -34,8 +34,8 @@ def test_help_needs_no_torch():
     [
         (["run"], "which script?"),
         (["run", "nothing.py"], "there is no script 'nothing.py'"),
-        (["run", "-m", "nothing.at.all"], "cannot find the module 'nothing.at.all'"),
-        (["run", "--steps", "0", "train.py"], "--steps is a number of optimizer steps, 1 or more, got 0"),
+        (["run", "-m", "nothing.at.all"], "there is no module 'nothing.at.all'"),
+        (["run", "--steps", "0", "train.py"], "steps is a number of optimizer steps, 1 or more, got 0"),
         (["run", "--budget", "lots", "train.py"], "lots"),
         (["run", "--name", "../up", "train.py"], "got '../up'"),
         (["run", "--out", "train.py/x", "train.py"], "cannot write to 'train.py/x'"),

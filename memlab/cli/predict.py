@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlab.cli.parser import UNKNOWN, Parser, add_script, script_of
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 FITS, DOES_NOT_FIT = 0, 1
 STATUS = {"yes": FITS, "no": DOES_NOT_FIT, "close": UNKNOWN}
+_OURS = f'File "{Path(__file__).parent.parent}{os.sep}'
 REFERENCE = "H200"
 """Without a card the script is predicted for this one, whose memory is the largest of those with common kernels."""
 
@@ -66,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
             else:
                 found = predict_ranks(work, card, script.name, configured(None), job, asked.limit)
         except MemlabError as error:
-            print(*getattr(error, "__notes__", ()), sep="\n", end="", file=sys.stderr)  # where the script raised
+            print(_where_it_raised(error), end="", file=sys.stderr)
             raise
         if asked.out is not None:
             found.save(asked.out)
@@ -84,6 +87,13 @@ def _job(asked: Any) -> ThisRank | None:
     from memlab.api.predict import first_rank
 
     return first_rank(local * nodes, local)
+
+
+def _where_it_raised(error: MemlabError) -> str:
+    """The traceback in the script; "" if all of it is in memlab, as where the script exited."""
+    entries = "\n".join(getattr(error, "__notes__", ())).split("\n\n")
+    shown = [entry for entry in entries if not entry.lstrip().startswith(_OURS)]
+    return "\n".join(shown) if any(entry.lstrip().startswith("File ") for entry in shown) else ""
 
 
 def _work(script: Script, steps: int | None) -> None:

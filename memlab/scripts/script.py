@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.util
 import os
 import pkgutil
@@ -46,16 +47,34 @@ class Script:
                 raise MemlabError(f"there is no script {self.target!r:.200}. Name a file of Python, or -m MODULE.")
             return
         self._search_in(Path.cwd())
-        try:
-            spec = importlib.util.find_spec(self.target)
-        except (ImportError, ValueError) as error:
-            raise MemlabError(f"cannot find the module {self.target!r:.200}: {error}.") from None
-        if spec is None:
+        if not self._is_found(self.target):
             raise MemlabError(f"there is no module {self.target!r:.200} here. Name one that `python -m` runs.")
+
+    @staticmethod
+    def _is_found(name: str) -> bool:
+        """Whether there is a module, and if it is a package its `__main__`; nothing is imported, as that belongs to the script."""
+        path: Sequence[str] | None = None
+        parts = name.split(".")
+        if not all(parts):
+            return False
+        with contextlib.suppress(Exception):  # of finders of all kinds; runpy says what it finds
+            for at, _ in enumerate(parts):
+                prefix = ".".join(parts[: at + 1])
+                specs = (finder.find_spec(prefix, path) for finder in sys.meta_path)
+                spec = next(filter(None, specs), None)
+                path = spec.submodule_search_locations if spec is not None else None
+                if spec is None or (path is None and at + 1 < len(parts)):
+                    return False
+            return (
+                path is None
+                or parts[-1] == "__main__"
+                or any(one.find_spec(f"{name}.__main__", path) for one in sys.meta_path)
+            )
+        return True
 
     def run(self) -> None:
         """Run it as `__main__`, with its `sys.argv` and `sys.path`; whatever it raises is raised here."""
-        sys.argv = [self.target, *self.arguments]
+        sys.argv = ["-m" if self.is_module else self.target, *self.arguments]
         if self.is_module:
             self._search_in(Path.cwd())
             runpy.run_module(self.target, run_name="__main__", alter_sys=True)

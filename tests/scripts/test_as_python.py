@@ -133,7 +133,7 @@ def test_switches_of_python(folder, before):
 def test_packages_folders_archives_and_compiled_files(folder):
     for name in ("package/__init__.py", "package/__main__.py", "package/module.py", "package/other.py"):
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(ABOUT if "init" not in name else "")
+        (folder / name).write_text(ABOUT if "init" not in name else "import sys; print(sys.argv, __name__)")
     (folder / "package/module.py").write_text(f"from . import other\n{ABOUT}")
     with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
         archive.writestr("__main__.py", ABOUT)

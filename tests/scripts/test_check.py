@@ -73,3 +73,29 @@ def test_a_page_that_cannot_be_written_is_one_line(files, capsys):
             main(["show", "--html", str(place), str(files / "small.memlab")])
         assert ended.value.code == 2
         assert capsys.readouterr().err.startswith("memlab show: cannot write ")
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("raise SystemExit(4)", ["the script ended with status 4."]),
+        ("x = (", ['script.py", line 1', "x = (", "SyntaxError"]),
+        ("def f():\n    return 1 / 0\nf()", ['script.py", line 3', "in f", "ZeroDivisionError"]),
+    ],
+)
+def test_a_script_that_cannot_be_predicted_is_shown_where_it_raised(tmp_path, capsys, text, said):
+    (tmp_path / "script.py").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "--card", "8GiB", str(tmp_path / "script.py")])
+    err = capsys.readouterr().err
+    assert ended.value.code == 3
+    assert all(one in err for one in said)
+    assert str(Path(memlab.__file__).parent) not in err
+
+
+@pytest.mark.parametrize("name", ["json", "os.path.nothing", "nothing", "json.nothing", "json..tool", ""])
+def test_what_cannot_be_run_as_a_module_is_refused(capsys, name):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "-m", name])
+    assert ended.value.code == 2
+    assert f"there is no module {name!r} here" in capsys.readouterr().err
