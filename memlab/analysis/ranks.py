@@ -453,14 +453,20 @@ def ranks_text(numbers: Iterable[int], limit: int = 6) -> str:
     >>> ranks_text([1]), ranks_text([0, 1, 2, 3, 7]), ranks_text(range(0, 512, 2))
     ('rank 1', 'ranks 0–3, 7', 'ranks 0, 2, 4, 6, 8, 10 and 250 more')
     """
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1].append(number)
-        else:
-            spans.append([number])
-    texts, rest = [], sum(map(len, spans[limit:]))
-    for span in spans[:limit]:
-        texts.append(f"{span[0]}–{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)))
+    stretches = consecutive(numbers)
+    texts, rest = [], sum(map(len, stretches[limit:]))
+    for one in stretches[:limit]:
+        texts.append(f"{one[0]}–{one[-1]}" if len(one) > 2 else ", ".join(map(str, one)))
     more = f" and {rest} more" if rest else ""
-    return f"rank{'' if sum(map(len, spans)) == 1 else 's'} {', '.join(texts)}{more}"
+    return f"rank{'' if sum(map(len, stretches)) == 1 else 's'} {', '.join(texts)}{more}"
+
+
+def consecutive(numbers: Iterable[int]) -> list[range]:
+    """Numbers as stretches without holes."""
+    found: list[range] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1].stop:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found

@@ -21,7 +21,7 @@ from memlab.views.shown import ShownWithFigure, bundle
 from memlab.views.svg import svg
 
 ENDINGS = (".memlab", ".memlab.partial")
-_MOST_RANKS = 1 << 20
+_MOST_RANKS = 1 << 17
 _LEAST_OVERLAP_S = 1.0
 """Consecutive parts of a run do not overlap; clocks may be off by less."""
 

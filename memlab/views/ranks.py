@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
-from memlab.analysis.ranks import CUT_OFF, TERMINATED, JobRanks, RankRun, Spread, ranks_text
+from memlab.analysis.ranks import CUT_OFF, TERMINATED, JobRanks, RankRun, Spread, consecutive, ranks_text
 from memlab.trace.columns import Array
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import format_bytes, format_seconds, number_of, one_line
@@ -21,6 +21,7 @@ from memlab.views.scene import Axis, Bands, Bars, Item, Label, Line, Mark, Panel
 from memlab.views.table import Cell, Column, Table
 
 _NAMED, _FEW, _ROWS, _BARS = 3, 8, 16, 32  # up to so many ranks get a name, a line, a row, a bar of their own
+_SHADES = 200
 _SHOWN = 7  # rows by category or module
 _HOLDERS = 3
 _CAPACITY_SHOWN_FROM = 0.25
@@ -244,8 +245,9 @@ def _rank_bars(job: JobRanks, named: dict[RankRun, tuple[str, str]]) -> Iterator
     for number, one in enumerate(unknown):  # a level without what held it
         ends, level = np.array([one.rank - 0.4, one.rank + 0.4]), np.full(2, one.peak.low)
         yield Line("held by what is not known", ends, level, theme.TEXT, 2.0, shape="joined", named=not number)
-    for rank in job.missing:
-        yield Shade(rank - 0.5, rank + 0.5, theme.CAPACITY, 0.12, f"rank {rank} left no file")
+    for missing in consecutive(job.missing)[:_SHADES]:
+        text = f"{ranks_text(missing)} left no file"
+        yield Shade(missing.start - 0.5, missing.stop - 0.5, theme.CAPACITY, 0.12, text)
     for one, (colour, word) in named.items():
         yield Label(
             one.rank, one.peak.low, f"{one.rank} {word}" if job.world_size > _BARS else word, colour, is_bold=True

@@ -208,3 +208,10 @@ def test_one_picture_for_any_number_of_ranks(tmp_path, count):
     assert len(found.figure.data) < 80
     if count > 5:
         assert found.missing == (5,)
+
+
+def test_a_job_of_which_nearly_all_ranks_are_missing(tmp_path):
+    filled(tmp_path, trained(0, world_size=100_000), trained(70_000, 2 * MiB, world_size=100_000))
+    found = memlab.ranks(tmp_path)
+    assert "Missing: ranks 1–69999, 70001–99999 left no file." in found.text
+    assert len(found.svg()) < 10_000
