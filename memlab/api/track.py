@@ -253,9 +253,8 @@ class Track:
         if self._measurement is not None and (gap := self._measurement.children.gap(_risen_bytes(trace))) is not None:
             trace = trace.with_gaps(gap)
             if gap.name == WORK_IN_CHILDREN:
-                notes.append(
-                    f"The work was done elsewhere: {gap.text}. memlab.track(save=FILE) in each of them measures them."
-                )
+                how = "memlab.track(save='child.memlab') in each, with a file of its own, measures them."
+                notes.append(f"The work was done elsewhere: {gap.text}. {how}")
         if counts:
             trace = dataclasses.replace(trace, notes={**trace.notes, CELLS: counts})
         self.run.finish(trace, notes)

@@ -213,7 +213,7 @@ def test_what_the_report_of_a_parent_advises_measures_its_children(folder):
     status, _, err = ran(folder, "memlab", "run", "spawns.py")
     assert status == 0
     assert "2 child processes with PyTorch ran" in err
-    assert "memlab.track(save=FILE) in each of them measures them" in err
+    assert "memlab.track(save='child.memlab') in each, with a file of its own, measures them" in err
     found = memlab.ranks(folder / "runs")
     assert found.world_size == 2
     assert found.missing == ()
