@@ -116,8 +116,9 @@ def engines(torch: Any) -> tuple[int, ...]:
 
 
 def storages_and_ranks(torch: Any) -> frozenset[tuple[str, int]]:
-    """What resizes storages, and functions of FSDP that memlab has wrapped."""
+    """What resizes storages, where new processes begin, and functions of FSDP that memlab has wrapped."""
     found = {("UntypedStorage.resize_", id(vars(torch.UntypedStorage).get("resize_")))}
+    found.add(("_wrap of new processes", id(vars(sys.modules["torch.multiprocessing.spawn"]).get("_wrap"))))
     for module, names in FSDP.items():
         for holder in filter(None, (getattr(sys.modules.get(module), name, None) for name in names)):
             for name, function in [*vars(holder).items()] if isinstance(holder, type) else [("", holder)]:
@@ -217,7 +218,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "torch's global hooks": torch_global_hooks,
     "torch's dispatch and function modes": of_torch(dispatch_modes),
     "torch's autograd functions": of_torch(engines),
-    "functions of storages and of FSDP": of_torch(storages_and_ranks),
+    "functions of storages, FSDP and new processes": of_torch(storages_and_ranks),
     "torch's gradient modes": of_torch(grad_modes),
     "torch's saved tensor hooks": of_torch(saved_tensor_hooks),
     "CUDA allocator history": of_torch(allocator_history),

@@ -100,6 +100,10 @@ LEAKS = {
     ),
     "a replaced backward": ("autograd functions", lambda: replaced(torch.Tensor, "backward", nothing)),
     "another resize": ("functions of storages", lambda: replaced(torch.UntypedStorage, "resize_", nothing)),
+    "another beginning of processes": (
+        "('_wrap of new processes'",
+        lambda: replaced(sys.modules["torch.multiprocessing.spawn"], "_wrap", nothing),
+    ),
     "gradients off": ("gradient modes", torch.no_grad),
     "inference mode": ("gradient modes", torch.inference_mode),
     "saved tensor hooks": ("saved tensor hooks", lambda: torch.autograd.graph.saved_tensors_hooks(id, id)),

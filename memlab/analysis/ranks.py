@@ -31,7 +31,7 @@ _LEAST_GAP_S = 0.2
 """A process may have lived that long after its last sample: two of them."""
 _LOST_A_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|\bpeer\b|\bnccl|processgroup|tcpstore|timed? ?out|DistBackend"
-    r"|DistNetwork|DistStore|rendezvous",
+    r"|DistNetwork|DistStore|rendezvous|got signal: 15",
     re.IGNORECASE,
 )
 """What the ranks say that wait for one that has failed."""

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -75,6 +76,8 @@ class Display:
         self._figure: Any = None
         self._table: Any = None
         self._note = ""
+        self.rank_lines: Callable[[], tuple[str, ...]] | None = None
+        """Tells what the ranks hold that the cell has started."""
         self._growth, self._highest_bytes = HostGrowth(), 0
         self._owner, self._stack = threading.get_ident(), MarkStack()
         self._seen, self._begun_s = 0, 0.0
@@ -142,7 +145,7 @@ class Display:
             peak_bytes=self._highest_bytes,
             peak_is_exact=is_exact,
             elapsed_s=elapsed_s,
-            notes=(warning,) if warning else (),
+            notes=((warning,) if warning else ()) + (self.rank_lines() if self.rank_lines is not None else ()),
         )
 
     def _phases(self) -> list[tuple[float, float, int]]:
@@ -167,10 +170,30 @@ class Display:
         try:
             finished = self._run.report()
             figure, table = finished.figure_bundle(), finished.table_bundle()
+            jobs = [(one.figure_bundle(), one.table_bundle()) for one in self._run.started_ranks]
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             return
-        self._replace(figure, table, table["text/plain"])
+        if not jobs:
+            self._replace(figure, table, table["text/plain"])
+            return
+        # The ranks did the work: they come first, and of this process only the table.
+        (figure, first), *others = jobs
+        self._replace({**figure, "text/plain": self._run.name}, first, first["text/plain"])
+        for more in (*(table for _, table in others), table):
+            self._append(more)
+
+    def _append(self, table: dict[str, Any]) -> None:
+        """Show a further table below."""
+        try:
+            if self._in_notebook:
+                from IPython.display import display
+
+                display(table, raw=True)
+                return
+        except Exception:
+            pass
+        print_text(table["text/plain"])
 
     def fail(self, reason: str) -> None:
         """Show that there is no report, in its place."""

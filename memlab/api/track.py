@@ -24,6 +24,7 @@ import torch
 
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
+from memlab.api.child_ranks import ChildRanks
 from memlab.api.display import Display, LevelNow
 from memlab.api.run import CELLS, Run
 from memlab.api.runs import runs
@@ -35,7 +36,7 @@ from memlab.probes.job_rank import job_rank
 from memlab.probes.marks import marker
 from memlab.probes.measurement import Measurement, Target
 from memlab.probes.sampler import Sample
-from memlab.torch_internals import cell_code
+from memlab.torch_internals import cell_code, is_kernel
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.columns import MarkKind, Marks, Samples
 from memlab.trace.file import PartialFile, savable
@@ -52,7 +53,7 @@ from memlab.trace.trace import (
     MadeBy,
     Trace,
 )
-from memlab.units import format_bytes, one_line, parse_bytes
+from memlab.units import format_bytes, number_of, one_line, parse_bytes
 
 _MAX_NAME = 200
 
@@ -121,6 +122,7 @@ class Track:
         self._measurement: Measurement | None = None
         self._display: Display | None = None
         self._saver: Saver | None = None
+        self._ranks: ChildRanks | None = None
         self._thread, self._file = 0, ""
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +182,12 @@ class Track:
         try:
             if wanted.save is not None:
                 self._saver = Saver(Path(wanted.save), self.run.name, measurement)
+            if is_kernel(running_shell()) and not _open_tracks[self._thread]:
+                device = None if wanted.device is None else str(wanted.device)
+                self._ranks = ChildRanks(track_of_rank, self.run.name, device, wanted.rate_hz, wanted.shapes)
+                self._ranks.open()
             if self._display is not None:
+                self._display.rank_lines = self._ranks.lines if self._ranks is not None else None
                 self._display.open()
             measurement.start(frame)
         except BaseException as error:
@@ -205,6 +212,7 @@ class Track:
 
     def _abandon(self, reason: str) -> None:
         self.run.fail(reason)
+        self._close_ranks()
         if self._display is not None:
             self._display.fail(reason)
         if self._saver is not None:
@@ -218,7 +226,9 @@ class Track:
         _open_tracks[self._thread] -= 1  # that of the start: a generator may be closed by another thread
         with _interrupts_wait():
             try:
-                self._keep(self._measurement.stop(), error)
+                trace = self._measurement.stop()
+                self._close_ranks()
+                self._keep(trace, error)
             except BaseException as problem:
                 self._abandon(_described(problem))
                 raise
@@ -239,6 +249,14 @@ class Track:
                 return BudgetExceeded(f"run {self.run.name!r}: {text}")
         return None
 
+    def _close_ranks(self) -> None:
+        """Read what the ranks have left that the cell has started; a failure costs their report alone."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            with contextlib.suppress(Exception):
+                ranks.close(None if self.options.save is None else Path(self.options.save))
+            self.run.started_ranks = ranks.ranks
+
     def _keep(self, trace: Trace, error: BaseException | None) -> None:
         notes = list(self._display.notes) if self._display is not None else []
         notes += _about_cuda(trace, is_forced=self.options.target.type is not None)
@@ -252,9 +270,12 @@ class Track:
                 counts[place] = count
         if self._measurement is not None and (gap := self._measurement.children.gap(_risen_bytes(trace))) is not None:
             trace = trace.with_gaps(gap)
-            if gap.name == WORK_IN_CHILDREN:
+            if gap.name == WORK_IN_CHILDREN and not self.run.started_ranks:
                 how = "memlab.track(save='child.memlab') in each, with a file of its own, measures them."
                 notes.append(f"The work was done elsewhere: {gap.text}. {how}")
+        if self.run.started_ranks:
+            ranks = number_of(sum(map(len, self.run.started_ranks)), "rank")
+            notes.append(f"This is the process that started {ranks}, each measured by itself and shown above.")
         if counts:
             trace = dataclasses.replace(trace, notes={**trace.notes, CELLS: counts})
         self.run.finish(trace, notes)
@@ -271,6 +292,13 @@ class Track:
             self.run.note(STEPS_BEFORE, self.steps_before)
         if self.is_kept:
             runs.add(self.run)
+
+
+def track_of_rank(name: str, path: Path, device: str | None, rate_hz: float, shapes: bool) -> Track:
+    """The track of a process that a tracked cell has started, which writes to a file and shows nothing."""
+    track = Track(Options(name, device=device, rate_hz=rate_hz, shapes=shapes, save=path, show=False))
+    track.is_kept = False
+    return track
 
 
 _open_tracks: Counter[int] = Counter()

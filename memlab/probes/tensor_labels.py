@@ -13,6 +13,7 @@ import math
 import threading
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from time import time_ns
 from typing import Any, NamedTuple
@@ -33,6 +34,9 @@ MAX_KEPT = 4_000_000
 
 LEAVE_ALONE = 8
 """Optimizer state that looks unchanged is read every eighth step."""
+
+BUCKETS_READ = 3
+"""In how many first calls of an outermost module the sizes of its buckets are read."""
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 _Pairs = Iterable[tuple[Any, int]]
@@ -131,7 +135,9 @@ class TensorLabels:
         self._snapshots: list[tuple[list[int], list[int], array[int]]] = []
         self._latest: dict[Any, tuple[list[int], list[int], array[int]]] = {}
         self._known: dict[int, _Known] = {}
+        self._calls: Counter[int] = Counter()
         self._steppers: dict[int, _Stepper] = {}
+        self._buckets: dict[str, dict[int, int]] = {}  # path of a DistributedDataParallel -> sizes
         self._path_of: dict[int, tuple[str, str]] = {}  # id of a parameter -> path of its module, its own path
 
     def acquire(self) -> None:
@@ -175,9 +181,17 @@ class TensorLabels:
 
     def buckets(self) -> dict[str, tuple[int, ...]]:
         """The path of each DistributedDataParallel -> the sizes of the buckets with copies of its gradients."""
-        roots = {known.path: known.ref() for known in list(self._known.values())}
-        sizes = {path: sharded.bucket_bytes(module) for path, module in roots.items() if module is not None}
-        return {path: found for path, found in sizes.items() if found}
+        for known in list(self._known.values()):
+            module = known.ref()
+            if module is not None:
+                self._read_buckets(module, known.path)
+        return {path: tuple(sizes) for path, sizes in self._buckets.items() if sizes}
+
+    def _read_buckets(self, module: Any, path: str) -> None:
+        """Note the sizes of a module's buckets while it is there; they are made once more after the first backward."""
+        sizes = sharded.bucket_bytes(module)
+        if sizes is not None:
+            self._buckets.setdefault(path, {}).update(dict.fromkeys(sizes, 0))
 
     def gaps(self) -> Iterator[Gap]:
         """What could not be read from the user's objects."""
@@ -241,6 +255,9 @@ class TensorLabels:
 
     def called(self, root: Any, args: Any, kwargs: Any) -> None:
         """An outermost module was called with these."""
+        if self._calls[id(root)] < BUCKETS_READ:
+            self._calls[id(root)] += 1
+            self._read_buckets(root, marker.path_of(root))
         # A tensor with a graph was computed: between two outermost modules it is an activation.
         given = [one for one in (*_tensors_in(args), *_tensors_in(kwargs)) if one.grad_fn is None]
         if given:
