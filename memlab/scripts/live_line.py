@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -54,6 +53,8 @@ class LiveLine:
 
         It is no child of this process (a script may wait for all of its children), and no signal of the terminal reaches it.
         """
+        import subprocess  # only where there is a terminal
+
         reading, writing = os.pipe()
         restore = _GIVE_BACK.replace("\x1b", "\\033")
         # A shell gives what it starts in the background another stdin, hence 3. First comes a line once a row is taken.

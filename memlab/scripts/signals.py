@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import threading
@@ -86,6 +85,8 @@ class Signals:
             if signal.SIGTERM in heard and self._is_ours(signal.SIGTERM) and not self._is_ending.wait(HANGS_S):
                 with contextlib.suppress(OSError):
                     os.write(2, b"memlab run: ended by SIGTERM in a call that did not return; there is no report\n")
+                import ctypes
+
                 ctypes.pythonapi.PyOS_setsig(signal.SIGTERM, None)  # signal.signal is for the main thread
                 os.kill(os.getpid(), signal.SIGTERM)
         os.close(reading)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 
@@ -48,6 +47,8 @@ class StepTimes:
     @property
     def facts(self) -> dict[str, float | int | None]:
         """Medians in seconds, and how many steps they are of; None where there are too few."""
+        import statistics  # it takes longer to import than all of memlab run
+
         facts: dict[str, float | int | None] = {}
         for name, is_measured in (("measured", True), ("unmeasured", False)):
             kept = self._kept[is_measured]
