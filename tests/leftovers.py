@@ -6,10 +6,12 @@ It does not clean up: the test has to.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
@@ -123,11 +125,12 @@ def storages_and_ranks(torch: Any) -> frozenset[tuple[str, int]]:
         for holder in filter(None, (getattr(sys.modules.get(module), name, None) for name in names)):
             for name, function in [*vars(holder).items()] if isinstance(holder, type) else [("", holder)]:
                 code = getattr(function, "__code__", None)
-                if code is not None and "memlab" in code.co_filename:
+                if code is not None and code.co_filename.startswith(MEMLAB):
                     found.add((f"{holder.__qualname__}.{name}", id(function)))
     return frozenset(found)
 
 
+MEMLAB = str(Path(__file__).resolve().parent.parent / "memlab") + os.sep  # other folders may have it in their name
 FSDP = {
     "torch.distributed.fsdp._fully_shard._fsdp_param_group": ("FSDPParamGroup",),
     "torch.distributed.fsdp._flat_param": ("FlatParamHandle",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -26,7 +26,8 @@ def ran(folder: Path, *words: object, **environment: str) -> subprocess.Complete
 
 
 def script(trainer: str) -> Path:
-    pytest.importorskip(trainer)
+    if importlib.util.find_spec(trainer) is None:
+        pytest.skip(f"needs {trainer}")
     return REPOSITORY / "tests" / "third_party" / f"train_{trainer}.py"
 
 
@@ -215,6 +216,34 @@ def test_some_steps_are_measured(tmp_path):
     assert (tmp_path / "runs" / "training.html").exists()
 
 
+def test_a_trainer_of_trl(tmp_path, monkeypatch):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"[PAD]": 0, "[EOS]": 1, "a": 2, "b": 3}, unk_token="[PAD]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", eos_token="[EOS]")
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=1, n_head=2, vocab_size=4, n_positions=32, bos_token_id=0, eos_token_id=1
+    )
+    arguments = trl.SFTConfig(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=2, logging_steps=1, report_to=[], save_strategy="no",
+        disable_tqdm=True, use_cpu=True, bf16=False, max_length=16,
+    )  # fmt: skip
+    rows = reporter()
+    trainer = trl.SFTTrainer(
+        transformers.GPT2LMHeadModel(config), arguments, processing_class=tokenizer,
+        train_dataset=datasets.Dataset.from_list([{"text": "a b a b"}] * 8),
+        callbacks=[rows, callback("transformers", overhead=None)],
+    )  # fmt: skip
+    trainer.train()
+    steps = [row for row in rows.rows if "loss" in row]
+    assert [check_figures(row)["peak_step"] for row in steps] == [1, 2]
+    assert all("entropy" in row or "mean_token_accuracy" in row for row in steps)  # its own figures are there too
+
+
 # --- Lightning --------------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +288,59 @@ def test_loggers_of_lightning_get_the_figures(tmp_path, leaves_nothing_behind):
     assert all(check_figures(row) for row in found)
     assert max(row["memory/peak_allocated_bytes"] for row in found) == memory.run.peak_bytes
     assert {"memory/module/Module.encoder_bytes", "memory/module/Module.head_bytes"} <= found[0].keys()
+
+
+# --- predictions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_first_step_is_predicted_and_the_training_is_the_same(trainer, tmp_path, capfd, leaves_nothing_behind):
+    memory, losses = callback(trainer, predict="RTX 4060"), []
+    for callbacks in ([memory], []):
+        torch.manual_seed(0)
+        if trainer == "transformers":
+            losses.append(tiny_trainer(tmp_path, *callbacks, eval_strategy="no").train().training_loss)
+        else:
+            module, data = tiny_module()
+            tiny_lightning(tmp_path, *callbacks).fit(module, data)
+            losses.append(module.head.weight.sum().item())
+    assert losses[0] == losses[1]
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("memlab: predicted")]
+    assert len(said) == 1
+    assert "fits on RTX 4060" in said[0]
+    # The CPU has no workspaces of cuBLAS, which are "other", and rounds nothing.
+    there, here = memory.prediction.breakdown(), memory.run.breakdown()
+    assert there["optimizer"] == pytest.approx(here["optimizer"], rel=0.01)
+    assert there["parameter"] == here["parameter"]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_would_be_predicted_wrongly_is_refused_in_one_line(trainer, tmp_path, capfd):
+    memory = callback(trainer, predict="RTX 4060")
+    if trainer == "transformers":
+        failing = tiny_trainer(tmp_path, memory, eval_strategy="no")
+        failing.state.global_step = 0
+        failing.get_batch_samples = None
+        with pytest.raises(TypeError):
+            failing.train()
+        why = "TypeError"
+    else:
+        module, data = tiny_module()
+        module.automatic_optimization = False
+        tiny_lightning(tmp_path, memory).fit(module, data)
+        why = "it takes its optimizer steps itself"
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("memlab: the training step")]
+    assert len(said) == 1
+    assert why in said[0]
+    assert memory.prediction is None
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_prediction_is_near_the_training_on_the_device(trainer, tmp_path):
+    done = ran(tmp_path, script(trainer), "out", "none", "predict")
+    predicted, measured = map(int, done.stdout.splitlines()[-1].split()[1:])
+    assert 0.98 * measured <= predicted <= 1.02 * measured
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A script with Lightning's Trainer, as a user writes it: `train_lightning.py OUT [CULPRIT] [plain]`.
 
 CULPRIT is "none", "kept" (the list `kept_outputs` grows by 64 MiB a step) or "widen" (the output of the module `widen` has
-3 GiB). `plain` leaves out memlab's callback.
+3 GiB). `plain` leaves out memlab's callback, `predict` lets it predict.
 """
 
 import sys
@@ -39,7 +39,7 @@ def main(out, culprit="none", how=""):
     if how != "plain":
         from memlab.integrations.lightning import MemoryCallback
 
-        callbacks.append(MemoryCallback(out=out, name="train"))
+        callbacks.append(MemoryCallback(out=out, name="train", predict="RTX 4060" if how == "predict" else None))
     trainer = lightning.Trainer(
         max_steps=1000 if culprit == "kept" else 4, devices=1, default_root_dir=out, callbacks=callbacks, log_every_n_steps=2,
         accelerator="gpu" if torch.cuda.is_available() else "cpu", logger=lightning.pytorch.loggers.CSVLogger(out),
@@ -47,6 +47,8 @@ def main(out, culprit="none", how=""):
     )  # fmt: skip
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
     print("trained", trainer.global_step)
+    if how == "predict":
+        print("bytes", callbacks[0].prediction.allocated_bytes.high, callbacks[0].run.peak_bytes)
 
 
 if __name__ == "__main__":

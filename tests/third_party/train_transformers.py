@@ -1,7 +1,7 @@
 """A script with the Trainer of transformers, as a user writes it: `train_transformers.py OUT [CULPRIT] [plain]`.
 
 CULPRIT is "none", "kept" (the list `kept_logits` grows by 64 MiB a step) or "widen" (the output of the module `widen` has
-3 GiB). `plain` leaves out memlab's callback.
+3 GiB). `plain` leaves out memlab's callback, `predict` lets it predict.
 """
 
 import sys
@@ -48,11 +48,13 @@ def main(out, culprit="none", how=""):
     if how != "plain":
         from memlab.integrations.transformers import MemoryCallback
 
-        callbacks.append(MemoryCallback(out=out, name="train"))
+        callbacks.append(MemoryCallback(out=out, name="train", predict="RTX 4060" if how == "predict" else None))
     kind = KeepingTrainer if culprit == "kept" else Trainer
     trainer = kind(model, arguments, train_dataset=data, callbacks=callbacks)
     trainer.train()
     print("trained", trainer.state.global_step)
+    if how == "predict":
+        print("bytes", callbacks[0].prediction.allocated_bytes.high, callbacks[0].run.peak_bytes)
 
 
 if __name__ == "__main__":
