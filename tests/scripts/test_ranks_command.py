@@ -103,7 +103,8 @@ def test_a_rank_that_was_killed_is_read_as_far_as_it_went(folder):
     assert first.files == ("train.rank1.memlab.partial",)
     assert first.peak.low == found[0].peak.low  # the tracker's peak was written, not only samples
     assert not first.peak.is_exact
-    assert found[0].ending == "raised"  # its report was written although torchrun sent SIGTERM
+    # It lost its peer, or torchrun's SIGTERM came first: its report was written in either case.
+    assert found[0].ending in ("raised", "terminated")
     assert found[0].shares["category"]["optimizer"] > 0
     assert "Rank 1 failed first" in err
     shown = ran(folder, "memlab", "show", "runs")
