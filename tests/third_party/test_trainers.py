@@ -54,7 +54,10 @@ def test_the_page_after_out_of_memory_names_the_culprit(trainer, culprit, how, t
     run = memlab.load(tmp_path / "out" / f"{name}.memlab")
     assert run.trace.made_by.devices[0].num_ooms == 1
     if culprit == "widen":
-        assert next(iter(run.breakdown("module"))).endswith(held)
+        modules = [
+            name for name in run.breakdown("module") if name != "elsewhere"
+        ]  # the square of its output is of no module
+        assert modules[0].endswith(held)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
