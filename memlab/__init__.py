@@ -36,6 +36,7 @@ _PUBLIC = {
     "ranks": "memlab.api.ranks",
     "release": "memlab.api.oom",
     "runs": "memlab.api.runs",
+    "scaling": "memlab.api.scaling",
     "size": "memlab.api.size",
     "techniques": "memlab.saving_techniques",
     "track": "memlab.api.track",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from memlab.api.run import Run as Run
     from memlab.api.runs import last_run as last_run
     from memlab.api.runs import runs as runs
+    from memlab.api.scaling import scaling as scaling
     from memlab.api.size import size as size
     from memlab.api.track import track as track
     from memlab.api.who import who as who

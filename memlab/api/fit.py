@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from memlab.analysis.summary import has_raised
-from memlab.api.predict import Prediction, asks_for_nothing, configured, predict_step, verdict
+from memlab.api.predict import (
+    Prediction,
+    ThisRank,
+    asks_for_nothing,
+    configured,
+    first_rank,
+    predict_ranks,
+    predict_step,
+    verdict,
+)
 from memlab.api.run import Run
 from memlab.api.runs import last_run, runs
 from memlab.errors import PredictionError
@@ -196,16 +205,20 @@ def max_batch(
     at_most: int = 1 << 16,
     conf: str | None = None,
     limit_s: float | None = None,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
 ) -> MaxBatch:
     """The largest batch that fits on `card`, up to `at_most`: `make_step(batch)` gives the step to predict.
 
     Takes a handful of predictions, each in a child process: the batch is doubled, then bisected. No batch is predicted that
-    is larger than one that does not fit. All of them together take at most `limit_s`.
+    is larger than one that does not fit. All of them together take at most `limit_s`. With `world_size` it is the batch of each
+    rank of a job, as in `memlab.predict`.
     """
     if not callable(make_step):
         raise PredictionError(f"max_batch needs a function of the batch, got {type(make_step).__name__}.")
     if type(at_most) is not int or at_most < 1:
         raise PredictionError(f"at_most is a number of 1 or more, got {at_most!r:.80}.")
+    job = None if world_size is None else first_rank(world_size, local_world_size)
     where, tried, began = find(card), dict[int, TriedBatch](), time.monotonic()
 
     def fits(batch: int) -> Fits:
@@ -216,7 +229,7 @@ def max_batch(
             if limit_s is not None and tried and (left_s := began + limit_s - time.monotonic()) <= 0:
                 what = f"limit_s of {limit_s:.3g} s was over before a batch of {batch} was predicted"
                 raise PredictionError(f"{what}: allow more.")
-            found = _predicted_batch(make_step, batch, where, conf, left_s)
+            found = _predicted_batch(make_step, batch, where, conf, left_s, job)
             tried[batch] = TriedBatch(batch, found.fits, found.peak_device_bytes)
         return tried[batch].fits
 
@@ -226,7 +239,12 @@ def max_batch(
 
 
 def _predicted_batch(
-    make_step: Callable[[int], Callable[[], object]], batch: int, card: Card, conf: str | None, limit_s: float | None
+    make_step: Callable[[int], Callable[[], object]],
+    batch: int,
+    card: Card,
+    conf: str | None,
+    limit_s: float | None,
+    job: ThisRank | None,
 ) -> Prediction:
     """Predict one batch; errors name it."""
 
@@ -237,7 +255,10 @@ def _predicted_batch(
         return made()
 
     try:
-        found = predict_step(step, card, f"batch {batch}", configured(conf), limit_s)
+        if job is None:
+            found = predict_step(step, card, f"batch {batch}", configured(conf), limit_s)
+        else:
+            found = predict_ranks(step, card, f"batch {batch}", configured(conf), job, limit_s)
     except PredictionError as error:
         error.args = (f"with a batch of {batch} {error}",)
         raise

@@ -38,13 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("--card", metavar="NAME|SIZE", help='"RTX 4060", 24GiB (default: every card known, and 0 if it fits on any)')
     add("--steps", metavar="N", type=int, help="predict so many optimizer steps, then end (default: the whole script)")
-    add(
-        "--nproc-per-node",
-        metavar="N",
-        type=int,
-        help="as one of so many ranks on a machine, each with a GPU of its own",
-    )
-    add("--nnodes", metavar="M", type=int, default=1, help="and on so many machines")
+    add("--nproc-per-node", metavar="N", help="as one of so many ranks on a machine, each with a GPU of its own")
+    add("--nnodes", metavar="M", help="and on so many machines; several numbers, 1,2,4, give a table")
     add("--out", metavar="FILE", help="keep the prediction: memlab show and memlab fit read it")
     add("--limit", metavar="SECONDS", type=float, help="give up after so long")
     add("--json", action="store_true", help="one line of JSON")
@@ -57,17 +52,25 @@ def main(arguments: Sequence[str]) -> int:
         script.check()
         from memlab.prediction.cards import find
 
-        job = _job(asked)
+        jobs = _jobs(asked)
         card = find(asked.card or REFERENCE)
     with parser.refusing(UNKNOWN):
         from memlab.api.predict import configured, predict_ranks, predict_step
+        from memlab.api.scaling import scaling
 
         work = functools.partial(_work, script, asked.steps)
         try:
-            if job is None:
+            if not jobs:
                 found = predict_step(work, card, script.name, configured(None), asked.limit)
+            elif len(jobs) == 1:
+                found = predict_ranks(work, card, script.name, configured(None), jobs[0], asked.limit)
             else:
-                found = predict_ranks(work, card, script.name, configured(None), job, asked.limit)
+                sizes, local = [job.world_size for job in jobs], jobs[-1].local_world_size
+                table = scaling(
+                    work, card, world_sizes=sizes, local_world_size=local, name=script.name, limit_s=asked.limit
+                )
+                print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
+                return FITS if any(row.fits == "yes" for row in table.rows) else DOES_NOT_FIT
         except MemlabError as error:
             print(_where_it_raised(error), end="", file=sys.stderr)
             raise
@@ -76,17 +79,23 @@ def main(arguments: Sequence[str]) -> int:
         return _answer(found, asked)
 
 
-def _job(asked: Any) -> ThisRank | None:
-    """The first rank of the job that was asked for, as torchrun's options say it."""
-    if asked.nproc_per_node is None and asked.nnodes == 1:
-        return None
-    local, nodes = asked.nproc_per_node or 1, asked.nnodes
-    for option, number in (("--nproc-per-node", local), ("--nnodes", nodes)):
-        if number < 1:
-            raise MemlabError(f"{option} is a number of 1 or more, got {number}.")
+def _jobs(asked: Any) -> list[ThisRank]:
+    """The first ranks of the jobs that were asked for, as torchrun's options say them; the smallest first."""
+    if asked.nproc_per_node is None and asked.nnodes is None:
+        return []
     from memlab.api.predict import first_rank
 
-    return first_rank(local * nodes, local)
+    local, nodes = _numbers("--nproc-per-node", asked.nproc_per_node), _numbers("--nnodes", asked.nnodes)
+    if len(local) > 1 and len(nodes) > 1:
+        raise MemlabError("--nproc-per-node and --nnodes both have several numbers; give several of one.")
+    return [first_rank(each * count, each) for each in local for count in nodes]
+
+
+def _numbers(option: str, text: str | None) -> list[int]:
+    words = (text or "1").split(",")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise MemlabError(f"{option} is a number of 1 or more, or several such as 1,2,4, got {text!r:.80}.")
+    return sorted({int(word) for word in words})
 
 
 def _where_it_raised(error: MemlabError) -> str:

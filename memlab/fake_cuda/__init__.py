@@ -31,6 +31,7 @@ from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules 
     matmuls,
     process_groups,
     recurrent,
+    sharding,
     sorting,
 )  # fmt: skip
 from memlab.fake_cuda.allocation_log import AllocationLog
@@ -43,6 +44,7 @@ __all__ = ["FakeCuda"]
 INSTALLERS = (
     devices.exchange_devices, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
     recurrent.flatten_weights, autocast.autocast_as_cuda, process_groups.form_groups,
+    sharding.follow_resizes,
 )  # fmt: skip
 """The patches applied while fake CUDA is active, in order: functions of (dispatcher, patches)."""
 

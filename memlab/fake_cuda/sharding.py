@@ -24,11 +24,7 @@ _BLOCK, _TILE = 128, 128 * 16
 def shard(patches: Patches) -> None:
     """Patch DTensor and FSDP; they are imported here, as only distributed programs need them."""
     propagator, dtensor, group = ranks.ShardingPropagator, ranks.DTensor, ranks.FSDPParamGroup
-    derive, resize, base = (
-        propagator._propagate_tensor_meta_non_cached,
-        torch.UntypedStorage.resize_,
-        torch.Tensor.device,
-    )
+    derive, base = propagator._propagate_tensor_meta_non_cached, torch.Tensor.device
 
     def outside_of_modes(self: Any, schema: Any) -> Any:
         """DTensor derives the shape of a result by fake tensors of its own."""
@@ -39,20 +35,25 @@ def shard(patches: Patches) -> None:
         local = getattr(tensor, "_local_tensor", None)
         return base.__get__(tensor) if local is None else local.device
 
-    def resize_(storage: Any, size: int) -> Any:
-        """FSDP frees and refills its buffers so, which no operator reports."""
-        storage = resize(storage, size)
-        if State.active is not None and storage.device.type == "meta":
-            State.active.log.resized(storage, storage.nbytes(), "storage.resize_", None)
-        return storage
-
     patches.put(propagator, _propagate_tensor_meta_non_cached=outside_of_modes)
     patches.put(group, _validate_no_meta_params=nothing)
     patches.put(dtensor, is_cuda=property(lambda tensor: device(tensor).type == "cuda"))
     patches.put(dtensor, is_meta=property(lambda tensor: device(tensor).type == "meta"))
     patches.put(dtensor, device=property(device))
-    patches.put(torch.UntypedStorage, resize_=resize_)
     patches.put_where_present(torch._C, _get_accelerator=constant(torch.device("cuda")))  # the default mesh's device
+
+
+def follow_resizes(cuda: Any, patches: Patches) -> None:
+    """Storages that are resized: FSDP frees and refills its buffers so, which no operator reports."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, size: int) -> Any:
+        storage = resize(storage, size)
+        if State.active is not None and storage.device.type == "meta":
+            State.active.log.resized(storage, storage.nbytes(), "storage.resize_", None)
+        return storage
+
+    patches.put(torch.UntypedStorage, resize_=resize_)
 
 
 @rule("_c10d_functional::_wrap_tensor_autograd.default")

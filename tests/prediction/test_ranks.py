@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp  # what is imported in a test counts as left behind
 from torch import nn
 
 import memlab
@@ -151,16 +152,45 @@ def test_the_prediction_is_of_the_rank_that_needs_most():
     def program():
         dist.init_process_group("nccl")
         rank = dist.get_rank()
-        x = torch.empty((rank + 1) << 20, dtype=torch.uint8, device="cuda")
+        x = torch.empty((rank + 1) << 25, dtype=torch.uint8, device="cuda")
         dist.all_reduce(x)
         if rank < 2:  # two stages
             (dist.send if rank == 0 else dist.recv)(x, 1 - rank, group=dist.group.WORLD)
 
     found = memlab.predict(program, "RTX 4060", world_size=4)
     assert sorted(found.ranks) == [0, 1, 2, 3] and found.job.rank == 3
-    assert [one.allocated_bytes.low for one in found.ranks.values()] == [(rank + 1) << 20 for rank in range(4)]
+    assert [one.allocated_bytes.low for one in found.ranks.values()] == [(rank + 1) << 25 for rank in range(4)]
     assert "Rank 3 of 4, which needs most" in found.report().text
     assert found.for_card("A100 80GB").job.rank == 3
+
+
+@pytest.mark.slow
+def test_the_smallest_job_that_fits_is_found():
+    def step():
+        dist.init_process_group("nccl")
+        torch.empty((8 << 30) // dist.get_world_size(), dtype=torch.uint8, device="cuda")
+
+    table = memlab.scaling(step, "RTX 4060", world_sizes=[2, 1])
+    assert [row.fits for row in table.rows] == ["no", "yes"] and "fits on 2 GPUs" in table.text
+    assert list(table.to_pandas()["allocated_low_bytes"]) == [8 << 30, 4 << 30]
+    with pytest.raises(PredictionError, match="world_sizes has no number"):
+        memlab.scaling(step, "RTX 4060", world_sizes=[])
+
+
+@pytest.mark.slow
+def test_the_largest_batch_of_a_rank():
+    def make_step(batch):
+        def step():
+            dist.init_process_group("nccl")
+            torch.empty(batch << 30, dtype=torch.uint8, device="cuda")
+
+        return step
+
+    found = memlab.max_batch(make_step, "RTX 4060", world_size=2, at_most=16)
+    alone = memlab.max_batch(
+        lambda batch: lambda: torch.empty(batch << 30, device="cuda", dtype=torch.uint8), "RTX 4060", at_most=16
+    )
+    assert found.batch == alone.batch == 7
 
 
 SCRIPT = """
@@ -183,6 +213,12 @@ def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path):
     )
     assert fits.returncode == 0 and '"world_size": 2' in fits.stdout and '"ranks": {"0": [' in fits.stdout
     alone = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
+    table = subprocess.run(
+        [*command, "--nproc-per-node", "1,2", str(script)], capture_output=True, text=True, check=False
+    )
+    assert table.returncode == 0 and "fits on 1 GPU" in table.stdout
+    wrong = subprocess.run([*command, "--nnodes", "0", str(script)], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1 and "'0'" in wrong.stderr
     assert alone.returncode == 3 and "--nproc-per-node 8" in alone.stderr.splitlines()[-1]
 
 
