@@ -41,7 +41,7 @@ def measured(name: str, rank: int) -> Record:
 
     program, size, _ = PROGRAMS[name]
     job = ThisRank(rank, size, min(size, 8))
-    os.environ.update(job.environment, LOCAL_RANK="0")
+    os.environ.update(job.environment, LOCAL_RANK="0", TORCH_NCCL_RANKS_PER_ROOT=str(size))  # or other roots were asked
     begin, meeting = dist.init_process_group, os.environ.get("MEETING") or tempfile.mktemp()
     store = dist.FileStore(meeting, size) if size > 1 else dist.HashStore()
     first = _start("measured", name, 0, MEETING=meeting) if rank else None

@@ -121,6 +121,7 @@ def form_groups(cuda: Any, patches: Patches) -> None:
     c10d = ranks.c10d
     if cuda.groups.job is not None:
         _describe(cuda.groups.job, patches)
+    later = patches.enter_context(Patches())  # what is patched once there is a group
     make_group, begin = c10d._new_process_group_helper, c10d.init_process_group
 
     def new_group(group_size: int, group_rank: int, members: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +138,7 @@ def form_groups(cuda: Any, patches: Patches) -> None:
     ) -> None:
         job = _joined(cuda, rank, world_size)
         cuda.assume(ALONE)
-        sharding.shard(patches)
+        sharding.shard(later)
         timeout = kwargs.get("timeout", args[1] if len(args) > 1 else None)
         begin(
             "nccl" if backend is None else backend,
