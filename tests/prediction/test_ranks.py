@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp._fully_shard._fsdp_param_group  # what is imported in a test counts as left behind
+import torch.distributed.fsdp._fully_shard._fsdp_param_group  # else a test would import it, and leave it
 from torch import nn
 
 import memlab
