@@ -40,7 +40,7 @@ class Run:
         self._failed = ""
         self.is_running = False
         self.started_ranks: tuple[Any, ...] = ()
-        """The ranks of each job that the measured cell started, as `memlab.ranks()` gives them; they are not saved with the run."""
+        """The ranks of each job that the measured cell started, as `memlab.ranks` gives them; they are not saved with the run."""
         self.cell_text = ""
         """The text of the notebook cell that was measured, if it can be run again; it is not saved."""
 

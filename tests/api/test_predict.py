@@ -293,7 +293,7 @@ def test_the_limit_is_for_all_batches_together(monkeypatch):
     monkeypatch.setattr(batch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     limits: list[float] = []
 
-    def predicted(make_step, number, card, conf, limit_s):
+    def predicted(make_step, number, card, conf, limit_s, job):
         limits.append(limit_s)
         return SimpleNamespace(fits="yes", peak_device_bytes=ByteRange.exact(number))
 
