@@ -134,19 +134,14 @@ def form_groups(cuda: Any, patches: Patches) -> None:
 
     @functools.wraps(begin)
     def init_process_group(
-        backend: Any = None, *args: Any, world_size: int = -1, rank: int = -1, **kwargs: Any
-    ) -> None:
+        backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1, *rest: Any,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
         job = _joined(cuda, rank, world_size)
         cuda.assume(ALONE)
         sharding.shard(later)
-        timeout = kwargs.get("timeout", args[1] if len(args) > 1 else None)
-        begin(
-            "nccl" if backend is None else backend,
-            timeout=timeout,
-            world_size=job.world_size,
-            rank=job.rank,
-            store=ranks.FakeStore(),
-        )
+        store = ranks.FakeStore()
+        begin(backend or "nccl", timeout=timeout, world_size=job.world_size, rank=job.rank, store=store)
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, **kwargs: Any) -> None:
         """`torch.multiprocessing.spawn`: this process is one of those that it would start."""
