@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -36,6 +37,7 @@ def predicted(program, rank=0, size=8, card="A100 80GB"):
             program()
         finally:
             trace = probe.stop()
+    gc.collect()  # modules of DDP refer to themselves
     return forecast(trace, find(card)), trace
 
 
