@@ -291,7 +291,7 @@ PROGRAMS: dict[str, tuple[Callable[[], None], int, tuple[int, ...]]] = {
     "tensor parallel, 2 ranks": (tensor_parallel, 2, (0,)),
     "tensor parallel, 12 layers": (of(tensor_parallel, 12), 4, (0,)),
     "sequence parallel": (sequence_parallel, 8, (0,)),
-    "fsdp2 and tensor parallel": (fsdp_and_tp, 8, (0, 7)),
+    "fsdp2 and tensor parallel": (fsdp_and_tp, 8, (0,)),
     "fsdp2 and tensor parallel, bf16": (of(fsdp_and_tp, 4, half=True), 64, (0,)),
     "pipeline, GPipe": (pipeline, 4, (0, 1, 3)),
     "pipeline, 1F1B": (of(pipeline, "Schedule1F1B"), 4, (0, 1, 3)),

@@ -169,10 +169,10 @@ def _table(found: list[Record]) -> str:
     text = f"""# One rank of a job, predicted and measured
 
 Made by `make agreement-ranks`: memlab's prediction, and PyTorch's own allocator and process groups on a simulated {CARD}.
-Of {len(errors)} comparisons {equal["allocated"]} agree in *allocated*, {equal["reserved"]} in *reserved* (before it is
-widened by 2 %). The largest errors are {worst["allocated"]:.2%} and {worst["reserved"]:.2%}. A range of *allocated*
-includes what NCCL may hold a while longer than DDP: which end is measured is a matter of time. Pipelines cannot be
-measured so, as the other stages are not there.
+Of {len(errors)} comparisons {equal["allocated"]} agree in *allocated* to the byte, {equal["reserved"]} in *reserved* (before it is
+widened by 2 %). The largest errors are {worst["allocated"]:.2%} and {worst["reserved"]:.2%}. A range of *allocated* includes
+what NCCL may hold a while longer than DDP: which end is measured is a matter of time, and with steps of 30 ms, as here, NCCL may
+hold more than that. Pipelines cannot be measured so, as the other stages are not there.
 
 """
     return text + "\n".join((head, "|---|---|---|---|---|---|---|---|", *map(_row, found), ""))

@@ -61,7 +61,7 @@ def session(folder: Path, text: str, *words: str, **environment: str) -> Session
 
 def test_what_the_script_wrote_is_as_without_the_line(tmp_path):
     bare, lined = session(tmp_path, TALKS + "talk()"), session(tmp_path, TALKS + LINE_ALONE + "line.close()")
-    lined.read(until=lambda one: "row 3" in one.written)
+    lined.read(until=lambda one: "row 3" in one.written and one.screen.lines[-1].startswith("MEMLAB now"))
     assert lined.screen.lines[-1].startswith("MEMLAB now")
     assert [bare.status(), lined.status()] == [0, 0]
     assert lined.screen.everything == bare.screen.everything

@@ -4,10 +4,19 @@ CULPRIT is "none", "kept" (the list `kept_outputs` grows by 64 MiB a step) or "w
 3 GiB). `plain` leaves out memlab's callback, `predict` lets it predict.
 """
 
+import importlib.util
 import sys
 
-import lightning
 import torch
+
+if (
+    importlib.util.find_spec("torchvision") is not None
+):  # torchmetrics imports it, also one that was built for another torch
+    from third_party import vision
+
+    vision.load()
+
+import lightning
 
 
 class Module(lightning.LightningModule):

@@ -4,9 +4,18 @@ CULPRIT is "none", "kept" (the list `kept_logits` grows by 64 MiB a step) or "wi
 3 GiB). `plain` leaves out memlab's callback, `predict` lets it predict.
 """
 
+import importlib.util
 import sys
 
 import torch
+
+if (
+    importlib.util.find_spec("torchvision") is not None
+):  # transformers imports it, also one that was built for another torch
+    from third_party import vision
+
+    vision.load()
+
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
