@@ -154,7 +154,7 @@ say(found, objects=objects)
     assert said["terms"]["allocated"] == [sum(categories.values())] * 2
     assert set(said["shares"]) == {"category", "line", "module"}
     assert any("program.py:" in line for line in said["shares"]["line"])
-    assert {"model", "optimizer"} <= set(said["named"])
+    assert {"model", "optimizer.state"} <= set(said["named"])
     assert said["named"]["model"][:2] == [said["objects"]["parameter"], "parameter"]
     assert said["gaps"] == []
 
