@@ -241,5 +241,6 @@ def test_peaks_are_those_of_nccl_and_the_real_allocator(name):
         assert ended.returncode == 0, ended.stderr[-2000:]
         sides.append(json.loads(ended.stdout.splitlines()[-1]))
     was, expected = sides
-    assert was["allocated"] in expected["allocated"]  # either end: what NCCL still holds is a matter of time
+    # a range: how many buckets NCCL still holds at the peak is a matter of time
+    assert expected["allocated"][0] <= was["allocated"] <= expected["allocated"][1]
     assert expected["reserved"][0] <= was["reserved"] <= expected["reserved"][1]
