@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,10 @@ import torch
 
 from memlab.errors import MemlabError
 from memlab.integrations.first_step import DEVICE, STEPS, autocast, move, on_card, predict_first_step, refuse
-from memlab.integrations.training import CallbackOptions, MeasuredTraining, needs, say
+from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs, say
 
 if TYPE_CHECKING:
-    from memlab.api.predict import Prediction
-    from memlab.api.run import Run
+    pass
 
 
 def _library() -> Any:
@@ -39,42 +37,11 @@ def _library() -> Any:
     raise needs(__name__, "lightning")
 
 
-class MemoryCallback(_library().Callback):  # type: ignore[misc]
-    """Logs peaks of memory to the Trainer's loggers, every `log_every_n_steps`, and leaves a page if memory runs out.
+class MemoryCallback(MeasuringCallback, _library().Callback):  # type: ignore[misc]
+    """Logs peaks of memory to the Trainer's loggers, every `log_every_n_steps`, and leaves a page if memory runs out."""
 
-    `out` is a folder for the run and its page; `name` their name; `device` what is measured (default: the Trainer's);
-    `lines` and `shapes` record more; `budget` ("20GiB") says in one line if the peak was higher; `skip` and `steps` choose
-    optimizer steps; `modules` is how many modules get figures; at most the share `overhead` of the time goes into figures, so
-    that rows that come faster have none (None: every row has). `predict` ("RTX 4060") predicts the training step before the first.
-    """
-
-    def __init__(
-        self,
-        out: str | os.PathLike[str] | None = None,
-        *,
-        name: str = "training",
-        device: str | None = None,
-        lines: bool = False,
-        shapes: bool = False,
-        budget: str | int | None = None,
-        skip: int = 0,
-        steps: int | None = None,
-        modules: int = 5,
-        overhead: float | None = 0.05,
-        predict: str | None = None,
-    ) -> None:
-        self.options = CallbackOptions.of(
-            out, name, device, lines, shapes, budget, skip, steps, modules, overhead, predict
-        )  # fmt: skip
-        self.training: MeasuredTraining | None = None
-        self.prediction: Prediction | None = None
-        self._step = self._logged = 0
-        self._is_asked = False
-
-    @property
-    def run(self) -> Run | None:
-        """The run of the last training that has ended; None before, and under `memlab run`, which has it."""
-        return self.training.run if self.training is not None else None
+    _step = _logged = 0
+    _is_asked = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """A training begins: before the module is moved to its device."""

@@ -20,6 +20,7 @@ from memlab.scripts.script import frame_of_script
 from memlab.units import number_of, parse_bytes
 
 if TYPE_CHECKING:
+    from memlab.api.predict import Prediction
     from memlab.api.run import Run
     from memlab.api.track import Track
 
@@ -37,39 +38,6 @@ class CallbackOptions:
     modules: int
     overhead: float | None
     card: str | None
-
-    @classmethod
-    def of(
-        cls,
-        out: str | os.PathLike[str] | None,
-        name: str,
-        device: str | None,
-        lines: bool,
-        shapes: bool,
-        budget: str | int | None,
-        skip: int,
-        steps: int | None,
-        modules: int,
-        overhead: float | None,
-        predict: str | None,
-    ) -> CallbackOptions:
-        """Check what a user gave; MemlabError in one line if something is wrong."""
-        if not 0 <= modules <= MAX_MODULES:
-            raise MemlabError(
-                f"modules is the number of modules with figures, 0 to {MAX_MODULES}, got {modules!r:.80}."
-            )
-        if overhead is not None and not 0 < overhead <= 1:
-            raise MemlabError(
-                f"overhead is a share of the training's time such as 0.05, or None, got {overhead!r:.80}."
-            )
-        if budget is not None:
-            parse_bytes(budget)
-        if predict is not None:
-            from memlab.prediction.cards import find
-
-            find(predict)
-        wanted = Wanted(name, device, lines, shapes, budget, skip, steps, folder(out))
-        return cls(wanted, modules, overhead, predict)
 
 
 class MeasuredTraining:
@@ -212,3 +180,53 @@ def needs(module: str, package: str) -> ImportError:
 def say(text: str) -> None:
     """A line about a training, to stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+class MeasuringCallback:
+    """What the callbacks of all trainers have: their options, and the training that they measure."""
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        name: str = "training",
+        device: str | None = None,
+        lines: bool = False,
+        shapes: bool = False,
+        budget: str | int | None = None,
+        skip: int = 0,
+        steps: int | None = None,
+        modules: int = 5,
+        overhead: float | None = 0.05,
+        predict: str | None = None,
+    ) -> None:
+        """`out` is a folder for the run and its page; `name` their name; `device` what is measured (default: the Trainer's).
+
+        `lines` and `shapes` record more; `budget` ("20GiB") says in one line if the peak was higher; `skip` and `steps` choose
+        optimizer steps; `modules` is how many modules get figures; at most the share `overhead` of the time goes into figures, so
+        that rows that come faster have none (None: every row has). `predict` ("RTX 4060") predicts the training step before the
+        first. MemlabError in one line if one of them is wrong.
+        """
+        if not 0 <= modules <= MAX_MODULES:
+            raise MemlabError(
+                f"modules is the number of modules with figures, 0 to {MAX_MODULES}, got {modules!r:.80}."
+            )
+        if overhead is not None and not 0 < overhead <= 1:
+            raise MemlabError(
+                f"overhead is a share of the training's time such as 0.05, or None, got {overhead!r:.80}."
+            )
+        if budget is not None:
+            parse_bytes(budget)
+        if predict is not None:
+            from memlab.prediction.cards import find
+
+            find(predict)
+        wanted = Wanted(name, device, lines, shapes, budget, skip, steps, folder(out))
+        self.options = CallbackOptions(wanted, modules, overhead, predict)
+        self.training: MeasuredTraining | None = None
+        self.prediction: Prediction | None = None
+
+    @property
+    def run(self) -> Run | None:
+        """The run of the last training that has ended; None before, and under `memlab run`, which has it."""
+        return self.training.run if self.training is not None else None

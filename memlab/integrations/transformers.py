@@ -13,7 +13,6 @@ its `train` go through this callback: as attributes of that one object, which it
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memlab.integrations.first_step import DEVICE, STEPS, autocast, first_batches, move, predict_first_step, refuse
-from memlab.integrations.training import CallbackOptions, MeasuredTraining, needs, say
+from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs, say
 from memlab.torch_internals.frames import locals_of
 
 try:
@@ -32,47 +31,17 @@ except ImportError:
     raise needs(__name__, "transformers") from None
 
 if TYPE_CHECKING:
-    from memlab.api.predict import Prediction
-    from memlab.api.run import Run
+    pass
 
 
-class MemoryCallback(transformers.TrainerCallback):
+class MemoryCallback(MeasuringCallback, transformers.TrainerCallback):
     """Logs peaks of memory with every row of the Trainer's log, and leaves a page if memory runs out.
 
     Pass it to the Trainer's constructor. If that is not possible, add it and train within it: `with callback: trainer.train()`.
-    `out` is a folder for the run and its page; `name` their name; `device` what is measured (default: the Trainer's);
-    `lines` and `shapes` record more; `budget` ("20GiB") says in one line if the peak was higher; `skip` and `steps` choose
-    optimizer steps; `modules` is how many modules get figures; at most the share `overhead` of the time goes into figures, so
-    that rows that come faster have none (None: every row has). `predict` ("RTX 4060") predicts the training step before the first.
     """
 
-    def __init__(
-        self,
-        out: str | os.PathLike[str] | None = None,
-        *,
-        name: str = "training",
-        device: str | None = None,
-        lines: bool = False,
-        shapes: bool = False,
-        budget: str | int | None = None,
-        skip: int = 0,
-        steps: int | None = None,
-        modules: int = 5,
-        overhead: float | None = 0.05,
-        predict: str | None = None,
-    ) -> None:
-        self.options = CallbackOptions.of(
-            out, name, device, lines, shapes, budget, skip, steps, modules, overhead, predict
-        )  # fmt: skip
-        self.training: MeasuredTraining | None = None
-        self.prediction: Prediction | None = None
-        self._depth = 0
-        self._undo: Callable[[], None] | None = None
-
-    @property
-    def run(self) -> Run | None:
-        """The run of the last training that has ended; None before, and under `memlab run`, which has it."""
-        return self.training.run if self.training is not None else None
+    _depth = 0
+    _undo: Callable[[], None] | None = None
 
     # --- around a training ---
 

@@ -13,8 +13,12 @@ import pytest
 import torch
 
 import memlab
+from third_party import vision
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+if importlib.util.find_spec("torchvision") is not None:  # trainers import it, also one that was built for another torch
+    vision.load()
+
 TRAINERS = ("transformers", "lightning")
 
 
