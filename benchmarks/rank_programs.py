@@ -295,8 +295,8 @@ PROGRAMS: dict[str, tuple[Callable[[], None], int, tuple[int, ...]]] = {
     "fsdp2 and tensor parallel, bf16": (of(fsdp_and_tp, 4, half=True), 64, (0,)),
     "pipeline, GPipe": (pipeline, 4, (0, 1, 3)),
     "pipeline, 1F1B": (of(pipeline, "Schedule1F1B"), 4, (0, 1, 3)),
-    "pipeline, 1F1B, 16 stages": (of(pipeline, "Schedule1F1B", 16), 16, (0, 15)),
-    "pipeline, interleaved": (of(pipeline, "ScheduleInterleaved1F1B", 4, 2), 4, (0, 3)),
+    "pipeline, 1F1B, 16 stages": (of(pipeline, "Schedule1F1B", 16), 16, (0, 7, 15)),
+    "pipeline, interleaved": (of(pipeline, "ScheduleInterleaved1F1B", 4, 2), 4, (0, 1, 3)),
     "collectives": (collectives, 8, (0,)),
 }
 """Name -> the program, the number of ranks, and the ranks to compare."""

@@ -3,8 +3,8 @@
     make agreement-ranks                    # every program of `rank_programs`; writes the table
     python -m benchmarks.ranks --only fsdp2
 
-Both sides run the same CUDA build. The simulated NCCL connects nobody: each rank works as if all held what it holds. A pipeline
-cannot be measured so, as its stages need what the others send.
+Both sides run the same CUDA build. The simulated NCCL connects nobody: each rank works as if all held what it holds, and what
+others send has the right size and no values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +27,57 @@ Record = dict[str, Any]
 
 
 def measured(name: str, rank: int) -> Record:
-    """The peaks of one rank, by the real allocator; in a process of its own.
-
-    NCCL takes a number from rank 0, which therefore runs beside any other.
-    """
+    """The peaks of one rank, by the real allocator; in a process of its own, without the other ranks."""
     import torch
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
+    from torch.distributed.pipelining import _utils, schedules
 
     from benchmarks.rank_programs import PROGRAMS
     from memlab.fake_cuda.process_groups import ThisRank
 
+    class Alone(dist.Store):
+        """Where ranks leave notes for each other: what another rank would have left reads as NCCL's number of a group."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.notes: dict[str, bytes] = {}
+
+        def set(self, key: str, value: bytes) -> None:
+            self.notes[key] = value
+
+        def get(self, key: str) -> bytes:
+            return self.notes.get(key, bytes(128))
+
+        def add(self, key: str, value: int) -> int:
+            self.notes[key] = b"%d" % (int(self.notes.get(key, b"0")) + value)
+            return int(self.notes[key])
+
+        def wait(self, keys: list[str], timeout: Any = None) -> None:
+            pass
+
+        def check(self, keys: list[str]) -> bool:
+            return all(key in self.notes for key in keys)
+
     program, size, _ = PROGRAMS[name]
     job = ThisRank(rank, size, min(size, 8))
-    os.environ.update(job.environment, LOCAL_RANK="0", TORCH_NCCL_RANKS_PER_ROOT=str(size))  # or other roots were asked
-    begin, meeting = dist.init_process_group, os.environ.get("MEETING") or tempfile.mktemp()
-    store = dist.FileStore(meeting, size) if size > 1 else dist.HashStore()
-    first = _start("measured", name, 0, MEETING=meeting) if rank else None
+    os.environ.update(job.environment, LOCAL_RANK="0", TORCH_NCCL_RANKS_PER_ROOT=str(size))  # one root is asked
+    store, begin, warm_up = Alone(), dist.init_process_group, schedules._PipelineSchedule._warmup_p2p
 
     def alone(*args: Any, **kwargs: Any) -> None:
         begin("nccl", store=store, rank=rank, world_size=size)
 
+    def all_have_shapes(schedule: Any, stages: list[Any], *args: Any) -> None:
+        """The stages vote on whether all were given shapes: a value, of which a simulated GPU computes none."""
+        warm_up(schedule, stages, *args)
+        for stage in stages:
+            stage._inference_mode = _utils.InferenceMode.STATIC
+
+    schedules._PipelineSchedule._warmup_p2p = all_have_shapes
     for module in (dist, distributed_c10d, device_mesh):
         module.init_process_group = alone  # type: ignore[union-attr]
     program()
     torch.cuda.synchronize()
-    if first is not None:
-        first.kill()
     return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
 
 
@@ -97,47 +120,23 @@ def main() -> int:
     return any(_outside(one) for one in found.values())
 
 
-def _start(side: str, name: str, rank: int, **environment: str) -> subprocess.Popen[str]:
+def _in_a_process(side: str, name: str, rank: int) -> Record:
     """One side of one program in a process of its own, on a simulated GPU."""
-    command = [
-        CUDA,
-        "-m",
-        "memlab",
-        "simulate",
-        "--card",
-        CARD,
-        "--",
-        CUDA,
-        "-m",
-        "benchmarks.ranks",
-        "--one",
-        side,
-        name,
-        str(rank),
-    ]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        list(map(str, command)), cwd=ROOT, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True
+    python = str(CUDA)
+    command = [python, "-m", "memlab", "simulate", "--card", CARD, "--", python, "-m", "benchmarks.ranks", "--one"]
+    ended = subprocess.run(
+        [*command, side, name, str(rank)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
-
-
-def _in_a_process(side: str, name: str, rank: int) -> Record | None:
-    """One side of one program; None if it cannot be run."""
-    if side == "measured" and name.startswith("pipeline"):
-        return None
-    out, errors = _start(side, name, rank).communicate(timeout=600)
-    lines = [line for line in out.splitlines() if line.startswith("{")]
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        sys.stderr.write(errors[-2000:])
+        sys.stderr.write(ended.stderr[-2000:])
         raise SystemExit(f"{name}, rank {rank}, {side}: it did not answer")
     record: Record = json.loads(lines[-1])
     return record
 
 
-def _errors(one: Record) -> dict[str, float] | None:
+def _errors(one: Record) -> dict[str, float]:
     """The distance of what was measured from the nearest end of what was predicted, as a share."""
-    if one["measured"] is None:
-        return None
     errors = {}
     for of, widened in (("allocated", 0), ("reserved", _RESERVED_ERROR)):
         (low, high), was = one["predicted"][of], one["measured"][of]
@@ -147,22 +146,20 @@ def _errors(one: Record) -> dict[str, float] | None:
 
 def _outside(one: Record) -> bool:
     errors = _errors(one)
-    return errors is not None and (errors["allocated"] > 0.01 or errors["reserved"] > 0.03)
+    return errors["allocated"] > 0.01 or errors["reserved"] > 0.03
 
 
 def _row(one: Record) -> str:
     errors = _errors(one)
     shown = [" to ".join(f"{end:,}" for end in sorted(set(one["predicted"]["allocated"])))]
-    shown += (
-        ["not measured", ""] if errors is None else [f"{one['measured']['allocated']:,}", f"{errors['allocated']:.2%}"]
-    )
+    shown += [f"{one['measured']['allocated']:,}", f"{errors['allocated']:.2%}"]
     shown.append(" to ".join(f"{end / 2**20:.0f}" for end in one["predicted"]["reserved"]))
-    shown += ["", ""] if errors is None else [f"{one['measured']['reserved'] / 2**20:.0f}", f"{errors['reserved']:.2%}"]
+    shown += [f"{one['measured']['reserved'] / 2**20:.0f}", f"{errors['reserved']:.2%}"]
     return f"| {one['program']} | {one['rank']} of {one['ranks']} | {' | '.join(shown)} |"
 
 
 def _table(found: list[Record]) -> str:
-    errors = [each for one in found if (each := _errors(one)) is not None]
+    errors = [_errors(one) for one in found]
     equal = {of: sum(each[of] < 1e-6 for each in errors) for of in ("allocated", "reserved")}
     worst = {of: max(each[of] for each in errors) for of in ("allocated", "reserved")}
     head = "| program | rank | allocated predicted, bytes | measured | error | reserved predicted, MiB | measured | error |"
@@ -172,7 +169,7 @@ Made by `make agreement-ranks`: memlab's prediction, and PyTorch's own allocator
 Of {len(errors)} comparisons {equal["allocated"]} agree in *allocated* to the byte, {equal["reserved"]} in *reserved* (before it is
 widened by 2 %). The largest errors are {worst["allocated"]:.2%} and {worst["reserved"]:.2%}. A range of *allocated* includes
 what NCCL may hold a while longer than DDP: which end is measured is a matter of time, and with steps of 30 ms, as here, NCCL may
-hold more than that. Pipelines cannot be measured so, as the other stages are not there.
+hold more than that. The stages of pipelines were given their shapes (`input_args`, `output_args`); what others send has no values.
 
 """
     return text + "\n".join((head, "|---|---|---|---|---|---|---|---|", *map(_row, found), ""))
