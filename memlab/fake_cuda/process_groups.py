@@ -69,15 +69,17 @@ class ThisRank:
 
 
 class Groups:
-    """The process groups of the fake GPU: their sizes by name once they have moved something, and who differs.
+    """The process groups of the fake GPU: the sizes of NCCL's communicators by name, and who differs.
 
-    `peers` are the ranks of groups in which something was sent from one rank to another: a pipeline, whose stages differ.
-    `reduced` are the blocks that were reduced during backward, `backwards` the rows at which their backwards began to.
+    `is_batched` is on while several sends are one, `is_eager` if groups connect when they are made. `peers` are the ranks of
+    groups in which something was sent from one rank to another: a pipeline, whose stages differ. `reduced` are the blocks that
+    were reduced during backward, `backwards` the rows at which their backwards began to.
     """
 
     def __init__(self, job: ThisRank | None) -> None:
         self.job = job
         self.used: dict[str, int] = {}
+        self.is_batched = self.is_eager = False
         self.peers: set[int] = set()
         self.reduced: set[int] = set()
         self.backwards: list[int] = []
@@ -108,10 +110,20 @@ class Groups:
             later = bisect_right(self.backwards, int(row)) + 1
             yield int(row), int(block[row]), self.backwards[later] if later < len(self.backwards) else None
 
-    def points(self, name: str) -> None:
-        """Something is sent from one rank of a group to another."""
-        if (group := ranks.group_of(name)) is not None:
-            self.peers.update(distributed.get_process_group_ranks(group))
+    def sends(self, name: str, to: int) -> None:
+        """Something is sent from one rank of a group to another, or received from it.
+
+        Alone, two ranks get a communicator of their own, unless groups connected when they were made (ProcessGroupNCCL.cpp,
+        pointToPoint).
+        """
+        if (group := ranks.group_of(name)) is None:
+            return
+        self.peers.update(distributed.get_process_group_ranks(group))
+        if self.is_batched or self.is_eager:
+            self.uses(name)
+        else:
+            low, high = sorted((group.rank(), to))
+            self.used[f"{name}, {low}:{high}"] = 2
 
 
 def form_groups(cuda: Any, patches: Patches) -> None:
@@ -122,7 +134,7 @@ def form_groups(cuda: Any, patches: Patches) -> None:
     if cuda.groups.job is not None:
         _describe(cuda.groups.job, patches)
     later = patches.enter_context(Patches())  # what is patched once there is a group
-    make_group, begin = c10d._new_process_group_helper, c10d.init_process_group
+    make_group, begin, batch = c10d._new_process_group_helper, c10d.init_process_group, c10d.batch_isend_irecv
 
     def new_group(group_size: int, group_rank: int, members: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
         """A group of the fake backend, under the name of the one that was asked for."""
@@ -134,14 +146,23 @@ def form_groups(cuda: Any, patches: Patches) -> None:
 
     @functools.wraps(begin)
     def init_process_group(
-        backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1, *rest: Any,
-        **kwargs: Any,
+        backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
+        store: Any = None, group_name: str = "", pg_options: Any = None, device_id: Any = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         job = _joined(cuda, rank, world_size)
+        cuda.groups.is_eager = device_id is not None
         cuda.assume(ALONE)
         sharding.shard(later)
-        store = ranks.FakeStore()
-        begin(backend or "nccl", timeout=timeout, world_size=job.world_size, rank=job.rank, store=store)
+        begin(backend or "nccl", timeout=timeout, world_size=job.world_size, rank=job.rank, store=ranks.FakeStore())
+
+    @functools.wraps(batch)
+    def batch_isend_irecv(p2p_op_list: list[Any]) -> Any:
+        """NCCL's group does the sends and receives of a batch at once, the fake one by one."""
+        cuda.groups.is_batched = True
+        try:
+            return batch(p2p_op_list)
+        finally:
+            cuda.groups.is_batched = False
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, **kwargs: Any) -> None:
         """`torch.multiprocessing.spawn`: this process is one of those that it would start."""
@@ -162,6 +183,7 @@ def form_groups(cuda: Any, patches: Patches) -> None:
             init_process_group=init_process_group,
             is_nccl_available=constant(True),
             all_gather_object=_all_gather_object,
+            batch_isend_irecv=batch_isend_irecv,
         )
     patches.put(ranks.device_mesh, init_process_group=init_process_group)
     patches.put(c10d, _new_process_group_helper=new_group, _get_default_timeout=constant(timedelta(minutes=10)))
@@ -238,11 +260,12 @@ def collective(cuda, func, *args, **kwargs):
         for one in (*args, *kwargs.values())
         if isinstance(one, ranks.ScriptObject) and ranks.is_group(one)
     )
-    cuda.groups.uses(group)
+    if name in ("send", "recv_"):
+        cuda.groups.sends(group, args[2])
+    else:
+        cuda.groups.uses(group)
     if name == "allreduce_":
         cuda.groups.reduces(args[0], cuda.log)
-    if name in ("send", "recv_", "recv_any_source_"):
-        cuda.groups.points(group)
     if name == "barrier":
         cuda.scratch(4, op=func)
     if name in _FLATTENED:

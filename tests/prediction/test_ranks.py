@@ -102,6 +102,26 @@ def test_nccl_is_a_named_interval_with_its_source():
     assert found.device_bytes.high - found.reserved_bytes.high == find("A100 80GB").context_bytes.high + (2 << 30)
 
 
+@pytest.mark.parametrize(
+    ("batched", "device_id", "communicators"), [(False, None, 2), (True, None, 1), (False, torch.device("cuda", 0), 1)]
+)
+def test_two_ranks_that_send_each_other_something_have_a_communicator_of_their_own(batched, device_id, communicators):
+    def program():
+        dist.init_process_group("nccl", device_id=device_id)
+        x = torch.ones(4, device="cuda")
+        dist.all_reduce(x)
+        if batched:
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1), dist.P2POp(dist.irecv, x, 1)]):
+                work.wait()
+        else:
+            dist.send(x, 1)
+            dist.recv(x, 1)
+
+    found, trace = predicted(program, size=4)
+    (nccl,) = [part for part in found.parts if part.name == "NCCL"]
+    assert nccl.high_bytes == communicators * (2 << 30) and trace.notes[NOTES]["peers"] == [0, 1, 2, 3]
+
+
 def test_a_program_finds_what_torchrun_sets_and_its_own_gpu():
     before = dict(os.environ)
     seen = {}
@@ -154,7 +174,7 @@ def test_sizes_of_jobs_are_whole_numbers(size):
 @pytest.mark.slow
 def test_the_prediction_is_of_the_rank_that_needs_most():
     def program():
-        dist.init_process_group("nccl")
+        dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
         rank = dist.get_rank()
         x = torch.empty((rank + 1) << 25, dtype=torch.uint8, device="cuda")
         dist.all_reduce(x)
