@@ -116,8 +116,9 @@ class Script:
 
 def frame_of_script() -> FrameType | None:
     """The innermost frame of the script's own code, if it is running in this thread."""
-    names, frame = vars(sys.modules["__main__"]), sys._getframe()
-    found: FrameType | None = frame
+    names = vars(sys.modules["__main__"])
+    # Its own frame in a variable would be a cycle, which keeps what the functions of its callers held.
+    found: FrameType | None = sys._getframe(1)
     while found is not None and found.f_globals is not names:
         found = found.f_back
     return found

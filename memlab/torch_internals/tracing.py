@@ -119,6 +119,7 @@ class SettraceTracer:
             local = here.f_trace
             if type(local) is FunctionType and (local in self._theirs or local in self._locals.values()):
                 here.f_trace = self._theirs.get(local)
+        frames.clear()  # this function's own is one of them: a cycle, which keeps what its callers' variables held
         self._locals.clear()
         self._theirs.clear()
         return "" if is_ours else KEPT_OFF if now is None and off is not None else TAKEN_OVER

@@ -226,3 +226,27 @@ def test_growth_over_steps_is_noticed_and_its_holder_named(folder):
     assert re.search(r"what grew is held by losses \([\d.]+ MiB\)", err)
     assert "held by losses" in (folder / "runs/leaks.html").read_text()
     assert "held by" not in memlab_ran(folder, "run", "train.py")[2]
+
+
+HELD = """
+import gc, weakref
+import torch
+gc.disable()
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters())
+
+def step():
+    loss = model(torch.randn(2, 4)).sum()
+    loss.backward()
+    optimizer.step()
+    return weakref.ref(loss)
+
+print([step()() is None for _ in range(4)])
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--skip", "1", "--steps", "2"), ("--skip", "1", "--steps", "2", "--lines")])
+def test_what_a_function_held_is_freed_when_it_returns(folder, options):
+    (folder / "held.py").write_text(HELD)
+    code, out, err = memlab_ran(folder, "run", *options, "held.py")
+    assert (code, out) == (0, "[True, True, True, True]\n"), err
