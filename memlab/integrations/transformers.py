@@ -13,6 +13,7 @@ its `train` go through this callback: as attributes of that one object, which it
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import weakref
 from collections.abc import Callable
@@ -21,7 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memlab.integrations.first_step import DEVICE, STEPS, autocast, first_batches, move, predict_first_step, refuse
+from memlab.integrations.first_step import (
+    DEVICE,
+    STEPS,
+    autocast,
+    first_batches,
+    move,
+    on_card,
+    predict_first_step,
+    refuse,
+)
 from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs, say
 from memlab.torch_internals.frames import locals_of
 
@@ -165,8 +175,10 @@ def _steps(trainer: Any) -> None:
             (mixed not in ("no", "bf16"), f"mixed precision {mixed} needs a scaler that is not predicted"),
         ]
     )
+    loop: dict[str, Any] = {}  # the variables that the Trainer's loop holds on to from one step to the next
     if args.device.type == "cpu":
         move(model, optimizer)
+        loop["tr_loss"] = torch.tensor(0.0, device=DEVICE)
         # What a Trainer and its Accelerator have found out about this machine, for that with the card.
         vars(args)["_setup_devices"] = vars(accelerator.state)["device"] = DEVICE
         if mixed == "bf16":
@@ -178,16 +190,19 @@ def _steps(trainer: Any) -> None:
                     return forward(*args, **kwargs)
 
             model.forward = in_bf16
-    batches = iter(first_batches(trainer.callback_handler.train_dataloader, STEPS * args.gradient_accumulation_steps))
+    count = STEPS * args.gradient_accumulation_steps
+    # As accelerate's loader does it, all batches of an optimizer step go to the card before its first one, and stay for it.
+    batches = map(on_card, first_batches(trainer.callback_handler.train_dataloader, count))
     for _ in range(STEPS):
-        samples, count = trainer.get_batch_samples(batches, args.gradient_accumulation_steps, DEVICE)
+        samples, items = trainer.get_batch_samples(batches, args.gradient_accumulation_steps, DEVICE)
         if not samples:
             break
         trainer.current_gradient_accumulation_steps = len(samples)
         for number, inputs in enumerate(samples, 1):
             accelerator.gradient_state._set_sync_gradients(number == len(samples))
-            trainer.training_step(model, inputs, count)
-        if args.max_grad_norm > 0:
-            accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+            loop["tr_loss_step"] = trainer.training_step(model, inputs, items)
+        # The norm is logged also where nothing is clipped.
+        loop["grad_norm"] = None
+        loop["grad_norm"] = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or math.inf)
         optimizer.step()
         model.zero_grad()

@@ -342,12 +342,16 @@ def test_what_would_be_predicted_wrongly_is_refused_in_one_line(trainer, tmp_pat
     assert memory.prediction is None
 
 
+# What Lightning's `self.log` keeps are single numbers, and they are not predicted.
 @pytest.mark.simulated
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_prediction_is_near_the_training_on_the_device(trainer, tmp_path):
-    done = ran(tmp_path, script(trainer), "out", "none", "predict")
+@pytest.mark.parametrize(
+    ("trainer", "words", "logged_bytes"),
+    [("transformers", ["1"], 0), ("transformers", ["3"], 0), ("lightning", [], 4096)],
+)
+def test_a_prediction_is_the_training_on_the_device(trainer, words, logged_bytes, tmp_path):
+    done = ran(tmp_path, script(trainer), "out", "none", "predict", *words)
     predicted, measured = map(int, done.stdout.splitlines()[-1].split()[1:])
-    assert 0.98 * measured <= predicted <= 1.02 * measured
+    assert measured - logged_bytes <= predicted <= measured
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""A script with the Trainer of transformers, as a user writes it: `train_transformers.py OUT [CULPRIT] [plain]`.
+"""A script with the Trainer of transformers, as a user writes it: `train_transformers.py OUT [CULPRIT] [HOW [BATCHES]]`.
 
 CULPRIT is "none", "kept" (the list `kept_logits` grows by 64 MiB a step) or "widen" (the output of the module `widen` has
-3 GiB). `plain` leaves out memlab's callback, `predict` lets it predict.
+3 GiB). HOW: `plain` leaves out memlab's callback, `predict` lets it predict. BATCHES make an optimizer step.
 """
 
 import importlib.util
@@ -43,7 +43,7 @@ class KeepingTrainer(Trainer):
         return outputs.loss
 
 
-def main(out, culprit="none", how=""):
+def main(out, culprit="none", how="", accumulated="1"):
     config = GPT2Config(
         n_embd=64, n_layer=2, n_head=2, vocab_size=VOCABULARY, n_positions=256, bos_token_id=0, eos_token_id=0
     )
@@ -52,7 +52,12 @@ def main(out, culprit="none", how=""):
     arguments = TrainingArguments(
         out, max_steps=1000 if culprit == "kept" else 4, per_device_train_batch_size=8, report_to=[], logging_steps=2,
         save_strategy="no", disable_tqdm=True, use_cpu=not torch.cuda.is_available(),
+        gradient_accumulation_steps=int(accumulated),
     )  # fmt: skip
+    if how == "predict":  # a simulated GPU has no values, and would take every position for the beginning of a sequence
+        positions = torch.arange(256, device="cpu")[None]
+        find = transformers.masking_utils.find_packed_sequence_indices
+        transformers.masking_utils.find_packed_sequence_indices = lambda _: find(positions)
     callbacks = []
     if how != "plain":
         from memlab.integrations.transformers import MemoryCallback
