@@ -195,14 +195,18 @@ def sequence_parallel() -> None:
     train(model)
 
 
-def fsdp_and_tp(shards: int = 2, half: bool = False) -> None:
-    """Tensor parallelism within a machine, FSDP across."""
+def fsdp_and_tp(shards: int = 2, half: bool = False, vocabulary: int = 0) -> None:
+    """Tensor parallelism within a machine, FSDP across; with a vocabulary the model ends with logits, split between the shards."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Replicate, parallel
 
     world = join()
     mesh = init_device_mesh("cuda", (world // shards, shards), mesh_dim_names=("data", "tensor"))
     model = blocks()
     _split(model, mesh["tensor"])
+    if vocabulary:
+        logits = parallel.ColwiseParallel(output_layouts=Replicate())
+        model.append(parallel.parallelize_module(nn.Linear(WIDTH, vocabulary).to("cuda"), mesh["tensor"], logits))
     options = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if half else {}
     for block in model:
         fully_shard(block, mesh=mesh["data"], **options)
@@ -293,6 +297,7 @@ PROGRAMS: dict[str, tuple[Callable[[], None], int, tuple[int, ...]]] = {
     "sequence parallel": (sequence_parallel, 8, (0,)),
     "fsdp2 and tensor parallel": (fsdp_and_tp, 8, (0,)),
     "fsdp2 and tensor parallel, bf16": (of(fsdp_and_tp, 4, half=True), 64, (0,)),
+    "fsdp2 and tensor parallel, uneven": (of(fsdp_and_tp, vocabulary=5003), 6, (0, 1, 4, 5)),
     "pipeline, GPipe": (pipeline, 4, (0, 1, 3)),
     "pipeline, 1F1B": (of(pipeline, "Schedule1F1B"), 4, (0, 1, 3)),
     "pipeline, 1F1B, 16 stages": (of(pipeline, "Schedule1F1B", 16), 16, (0, 7, 15)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,10 +12,10 @@ from typing import Any, Literal
 from memlab.analysis.summary import has_raised
 from memlab.api.predict import (
     Prediction,
-    ThisRank,
     asks_for_nothing,
     configured,
     first_rank,
+    mesh_of,
     predict_ranks,
     predict_step,
     verdict,
@@ -205,7 +207,7 @@ def max_batch(
     at_most: int = 1 << 16,
     conf: str | None = None,
     limit_s: float | None = None,
-    world_size: int | None = None,
+    world_size: int | tuple[int, ...] | None = None,
     local_world_size: int | None = None,
 ) -> MaxBatch:
     """The largest batch that fits on `card`, up to `at_most`: `make_step(batch)` gives the step to predict.
@@ -218,7 +220,10 @@ def max_batch(
         raise PredictionError(f"max_batch needs a function of the batch, got {type(make_step).__name__}.")
     if type(at_most) is not int or at_most < 1:
         raise PredictionError(f"at_most is a number of 1 or more, got {at_most!r:.80}.")
-    job = None if world_size is None else first_rank(world_size, local_world_size)
+    predicting: Callable[..., Prediction] = predict_step
+    if world_size is not None:
+        mesh = mesh_of(world_size)
+        predicting = functools.partial(predict_ranks, job=first_rank(math.prod(mesh), local_world_size), mesh=mesh)
     where, tried, began = find(card), dict[int, TriedBatch](), time.monotonic()
 
     def fits(batch: int) -> Fits:
@@ -229,7 +234,7 @@ def max_batch(
             if limit_s is not None and tried and (left_s := began + limit_s - time.monotonic()) <= 0:
                 what = f"limit_s of {limit_s:.3g} s was over before a batch of {batch} was predicted"
                 raise PredictionError(f"{what}: allow more.")
-            found = _predicted_batch(make_step, batch, where, conf, left_s, job)
+            found = _predicted_batch(make_step, batch, where, conf, left_s, predicting)
             tried[batch] = TriedBatch(batch, found.fits, found.peak_device_bytes)
         return tried[batch].fits
 
@@ -244,7 +249,7 @@ def _predicted_batch(
     card: Card,
     conf: str | None,
     limit_s: float | None,
-    job: ThisRank | None,
+    predicting: Callable[..., Prediction],
 ) -> Prediction:
     """Predict one batch; errors name it."""
 
@@ -255,10 +260,7 @@ def _predicted_batch(
         return made()
 
     try:
-        if job is None:
-            found = predict_step(step, card, f"batch {batch}", configured(conf), limit_s)
-        else:
-            found = predict_ranks(step, card, f"batch {batch}", configured(conf), job, limit_s)
+        found = predicting(step, card, f"batch {batch}", configured(conf), limit_s=limit_s)
     except PredictionError as error:
         error.args = (f"with a batch of {batch} {error}",)
         raise

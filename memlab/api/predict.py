@@ -32,7 +32,10 @@ CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 MOST_RANKS = 16
-"""So many stages of a pipeline are predicted at most; of longer ones every second, third, and so on."""
+"""So many stages of a pipeline are predicted at most, and corners of a mesh; of more every second or third, and so on."""
+
+
+_MOST_WORLD_SIZE = 1 << 20
 
 
 class Prediction(Run):
@@ -152,7 +155,7 @@ def predict(
     conf: str | None = None,
     limit_s: float | None = None,
     raises_oom: bool = False,
-    world_size: int | None = None,
+    world_size: int | tuple[int, ...] | None = None,
     local_world_size: int | None = None,
 ) -> Prediction:
     """Predict the memory of `step` on `card`, on any machine: `step` is called without arguments and works on "cuda".
@@ -165,7 +168,8 @@ def predict(
     With `world_size` the step is one rank of that many, `local_world_size` of them (8) on each machine: it finds RANK,
     WORLD_SIZE and LOCAL_RANK as torchrun sets them, and forms process groups as it would. The first rank and the last are
     predicted, and those with which the first exchanges tensors, as the stages of a pipeline do; the prediction is that of
-    the rank that needs most.
+    the rank that needs most. `world_size` may be the shape of a mesh, such as (4, 2), as the step gives it to
+    `init_device_mesh`: then all corners of the mesh are predicted, which differ where shards are uneven.
     """
     if not callable(step):
         raise PredictionError(
@@ -178,20 +182,40 @@ def predict(
     if world_size is None:
         prediction = predict_step(step, where, name, settings, limit_s, raises_oom)
     else:
-        job = first_rank(world_size, local_world_size)
-        prediction = predict_ranks(step, where, name, settings, job, limit_s, raises_oom)
+        mesh = mesh_of(world_size)
+        job = first_rank(math.prod(mesh), local_world_size)
+        prediction = predict_ranks(step, where, name, settings, job, limit_s, raises_oom, mesh=mesh)
     runs.add(prediction)
     return prediction
+
+
+def mesh_of(world_size: object) -> tuple[int, ...]:
+    """The shape of the mesh that ranks form; a number of ranks is one of one dimension."""
+    shape = world_size if isinstance(world_size, tuple) else (world_size,)
+    whole = all(type(size) is int and size > 0 for size in shape)
+    if not shape or not whole or math.prod(shape) > _MOST_WORLD_SIZE:
+        what = f"world_size is a number of ranks, 1 to {_MOST_WORLD_SIZE:,}, or the shape of a mesh of them, as (4, 2)"
+        raise PredictionError(f"{what}, got {world_size!r:.80}.")
+    return shape
 
 
 def first_rank(world_size: int, local_world_size: int | None) -> ThisRank:
     """The first rank of a job; the numbers are checked."""
     local = min(world_size, 8) if local_world_size is None and type(world_size) is int else local_world_size
-    for name, number, most in (("world_size", world_size, 1 << 20), ("local_world_size", local, world_size)):
+    for name, number, most in (("world_size", world_size, _MOST_WORLD_SIZE), ("local_world_size", local, world_size)):
         if type(number) is not int or not 1 <= number <= most:
             raise PredictionError(f"{name} is a number of ranks, 1 to {most:,}, got {number!r:.80}.")
     assert local is not None
     return ThisRank(0, world_size, local)
+
+
+def _corners(mesh: Sequence[int]) -> list[int]:
+    """The ranks at the corners of a mesh, whose last dimension counts fastest; the first and the last are among them."""
+    corners = [0]
+    for size in mesh:
+        corners = [corner * size + place for corner in corners for place in sorted({0, size - 1})]
+    every = -(-len(corners) // MOST_RANKS) | 1  # odd, or all of them would be at the same end of the last dimension
+    return [*corners[:-1][::every], corners[-1]]
 
 
 def predict_ranks(
@@ -202,12 +226,16 @@ def predict_ranks(
     job: ThisRank,
     limit_s: float | None = None,
     raises_oom: bool = False,
+    mesh: Sequence[int] = (),
 ) -> Prediction:
-    """Predict the ranks of a job that may differ; the prediction of the one that needs most, which has all of them."""
+    """Predict the ranks of a job that may differ; the prediction of the one that needs most, which has all of them.
+
+    They are the corners of the mesh that the ranks form, by default of one dimension, and those to which the first one sends.
+    """
     deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     name = name or runs.new_name()
     found: dict[int, Prediction] = {}
-    todo = [0, job.world_size - 1]
+    todo = _corners(mesh or (job.world_size,))
     while todo:
         if (rank := todo.pop(0)) in found:
             continue
@@ -228,19 +256,24 @@ def predict_ranks(
 
 def worst_of(found: Mapping[int, Prediction]) -> Prediction:
     """The rank that needs most, with all that were predicted, and a note on how they spread."""
-    rank, worst = max(found.items(), key=lambda item: (item[1].peak_device_bytes.high, -item[0]))
+    rank, worst = max(found.items(), key=lambda item: (*_needs(item[1]), -item[0]))
     worst.ranks = dict(sorted(found.items()))
     job = worst.job
     if job is not None:
         text = f"Rank {rank} of {job.world_size:,}"
         if len(found) > 1:
-            least = min(found.values(), key=lambda one: one.peak_device_bytes.high)
+            least = min(found.values(), key=_needs)
             names = ", ".join(map(str, worst.ranks))
             text += f", which needs most of those that were predicted ({names}); the least is {least.peak_device_bytes}"
         facts = {str(one): list(its.peak_device_bytes) for one, its in worst.ranks.items()}
         worst.note("ranks", facts)
         worst.note("notes", [f"{text}.", *worst.trace.notes.get("notes", ())])
     return worst
+
+
+def _needs(one: Prediction) -> tuple[int, int]:
+    """What ranks are compared by: the device's memory, which is in pages, then *allocated*."""
+    return one.peak_device_bytes.high, one.allocated_bytes.high
 
 
 def predict_step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from memlab.cli.parser import UNKNOWN, Parser, add_script, script_of
 from memlab.errors import MemlabError
 from memlab.scripts.script import Script
+from memlab.units import number_of
 
 if TYPE_CHECKING:
     from memlab.api.predict import Prediction, ThisRank
@@ -40,6 +42,11 @@ def main(arguments: Sequence[str]) -> int:
     add("--steps", metavar="N", type=int, help="predict so many optimizer steps, then end (default: the whole script)")
     add("--nproc-per-node", metavar="N", help="as one of so many ranks on a machine, each with a GPU of its own")
     add("--nnodes", metavar="M", help="and on so many machines; several numbers, 1,2,4, give a table")
+    add(
+        "--mesh",
+        metavar="4,2",
+        help="the mesh that the ranks form, as init_device_mesh gets it: its corners are predicted",
+    )
     add("--out", metavar="FILE", help="keep the prediction: memlab show and memlab fit read it")
     add("--limit", metavar="SECONDS", type=float, help="give up after so long")
     add("--json", action="store_true", help="one line of JSON")
@@ -52,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
         script.check()
         from memlab.prediction.cards import find
 
-        jobs = _jobs(asked)
+        mesh = _mesh(asked.mesh)
+        jobs = _jobs(asked, mesh)
         card = find(asked.card or REFERENCE)
     with parser.refusing(UNKNOWN):
         from memlab.api.predict import configured, predict_ranks, predict_step
@@ -63,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             if not jobs:
                 found = predict_step(work, card, script.name, configured(None), asked.limit)
             elif len(jobs) == 1:
-                found = predict_ranks(work, card, script.name, configured(None), jobs[0], asked.limit)
+                found = predict_ranks(work, card, script.name, configured(None), jobs[0], asked.limit, mesh=mesh)
             else:
                 sizes, local = [job.world_size for job in jobs], jobs[-1].local_world_size
                 table = scaling(
@@ -79,16 +87,27 @@ def main(arguments: Sequence[str]) -> int:
         return _answer(found, asked)
 
 
-def _jobs(asked: Any) -> list[ThisRank]:
+def _mesh(text: str | None) -> tuple[int, ...]:
+    words = () if text is None else text.split(",")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise MemlabError(f"--mesh is the shape of a mesh of ranks such as 4,2, got {text!r:.80}.")
+    return tuple(map(int, words))
+
+
+def _jobs(asked: Any, mesh: tuple[int, ...]) -> list[ThisRank]:
     """The first ranks of the jobs that were asked for, as torchrun's options say them; the smallest first."""
-    if asked.nproc_per_node is None and asked.nnodes is None:
-        return []
     from memlab.api.predict import first_rank
 
+    if asked.nproc_per_node is None and asked.nnodes is None:
+        return [first_rank(math.prod(mesh), None)] if mesh else []
     local, nodes = _numbers("--nproc-per-node", asked.nproc_per_node), _numbers("--nnodes", asked.nnodes)
     if len(local) > 1 and len(nodes) > 1:
         raise MemlabError("--nproc-per-node and --nnodes both have several numbers; give several of one.")
-    return [first_rank(each * count, each) for each in local for count in nodes]
+    jobs = [first_rank(each * count, each) for each in local for count in nodes]
+    if mesh and [job.world_size for job in jobs] != [math.prod(mesh)]:
+        asks = "--nproc-per-node times --nnodes is another number, or several"
+        raise MemlabError(f"--mesh {asked.mesh:.80} has {number_of(math.prod(mesh), 'rank')}, and {asks}.")
+    return jobs
 
 
 def _numbers(option: str, text: str | None) -> list[int]:

@@ -15,6 +15,7 @@ from in_child import fine
 from torch import nn
 
 import memlab
+from memlab.api.predict import MOST_RANKS, _corners
 from memlab.errors import PredictionError
 from memlab.fake_cuda import FakeCuda
 from memlab.fake_cuda.process_groups import ThisRank
@@ -165,7 +166,7 @@ def test_a_group_of_another_size_is_refused():
         predicted(lambda: dist.init_process_group("nccl", rank=0, world_size=4))
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.5, "8", True])
+@pytest.mark.parametrize("size", [0, -1, 2.5, "8", True, (), (4, 0), (4, 2.0), (1 << 12, 1 << 12), [4, 2]])
 def test_sizes_of_jobs_are_whole_numbers(size):
     with pytest.raises(PredictionError, match="world_size is a number of ranks"):
         memlab.predict(lambda: None, "A100 80GB", world_size=size)
@@ -186,6 +187,31 @@ def test_the_prediction_is_of_the_rank_that_needs_most():
     assert [one.allocated_bytes.low for one in found.ranks.values()] == [(rank + 1) << 25 for rank in range(4)]
     assert "Rank 3 of 4, which needs most" in found.report().text
     assert found.for_card("A100 80GB").job.rank == 3
+
+
+def test_the_corners_of_a_mesh_are_predicted_and_its_ends_are_among_them():
+    assert _corners((8,)) == [0, 7] and _corners((1,)) == [0] and _corners((4, 1)) == [0, 3]
+    assert _corners((3, 2)) == [0, 1, 4, 5]
+    many = _corners((2, 3, 4, 5, 6))
+    assert len(many) <= MOST_RANKS and (many[0], many[-1]) == (0, 719) and {one % 6 for one in many} == {0, 5}
+
+
+@pytest.mark.slow
+def test_the_rank_that_needs_most_of_a_mesh_may_be_neither_the_first_nor_the_last():
+    def program():
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+        mesh = dist.init_device_mesh("cuda", (3, 2), mesh_dim_names=("data", "tensor"))
+        logits = ColwiseParallel(output_layouts=Replicate())  # 516 rows in tensor rank 0, 515 in 1, each over 3
+        model = parallelize_module(nn.Linear(WIDTH, 1031).to("cuda"), mesh["tensor"], logits)
+        train(fully_shard(model, mesh=mesh["data"]))
+
+    found = memlab.predict(program, "A100 80GB", world_size=(3, 2))
+    needs = {rank: one.allocated_bytes.high for rank, one in found.ranks.items()}
+    assert sorted(needs) == [0, 1, 4, 5] and found.job.rank == 1
+    assert needs[1] == max(needs.values()) and len({needs[0], needs[1], needs[5]}) == 3
 
 
 @pytest.mark.slow
@@ -243,6 +269,13 @@ def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path):
     assert table.returncode == 0 and "fits on 1 GPU" in table.stdout
     wrong = subprocess.run([*command, "--nnodes", "0", str(script)], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1 and "'0'" in wrong.stderr
+    mesh = subprocess.run(
+        [*command, "--mesh", "2,2", "--json", str(script)], capture_output=True, text=True, check=False
+    )
+    assert mesh.returncode == 0 and sorted(json.loads(mesh.stdout)["ranks"]) == ["0", "1", "2", "3"]
+    for given, why in ((["--mesh", "2;2"], "'2;2'"), (["--mesh", "2,2", "--nnodes", "3"], "2,2 has 4 ranks")):
+        wrong = subprocess.run([*command, *given, str(script)], capture_output=True, text=True, check=False)
+        assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1 and why in wrong.stderr
     assert alone.returncode == 3 and "--nproc-per-node 8" in alone.stderr.splitlines()[-1]
 
 
