@@ -256,18 +256,14 @@ def predict_ranks(
 
 def worst_of(found: Mapping[int, Prediction]) -> Prediction:
     """The rank that needs most, with all that were predicted, and a note on how they spread."""
-    rank, worst = max(found.items(), key=lambda item: (*_needs(item[1]), -item[0]))
+    worst = max(found.items(), key=lambda item: (*_needs(item[1]), -item[0]))[1]
     worst.ranks = dict(sorted(found.items()))
-    job = worst.job
-    if job is not None:
-        text = f"Rank {rank} of {job.world_size:,}"
-        if len(found) > 1:
-            least = min(found.values(), key=_needs)
-            names = ", ".join(map(str, worst.ranks))
-            text += f", which needs most of those that were predicted ({names}); the least is {least.peak_device_bytes}"
-        facts = {str(one): list(its.peak_device_bytes) for one, its in worst.ranks.items()}
-        worst.note("ranks", facts)
-        worst.note("notes", [f"{text}.", *worst.trace.notes.get("notes", ())])
+    worst.note("ranks", {str(one): list(its.peak_device_bytes) for one, its in worst.ranks.items()})
+    if len(found) > 1:
+        which, *others = worst.trace.notes["notes"]
+        least = min(found.values(), key=_needs)
+        text = f"needs most of those that were predicted ({', '.join(map(str, worst.ranks))})"
+        worst.note("notes", [f"{which[:-1]}, which {text}; the least is {least.peak_device_bytes}.", *others])
     return worst
 
 
@@ -357,7 +353,8 @@ def predicted(
     error = outcome.error if outcome is not None else None
     raised = error is not None
     until = "Predicted up to where the cell ended with an error" if raised else "Predicted"
-    lines = [f"{until}, nothing ran on a card: {verdict(found)}."]
+    lines = [] if run.job is None else [f"Rank {run.job.rank} of {run.job.world_size:,}."]
+    lines.append(f"{until}, nothing ran on a card: {verdict(found)}.")
     if found.out_of_memory and (error is None or error.name != "OutOfMemoryError"):  # which is said below
         may = "It would raise" if found.fits == "no" else "It may raise"
         lines.append(f"{may}: {found.out_of_memory.splitlines()[0]}")

@@ -189,6 +189,22 @@ def test_the_prediction_is_of_the_rank_that_needs_most():
     assert found.for_card("A100 80GB").job.rank == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("starts_others", [False, True])
+def test_the_report_says_which_rank_it_is_where_only_the_program_does(starts_others):
+    def train_one(rank):
+        dist.init_process_group("nccl", rank=rank, world_size=4)
+        dist.all_reduce(torch.ones(4, device="cuda"))
+
+    def program():
+        torch.multiprocessing.spawn(train_one, nprocs=4) if starts_others else train_one(0)
+
+    found = memlab.predict(program, "RTX 4060")
+    assert found.job == ThisRank(0, 4, 4) and "Rank 0 of 4." in found.report().text
+    assert any("other ranks are not there" in text for text in found.assumptions)
+    assert "Rank 0 of 4." in found.for_card("A100 80GB").report().text
+
+
 def test_the_corners_of_a_mesh_are_predicted_and_its_ends_are_among_them():
     assert _corners((8,)) == [0, 7] and _corners((1,)) == [0] and _corners((4, 1)) == [0, 3]
     assert _corners((3, 2)) == [0, 1, 4, 5]
