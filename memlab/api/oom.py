@@ -17,8 +17,10 @@ from typing import Any, TypeVar, cast
 import torch
 
 from memlab import torch_internals
+from memlab.allocator.replay import NOTE as ALLOCATOR
+from memlab.allocator.replay import simulate
 from memlab.analysis.oom.explain import NAMED, Explanation, explain, grouped
-from memlab.analysis.oom.facts import Failure, HeldSegment, Holder
+from memlab.analysis.oom.facts import FRAGMENTATION, Failure, HeldSegment, Holder
 from memlab.analysis.oom.moment import Moment, last_moment
 from memlab.analysis.oom.text import Message, is_out_of_memory, read_message
 from memlab.api.provenance import provenance_here, remark_here
@@ -33,7 +35,8 @@ from memlab.references import release as references
 from memlab.references.live_storages import live_storages
 from memlab.references.release import Released, first_argument
 from memlab.torch_internals import cell_code
-from memlab.trace.columns import Phase
+from memlab.trace.columns import Kind, Phase
+from memlab.trace.trace import Trace
 from memlab.units import ByteRange, format_bytes, number_of
 from memlab.views.page import Page, PageLines, Part
 from memlab.views.report import named_table, oom_page
@@ -42,6 +45,8 @@ from memlab.views.table import Column, Table
 
 SEARCH_S = 2.0
 """Time limit of the search for names after a cell ran out of memory."""
+MOST_REPLAYED = 300_000
+"""A longer trace is not replayed to see whether other settings of the allocator would have helped: it would take seconds."""
 LAST_SEARCH_S = 30.0
 """The same where the process ends with the error: what is not found now is never found."""
 
@@ -269,6 +274,9 @@ def failure_facts(
         goes_on=goes_on,
     )
     failure = attempt("the device", lambda: _with_device(failure, gaps), failure)
+    if failure.verdict == FRAGMENTATION and run is not None and moment is not None:
+        fits = attempt("a replay with expandable segments", lambda: _fits_expandable(run.trace, moment), None)
+        failure = dataclasses.replace(failure, fits_expandable=fits)
     if alive is not None and not alive.is_complete:
         gaps.append("names: the search for what keeps each tensor was cut short")
     if moment is None and run is not None and on_cuda:
@@ -285,6 +293,16 @@ def _moment(message: Message, run: Run | None) -> Moment | None:
     if message.asked is not None and moment.asked_bytes > message.asked.high:
         return None
     return _numbered(moment, run)
+
+
+def _fits_expandable(trace: Trace, moment: Moment) -> bool | None:
+    """Whether the request that failed fits if all that came before is replayed with expandable segments; None if not known."""
+    events = trace.events
+    has_all = moment.device == 0 and not (events.kind == Kind.PREEXISTING).any() and len(events) <= MOST_REPLAYED
+    if not has_all or trace.made_by.bounded:
+        return None
+    there = simulate(trace, moment.reserved_bytes + moment.free_bytes, "expandable_segments:True")
+    return not there.notes[ALLOCATOR]["out_of_memory"]
 
 
 def _numbered(moment: Moment | None, run: Run | None) -> Moment | None:

@@ -9,11 +9,13 @@ Extension types that do not support the garbage collector hide theirs and lead n
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +35,8 @@ Label = tuple[str, str]
 Edges = Iterator[tuple[Any, str, str]]
 """(referenced object, text, role) of everything that a path can name."""
 
+OWN_FILES = str(Path(__file__).resolve().parent.parent) + os.sep
+"""How the paths of memlab's own files begin."""
 MODULE_MEMBERS = ("_parameters", "_buffers", "_modules")
 ATTRIBUTES, MEMBERS, HOOKS = "attributes", "members", "hooks"
 CLOSURE, DEFAULT = "closure", "default"
@@ -222,7 +226,8 @@ def _frame_edges(holder: Any) -> Edges:
         if type(thing) is types.CellType:
             yield thing, " -> closure", ""
         else:  # up to 3.12 reading `f_locals` leaves a dict in the frame
-            yield thing, " -> f_locals" if type(thing) is dict else " -> a value in use", ""
+            names = {dict: " -> f_locals", types.FrameType: " -> f_back"}
+            yield thing, names.get(type(thing), " -> a value in use"), ""
 
 
 def _generator_edges(holder: Any) -> Edges:
@@ -328,7 +333,13 @@ def _frame(frame: Any) -> Held:
     """
     if frames.is_shells(frame.f_code):
         return ()
-    return ((1, gc.get_referents(frame)), (1, [value for _, value in frames.locals_of(frame)]))
+    # A function that has ended leads to its caller, and in a script the outermost one to memlab's own, which has the error.
+    held = [one for one in gc.get_referents(frame) if not _is_ours(one)]
+    return ((1, held), (1, [value for _, value in frames.locals_of(frame)]))
+
+
+def _is_ours(thing: Any) -> bool:
+    return type(thing) is types.FrameType and thing.f_code.co_filename.startswith(OWN_FILES)
 
 
 def _class(kind: Any) -> Held:

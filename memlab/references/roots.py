@@ -27,7 +27,6 @@ _UNDERSCORE = re.compile(r"_{1,3}|_\d+|_oh")
 _HIDDEN = re.compile(r"In|_dh|_ih|_i{1,3}|_i\d+|__\w+__|get_ipython|exit|quit")
 _LIBRARIES = ("<frozen ", str(Path(os.__file__).resolve().parent) + os.sep, str(Path(os.__file__).parent) + os.sep)
 _INSTALLED = "-packages" + os.sep  # site-packages, dist-packages
-_OWN_FILES = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def namespaces() -> Iterator[Any]:
@@ -61,8 +60,11 @@ def of_errors(errors: Iterable[BaseException]) -> Iterator[Root]:
         link = error.__traceback__
         while link is not None:
             frame, link = link.tb_frame, link.tb_next
-            if not frame.f_code.co_filename.startswith(_OWN_FILES):
-                yield Root(FRAMES if _is_users(frame) else MACHINERY, f"{frame.f_code.co_name}()", frame)
+            file = frame.f_code.co_filename
+            if _is_users(frame):
+                yield Root(FRAMES, f"{frame.f_code.co_name}()", frame)
+            elif not file.startswith(edges.OWN_FILES):  # many libraries have a forward()
+                yield Root(MACHINERY, f"{frame.f_code.co_name}() of {Path(file).name}", frame)
 
 
 def shell() -> list[Any]:
@@ -99,7 +101,7 @@ def _is_ours(module_name: Any) -> bool:
 
 def _is_users(frame: types.FrameType) -> bool:
     file = frame.f_code.co_filename
-    return not file.startswith(_LIBRARIES) and _INSTALLED not in file
+    return not file.startswith((*_LIBRARIES, edges.OWN_FILES)) and _INSTALLED not in file
 
 
 def _running() -> list[Root]:
@@ -121,7 +123,7 @@ def _running() -> list[Root]:
             is_asking = thread == here
             while frame is not None:
                 file = frame.f_code.co_filename
-                is_ours = file.startswith(_OWN_FILES)
+                is_ours = file.startswith(edges.OWN_FILES)
                 is_asking = is_asking and (is_ours or frames.is_shells(frame.f_code))
                 if not is_ours and not is_asking:
                     name = f"{place}{frame.f_code.co_name}()"

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 from analysis.oom_messages import WORDINGS, GiB, MiB
 
-from memlab.analysis.oom.actions import LEAST_OUTPUT_BYTES, MOST, actions, root_of
+from memlab.analysis.breakdown import Breakdown
+from memlab.analysis.oom.actions import LEAST_OUTPUT_BYTES, MOST, OF_ERRORS, OUTPUTS, actions, root_of
 from memlab.analysis.oom.explain import amount_text, explain, grouped
 from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, HeldSegment, Holder
 from memlab.analysis.oom.moment import Moment, PeakShare
@@ -136,9 +137,10 @@ def test_amounts_are_written_as_exactly_as_they_are_known(low, high, text):
     ("path", "root"),
     [
         ("model.fc.weight", "model"), ("losses[17].grad_fn -> ... -> saved self", "losses"), ("größe['a b']", "größe"),
-        ("traceback of cell 5 -> step() -> big", "traceback"), ("sys.last_value -> big", "traceback"),
-        ("traceback.x", "traceback"), ("Out[7][0]", "outputs"), ("_oh[7]", "outputs"), ("_7", "outputs"),
-        ("___", "outputs"), ("_mine", "_mine"), ("__x", "__x"), ("Outer", "Outer"), ("", ""), ("<odd>", ""),
+        ("traceback of cell 5 -> step() -> big", OF_ERRORS), ("sys.last_value -> big", OF_ERRORS),
+        ("traceback.x", "traceback"), ("Out[7][0]", OUTPUTS), ("_oh[7]", OUTPUTS), ("_7", OUTPUTS),
+        ("outputs[7]", "outputs"), ("___", OUTPUTS), ("_mine", "_mine"), ("__x", "__x"),
+        ("Outer", "Outer"), ("", ""), ("<odd>", ""),
     ],
 )  # fmt: skip
 def test_what_a_path_begins_with(path, root):
@@ -218,6 +220,54 @@ def test_names_frames_and_outputs_give_what_they_hold():
     )
 
 
+LISTED = [(f"main() -> kept[{i}].grad_fn -> saved x", "activation", 100 * MiB) for i in range(5)]
+
+
+def in_script(*holders: tuple[str, str, int], **known: object) -> Failure:
+    """A failure that ends the process; addresses of holders are 1, 2, 3, ..."""
+    found = tuple(Holder(*one, address=number) for number, one in enumerate(holders, 1))
+    return Failure(told(), holders=found, goes_on=False, **known)  # type: ignore[arg-type]
+
+
+def test_in_a_script_what_earlier_steps_left_is_to_be_freed_and_nothing_of_the_step_that_failed():
+    step = [("x", "other", 600 * MiB), ("loss.grad_fn -> saved y", "activation", 600 * MiB)]
+    before = frozenset(range(3, 8))
+    (found,) = advised(in_script(*step, *LISTED, moment=moment(before_step=before, has_backward=True)))
+    assert found == (
+        "`kept` of main() keeps 5 storages of earlier steps, most of it autograd graphs: store `.detach()` or `.item()` in it",
+        500 * MiB, False, True,
+    )  # fmt: skip
+    assert advised(in_script(*step, moment=moment(has_backward=True))) == []
+    results = [(f"results[{i}]", "other", 100 * MiB) for i in range(5)]
+    (found,) = advised(in_script(*results, moment=moment(before_step=frozenset(range(1, 6)), has_backward=True)))
+    assert (
+        found[0]
+        == "`results` keeps 5 storages of earlier steps: keep them on the CPU (`.cpu()`), or `del results` if no longer needed"
+    )
+
+
+def test_graphs_that_this_step_gathered_may_be_needed_by_its_backward():
+    (found,) = actions(in_script(*LISTED, moment=moment(has_backward=True)))
+    assert found.text.endswith("store `.detach()` or `.item()` in it, if no backward goes through them")
+    assert (found.is_estimate, found.is_enough) == (True, None)
+
+
+def test_what_a_librarys_function_holds_is_nobodys_to_change():
+    cache = [(f"forward() of modeling.py -> cache[{i}].grad_fn -> saved x", "activation", GiB) for i in range(3)]
+    assert actions(in_script(*cache, moment=moment(has_backward=True))) == ()
+
+
+def test_results_in_a_list_are_kept_without_gradients_too():
+    kept = [(f"results[{i}]", "activation", 100 * MiB) for i in range(5)]
+    shares = (Breakdown("category", "allocated", {"activation": 700 * MiB}),)
+    found = in_script(*kept, moment=moment(before_pass=frozenset(range(1, 6)), shares=shares))
+    assert [one.gives.low for one in actions(found) if "inference_mode" in one.text] == [200 * MiB]
+
+
+def test_next_to_nothing_is_no_advice():
+    assert actions(failed(MODEL, ("", "other", 2 * MiB), all_named=True)) == ()
+
+
 def test_what_the_failed_cell_holds_is_not_enough_for_the_same_cell():
     """GPT-2 small, batch 8, 4 GB: `%memoom release` was called enough, and the same cell failed again."""
     (own,) = actions(failed(*FRAMES, cell="gpt2 · cell [5]"))
@@ -254,8 +304,8 @@ def test_small_outputs_are_not_promised_as_release_leaves_them():
     assert LEAST_OUTPUT_BYTES == release.LEAST_OUTPUT_BYTES
     small = [(f"Out[{number}]", "other", LEAST_OUTPUT_BYTES - 1) for number in range(9)]
     assert actions(failed(*small)) == ()
-    both = [("_oh[33][0]", "other", LEAST_OUTPUT_BYTES // 2), ("Out[33][1]", "other", LEAST_OUTPUT_BYTES // 2)]
-    assert [action.gives for action in actions(failed(*small, *both))] == [ByteRange.exact(LEAST_OUTPUT_BYTES)]
+    together = [(f"{name}[33][{i}]", "other", LEAST_OUTPUT_BYTES // 2) for name in ("_oh", "Out") for i in range(1600)]
+    assert [action.gives for action in actions(failed(*small, *together))] == [ByteRange.exact(100 * MiB)]
 
 
 def test_where_no_room_would_do_only_what_asks_for_less_or_helps_the_next_cell_is_advised():

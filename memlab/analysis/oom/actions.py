@@ -23,10 +23,13 @@ TRACEBACK = "traceback"
 """The prefix of reference paths through a failed cell's frames."""
 LEAST_OUTPUT_BYTES = 1 << 16
 """An output is released only if it alone holds at least this much."""
-OUTPUTS = "outputs"
-"""The common name of `Out[7]`, `_7`, `_` and so on."""
+OF_ERRORS, OUTPUTS = "(errors)", "(outputs)"
+"""The common names of what only a failed cell's frames hold, and of `Out[7]`, `_7`, `_` and so on; no variable has such a name."""
+LEAST_BYTES, LEAST_SHARE = MiB, 0.01
+"""Less than this, and less than this share of what is allocated, is worth no advice, unless it is enough."""
 
 _ROOT = re.compile(r"[^\W\d]\w*")
+_VARIABLE = re.compile(r"(?:([^\W\d]\w*)\(\) -> )?([^\W\d]\w*)(?![\w(])")
 _OF_CELL = re.compile(rf"{TRACEBACK} of cell (\d+)\b")
 _OUTPUT = re.compile(r"(?:Out|_oh)\[(\d+)\]|_(\d+)(?!\w)|(_{1,3})(?!\w)")
 _NEEDED = ("parameter", "buffer", "optimizer", "gradient")
@@ -50,13 +53,13 @@ class Action:
 
 
 def root_of(path: str) -> str:
-    """The root of a path: a variable, "traceback" for a failed cell's frames, "outputs" for Out and so on.
+    """The root of a path: a variable, "(errors)" for a failed cell's frames, "(outputs)" for Out and so on.
 
     >>> root_of("model.fc.weight"), root_of("losses[17]"), root_of("traceback of cell 5 -> step() -> big"), root_of("Out[3]")
-    ('model', 'losses', 'traceback', 'outputs')
+    ('model', 'losses', '(errors)', '(outputs)')
     """
     if path.startswith((f"{TRACEBACK} ", "sys.last_")):
-        return TRACEBACK
+        return OF_ERRORS
     if _OUTPUT.match(path):
         return OUTPUTS
     found = _ROOT.match(path)
@@ -68,7 +71,10 @@ def actions(failure: Failure) -> tuple[Action, ...]:
     short, is_too_much = failure.shortfall, failure.verdict == TOO_MUCH
     # Where no action frees enough, it still makes sense to help the next cell, or to request less.
     proposed = [*_of_names(failure), *_of_the_batch(failure)]
-    proposed += [] if is_too_much else [*_of_large_names(failure), *_of_the_step(failure), *_of_the_device(failure)]
+    if not is_too_much:
+        names = _of_large_names(failure) if failure.goes_on else _of_variables(failure)
+        proposed += [*names, *_of_the_step(failure), *_of_the_device(failure)]
+    least = max(LEAST_BYTES, LEAST_SHARE * failure.allocated_bytes)
     found = []
     for action in proposed:
         counts = action.counts or ByteRange(0, action.gives.high)
@@ -79,7 +85,7 @@ def actions(failure: Failure) -> tuple[Action, ...]:
             is_enough = True
         elif short is not None and not is_too_much and counts.high < short.low and not action.may_give_more:
             is_enough = False
-        if action.gives.high > 0:
+        if action.gives.high >= least or (is_enough and action.gives.high > 0):
             found.append(dataclasses.replace(action, is_enough=is_enough))
     found.sort(key=lambda one: ((True, None, False).index(one.is_enough), one.is_estimate, -one.gives.middle))
     return tuple(found[:MOST])
@@ -107,7 +113,7 @@ def _of_names(failure: Failure) -> Iterator[Action]:
     frames, earlier = list[Holder](), list[Holder]()
     outputs: defaultdict[str, list[Holder]] = defaultdict(list)
     for holder in failure.holders:
-        if root_of(holder.path) == TRACEBACK:
+        if root_of(holder.path) == OF_ERRORS:
             cell = _OF_CELL.match(holder.path)
             frames.append(holder)
             earlier += [holder] if own and cell and cell[1] != own[1] else []
@@ -134,28 +140,37 @@ def _of_the_batch(failure: Failure) -> Iterator[Action]:
 
     A list may belong to this step (an RNN in a user's loop): then it saves more, so it is never called "not enough".
     """
-    saves = failure.half_the_batch()
+    saves, moment = failure.half_the_batch(), failure.moment
     wanted = failure.allocated_bytes + (failure.message.asked or ByteRange.exact(0)).middle
-    if failure.is_in_step and saves.high >= 0.1 * wanted:
+    # With smaller batches a list holds as much of the same data, after more of them.
+    is_of_lists = 2 * _bytes(failure.listed) >= wanted
+    if failure.is_in_step and saves.high >= 0.1 * wanted and not is_of_lists:
         text = "half the batch: half of what this step made and asked for"
-        text += ", without what lists keep" if failure.gathered else ""
-        text += "; later requests of the step are not counted"
-        counts = saves if failure.moment is not None else None
-        yield Action(text, saves, is_estimate=True, may_give_more=bool(failure.gathered), counts=counts)
+        kept = [one for one in failure.gathered if moment is None or one.address in moment.before_pass]
+        text += ", without what lists keep" if kept else ""
+        text += ", if that grows with the batch; later requests of the step are not counted"
+        if not failure.goes_on and failure.message.capacity is not None and failure.message.label.startswith("cuda"):
+            card = format_bytes(failure.message.capacity.middle).replace(" ", "")
+            text += f": `memlab predict --card {card} SCRIPT ARGS` counts them, without a GPU"
+        counts = saves if moment is not None else None
+        yield Action(text, saves, is_estimate=True, may_give_more=bool(kept), counts=counts)
 
 
 def _of_large_names(failure: Failure) -> Iterator[Action]:
-    """The largest name that holds no part of a model or optimizer; what a running function holds has none to delete."""
+    """The largest name that holds no part of a model or optimizer, to delete before the next cell.
+
+    What a running function holds has none to delete.
+    """
     groups: defaultdict[str, list[Holder]] = defaultdict(list)
     for holder in failure.holders:
         groups[root_of(holder.path)].append(holder)
     loose = {}
     for root, group in groups.items():
-        is_name = root not in ("", TRACEBACK, OUTPUTS) and not group[0].path.startswith(f"{root}() ")
+        is_name = root not in ("", OF_ERRORS, OUTPUTS) and not group[0].path.startswith(f"{root}() ")
         if is_name and not any(holder.category in _NEEDED for holder in group):
             loose[root] = _bytes(group)
     root = max(loose, key=lambda name: loose[name], default="")
-    if not root or loose[root] < max(MiB, 0.01 * failure.allocated_bytes):
+    if not root:
         return
     group, size = groups[root], loose[root]
     # What an earlier cell holds is freed for good; any other name may belong to the failed cell itself. A list is filled
@@ -170,13 +185,53 @@ def _of_large_names(failure: Failure) -> Iterator[Action]:
         what = f"`{root}` keeps {count}, most of it autograd graphs: `del {root}`, and store `.item()` or `.detach()`"
         again = graphs & {*failure.gathered}
     counted = [one for one in group if one.address in old or one in again]
-    has_next_cell = failure.cell and failure.goes_on
-    what += ", then `%memoom release` for what the failed cell's frames hold of it" if has_next_cell else ""
+    what += ", then `%memoom release` for what the failed cell's frames hold of it" if failure.cell else ""
     is_shared = any(one.others for one in group)  # what a graph holds is found once, whatever leads to the graph
-    what += "; `%memwho` counts the other names that keep it" if is_shared and failure.goes_on else ""
+    what += "; `%memwho` counts the other names that keep it" if is_shared else ""
     counts = 0 if is_shared else _bytes(counted)
     gives, addresses = ByteRange(0 if is_shared else size, size), _addresses(counted)
     yield Action(what, gives, counts=ByteRange(counts, size), addresses=addresses)
+
+
+def _of_variables(failure: Failure) -> Iterator[Action]:
+    """The variable of a script, or of one of its functions, that holds most of what earlier steps made, to hold less.
+
+    What the step that failed had made it needs, except for graphs in lists if that is no training step.
+    """
+    moment, lists = failure.moment, {*failure.listed, *failure.gathered}
+    old = frozenset[int]()
+    if moment is not None:
+        old = moment.before_step if failure.trains else moment.before_pass
+    groups: defaultdict[tuple[str, str], list[Holder]] = defaultdict(list)
+    for holder in failure.holders:
+        found = _VARIABLE.match(holder.path)
+        is_meant = holder.address in old or holder in lists
+        if is_meant and found is not None and holder.category not in _NEEDED:
+            groups[found[2], found[1] or ""].append(holder)
+    if not groups:
+        return
+    (name, function), group = max(groups.items(), key=lambda item: _bytes(item[1]))
+    graphs = [one for one in group if ".grad_fn" in one.path]
+    is_list, is_certain = any(one in lists for one in group), all(one.address in old for one in group)
+    called = f"`{name}` of {function}()" if function else f"`{name}`"
+    what = f"{called} keeps {f'{len(group)} storages' if len(group) > 1 else 'a storage'}"
+    what += " of earlier steps" if is_certain else ""
+    freed = group
+    if 2 * _bytes(graphs) > _bytes(group):
+        what += ", most of it autograd graphs: "
+        what += "store `.detach()` or `.item()` in it" if is_list else f"`del {name}` before the next step"
+        what += "" if is_certain else ", if no backward goes through them"
+        freed = graphs if is_list else group
+    else:
+        what += (
+            f": keep {'them' if len(group) > 1 else 'it'} on the CPU (`.cpu()`), or `del {name}` if no longer needed"
+        )
+    # Another variable may lead to the same graph, and is not found then.
+    is_shared = any(one.others for one in freed)
+    sure = [] if is_shared and graphs else [one for one in freed if not one.others]
+    gives, addresses = ByteRange(_bytes(sure), _bytes(freed)), _addresses(sure)
+    counts = gives if is_certain else None
+    yield Action(what, gives, is_estimate=not is_certain, counts=counts, addresses=addresses if is_certain else None)
 
 
 def _of_the_step(failure: Failure) -> Iterator[Action]:
@@ -186,12 +241,13 @@ def _of_the_step(failure: Failure) -> Iterator[Action]:
         held = _addresses(one for one in failure.holders if one.category == "gradient")
         yield _known(text, failure.bytes_of("gradient"), held)
     # Only if a tracked cell ran forwards and shows no sign of training: no backward, gradient or optimizer.
-    trains = failure.calls_backward or any(failure.bytes_of(category) for category in ("gradient", "optimizer"))
-    if moment is not None and not moment.has_backward and not trains and moment.phase == Phase.FORWARD:
+    if moment is not None and not failure.trains and moment.phase == Phase.FORWARD:
         text = (
             "`with torch.inference_mode():` if this needs no gradients: activations were kept and no backward had come"
         )
-        yield Action(text, ByteRange.exact(failure.bytes_of("activation")), is_estimate=True)
+        # The results that a list keeps are kept without gradients as well.
+        results = _bytes(one for one in failure.listed if ".grad_fn" not in one.path)
+        yield Action(text, ByteRange.exact(max(failure.bytes_of("activation") - results, 0)), is_estimate=True)
     # With a pasted message it is unknown which tensors were alive, but known that they filled the device.
     is_pasted = not (failure.cell or failure.place or failure.holders or moment)
     if is_pasted and failure.is_full_of_tensors and message.allocated is not None:
@@ -201,17 +257,24 @@ def _of_the_step(failure: Failure) -> Iterator[Action]:
         )
         yield Action(text, ByteRange(0, message.allocated.high), is_estimate=True)
     if moment is not None and failure.raised_in == Phase.OPTIMIZER:
-        text = "`foreach=False` or `fused=True` in the optimizer: its step held temporaries for all parameters at once"
+        text = (
+            "`fused=True` in the optimizer (Adam, AdamW, SGD, Adagrad): its step held temporaries for all parameters at once; "
+            "`foreach=False` holds those of one at a time"
+        )
         yield Action(text, ByteRange.exact(moment.step_bytes), is_estimate=True)
 
 
 def _of_the_device(failure: Failure) -> Iterator[Action]:
     message = failure.message
     # Growing segments leave fewer free pieces; those between live tensors remain, so it may free nothing.
-    is_settable = not failure.expandable and message.backend in ("CUDA", "HIP")
+    fits = failure.fits_expandable
+    is_settable = not failure.expandable and fits is not False and message.backend in ("CUDA", "HIP")
     if failure.verdict == FRAGMENTATION and is_settable and message.cached is not None:
         text = f"restart with `PYTORCH_{message.backend}_ALLOC_CONF=expandable_segments:True`: less fragmentation"
-        yield Action(text, ByteRange(0, message.cached.high), is_estimate=True)
+        text += "; what this process allocated, replayed with it, leaves room for this request" if fits else ""
+        least = failure.shortfall.high if fits and failure.shortfall is not None else 0
+        gives = ByteRange(least, max(message.cached.high, least))
+        yield Action(text, gives, is_estimate=True, counts=gives if fits else None)
     # Listed processes; a figure found by subtraction includes the driver's part, so it must be large.
     # A simulated GPU has no `nvidia-smi`.
     lists = "torch.cuda.list_gpu_processes()" if failure.provenance == "simulated" else "nvidia-smi"

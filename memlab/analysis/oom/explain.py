@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memlab.analysis.breakdown import Breakdown
-from memlab.analysis.oom.actions import OUTPUTS, TRACEBACK, Action, actions, root_of
+from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, Action, actions, root_of
 from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
 from memlab.analysis.oom.step_need import StepNeed
 from memlab.analysis.oom.text import IMPOSSIBLE
@@ -261,7 +261,7 @@ def grouped(holders: tuple[Holder, ...]) -> list[Named]:
     named = []
     for (root, _), group in groups.items():
         largest = max(group, key=lambda holder: holder.nbytes)
-        if len(group) == 1 or root in ("", TRACEBACK, OUTPUTS):
+        if len(group) == 1 or root in ("", OF_ERRORS, OUTPUTS):
             named.append(_named(largest.path, group))
             continue
         start = f"{root}()" if largest.path.startswith(f"{root}() ") else root

@@ -50,6 +50,7 @@ class Failure:
     device at the end of the cell (`all_named`: every name was looked for), `largest_free_bytes` the largest piece of the
     allocator's cache then, `segments` all that it held. `phase` and `place` are where the error was raised, `others_bytes`
     what the driver lists for other processes, `calls_backward` whether the failed code contains a backward, reached or not.
+    `expandable` is whether expandable segments are on, `fits_expandable` whether with them the request would have fitted.
     `provenance` is "measured", "simulated" or "predicted"; without `has_context` CUDA found no room for this process's context.
     `goes_on` is whether the process does after the error; else what would help the next cell is no advice.
     """
@@ -64,6 +65,7 @@ class Failure:
     largest_free_bytes: int | None = None
     segments: tuple[HeldSegment, ...] = ()
     expandable: bool | None = None
+    fits_expandable: bool | None = None
     others_bytes: int | None = None
     calls_backward: bool = False
     has_context: bool = True
@@ -120,6 +122,21 @@ class Failure:
         """What graphs hold through entries of a long list: most likely those of earlier steps."""
         paths = gathered(holder.path for holder in self.holders)
         return tuple(one for one in self.holders if one.path in paths and one.category == "activation")
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a sign of training: a backward, gradients, or the state of an optimizer."""
+        has_backward = self.calls_backward or (self.moment is not None and self.moment.has_backward)
+        return has_backward or any(self.bytes_of(category) for category in ("gradient", "optimizer"))
+
+    @cached_property
+    def listed(self) -> tuple[Holder, ...]:
+        """What long lists hold of earlier steps, and where nothing is trained of earlier forwards."""
+        if self.moment is None:
+            return self.gathered
+        old = self.moment.before_step if self.trains else self.moment.before_pass
+        paths = gathered(holder.path for holder in self.holders)
+        return tuple(one for one in self.holders if one.path in paths and one.address in old)
 
     @property
     def is_full_of_tensors(self) -> bool:

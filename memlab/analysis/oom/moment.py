@@ -57,8 +57,8 @@ class Moment:
     """One row OOM of a trace. `asked_bytes` is the tensor's size as the allocator rounds it, `free_bytes` the driver's.
 
     `step_bytes` are the temporaries of the optimizer's step; `has_backward` whether a backward came before;
-    `batch` is what half of the batch would have saved, `step` what the whole step would have needed, `preexisting` the addresses
-    of blocks older than the cell.
+    `batch` is what half of the batch would have saved, `step` what the whole step would have needed. Of blocks by address,
+    `preexisting` are older than the cell, `before_step` than the step that failed, `before_pass` than its last pass.
     """
 
     device: int
@@ -74,6 +74,8 @@ class Moment:
     shares: tuple[Breakdown, ...]
     batch: PeakShare = PeakShare()
     preexisting: frozenset[int] = frozenset()
+    before_step: frozenset[int] = frozenset()
+    before_pass: frozenset[int] = frozenset()
     step: StepNeed | None = None
 
     @property
@@ -102,6 +104,7 @@ def last_moment(trace: Trace) -> Moment | None:
     block = events.block[alive]
     in_step = trace.blocks.phase[block] == Phase.OPTIMIZER
     lasting = np.isin(trace.blocks.category[block], _LASTING)
+    begun_step, begun_pass, _ = _begins(trace, row)
     at = Peak(ByteRange.exact(allocated), time_ns, row, "the moment memory ran out")
     shares = (breakdown(trace, device, by, "allocated", at) for by in ("category", "line", "module"))
     return Moment(
@@ -118,6 +121,8 @@ def last_moment(trace: Trace) -> Moment | None:
         shares=tuple(share for share in shares if any(name not in _UNKNOWN for name in share)),
         batch=share(trace, device, row),
         preexisting=frozenset(events.address[alive[events.kind[alive] == Kind.PREEXISTING]].tolist()),
+        before_step=frozenset(events.address[alive[alive < begun_step]].tolist()),
+        before_pass=frozenset(events.address[alive[alive < begun_pass]].tolist()),
         step=step_need(trace, device, row),
     )
 
