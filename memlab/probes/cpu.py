@@ -20,6 +20,7 @@ import torch
 
 from memlab.errors import ProbeError
 from memlab.probes.categories import assemble
+from memlab.probes.ddp_buckets import begin_with_buckets
 from memlab.probes.marks import marker
 from memlab.probes.storage_log import ROOM, Births, Books, Replaced, StorageRef
 from memlab.probes.tensor_labels import LiveTensors, tensor_labels
@@ -77,6 +78,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
         # between two bytecodes, and lose the free with it.
         self._append = self._log.append
         self._had_graph = False
+        self.older = 0  # how many blocks were found at the start
         self._count, self._older, self._idle, self._alive_last = 0, False, 0, 0
         self._thread, self._state, self._inferred = 0, "new", False
         self.saw_accelerator = self._saw_collective = False
@@ -89,6 +91,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
             raise ProbeError(f"this tracker is {self._state}: a StorageTracker runs once, make another")
         self._books.started_ns, self._thread = self._clock(), threading.get_ident()
         self._add_preexisting(live_tensors() if live is None else live)
+        self.older = self._count
         self._books.write(self._log)
         self._state = "running"
         # Trackers that another thread had to stop: only their own thread can reach its stack of modes.
@@ -498,6 +501,7 @@ class CpuProbe:
         self.owner = threading.get_ident()
         self.start_ns = self.end_ns = self._labels_from_ns = 0
         self.tracker = StorageTracker(shapes=shapes)
+        self._buckets: list[sharded.HiddenBuckets] = []
 
     def start(self, live: LiveTensors | None = None) -> None:
         """Start; `live`: the caller has just labelled everything."""
@@ -505,6 +509,7 @@ class CpuProbe:
         try:
             live = live or tensor_labels.label_everything()
             self._labels_from_ns = live.time_ns
+            self._buckets = [sharded.HiddenBuckets.of(one, live.tensors) for one in sharded.data_parallel_modules()]
             self.tracker.start(live.tensors)
             marker.clocks = (*marker.clocks, self.tracker.mark)
         except BaseException:
@@ -532,6 +537,7 @@ class CpuProbe:
 
     def _trace(self) -> Trace:
         columns = self.tracker.columns()
+        unknown = self._with_buckets(columns)
         first_row, rows = columns["first_row"], len(columns["kind"])
         events = Events(
             time_ns=np.maximum(columns["time_ns"] - self.start_ns, 0) * (np.arange(rows) >= first_row),
@@ -547,15 +553,15 @@ class CpuProbe:
         bounded = []
         if lost:  # the peak is known
             bounded.append(Bounded(CPU, 0, max(until_ns - self.start_ns, 0), lost, 0, 0))
-        if self.tracker.resized:  # no row is missing, but some sizes are unknown
-            bounded.append(Bounded(CPU, 0, 0, self.tracker.resized))
+        if self.tracker.resized or unknown:  # no row is missing, but some sizes are unknown
+            bounded.append(Bounded(CPU, 0, 0, self.tracker.resized + len(unknown)))
         made_by = MadeBy(
             engine=ENGINE,
             devices=(Device(CPU, platform.processor() or platform.machine() or "CPU"),),
             versions={"torch": torch.__version__, "python": platform.python_version()},
             started_at_s=self.start_ns / 1e9,
             duration_ns=self.end_ns - self.start_ns,
-            gaps=self.tracker.gaps(),
+            gaps=(*self.tracker.gaps(), *unknown),
             bounded=tuple(bounded),
         )
         births = {name: columns[name] for name in ("op", "dtype", "shape")}
@@ -563,3 +569,21 @@ class CpuProbe:
         return assemble(
             events, births, columns["texts"], made_by, first_row, marks, self.start_ns, self._labels_from_ns
         )
+
+    def _with_buckets(self, columns: dict[str, Any]) -> list[Gap]:
+        """Let the buckets of each DistributedDataParallel that was there before begin with the run; else a gap."""
+        gaps = []
+        for before in self._buckets:
+            module, there, older = before.module(), before.rebuilt or before.first, self.tracker.older
+            later = sharded.HiddenBuckets.of(module).rebuilt if module is not None and not before.rebuilt else ()
+            if before.live_sizes.intersection((*there, *later)):
+                continue
+            # Rows that were dropped chose what to keep without these buckets. That they were rebuilt may be said late.
+            is_known = not self.tracker.lost[0] and (
+                begin_with_buckets(columns, there, older, later if module is not None else None)
+                or (bool(later) and begin_with_buckets(columns, later, older, ()))
+            )
+            if there and not is_known:
+                text = f"{sum(there)} bytes of gradients, made before the run, count from when they are written to."
+                gaps.append(Gap("gradient buckets", f"Buckets of DistributedDataParallel, {text}"))
+        return gaps

@@ -7,8 +7,11 @@ user has not loaded has no instances. Where a version lacks one, its buffers hav
 from __future__ import annotations
 
 import functools
+import gc
 import sys
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -178,6 +181,14 @@ def flat_gradients(handle: Any) -> Iterator[Any]:
 # --- DistributedDataParallel -------------------------------------------------------------------------------------------
 
 
+def data_parallel_modules() -> list[Any]:
+    """Every DistributedDataParallel that is alive; the heap is walked only where there is a process group."""
+    parallel = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
+    if parallel is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return []
+    return [one for one in gc.get_objects() if any(base is parallel for base in _mro(type(one)))]
+
+
 def bucket_bytes(module: Any) -> tuple[int, ...] | None:
     """The sizes of the buckets that hold copies of a module's gradients; None for any other module.
 
@@ -187,10 +198,36 @@ def bucket_bytes(module: Any) -> tuple[int, ...] | None:
     if parallel is None or not any(base is parallel for base in _mro(type(module))):
         return None
     facts = module._get_ddp_logging_data()
-    if facts.get("gradient_as_bucket_view"):
-        return ()
-    texts = (facts.get("bucket_sizes", ""), facts.get("rebuilt_bucket_sizes", ""))
-    return tuple(int(size) for text in texts for size in str(text).split(",") if size.strip().isdigit())
+    return () if facts.get("gradient_as_bucket_view") else (*_sizes(facts, ""), *_sizes(facts, "rebuilt_"))
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenBuckets:
+    """Buckets of a DistributedDataParallel that C++ alone may hold: sizes of the first, and of those that replaced them.
+
+    There are no rebuilt ones until the second forward, and this is known one step late. If gradients lie in the buckets, their
+    tensors live as long, from the first backward on: `live_sizes` are those of all storages but parameters'.
+    """
+
+    module: weakref.ref[Any]
+    first: tuple[int, ...]
+    rebuilt: tuple[int, ...]
+    live_sizes: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, module: Any, live: Iterable[Any] = ()) -> HiddenBuckets:
+        """Those of a module now; `live` are all tensors."""
+        facts = module._get_ddp_logging_data()
+        sizes = frozenset[int]()
+        if facts.get("gradient_as_bucket_view"):
+            own = {one.untyped_storage().data_ptr() for one in module.parameters()}
+            storages = [one.untyped_storage() for one in live if type(one) is torch.Tensor and one.is_cpu]
+            sizes = frozenset(one.nbytes() for one in storages if one.data_ptr() not in own)
+        return cls(weakref.ref(module), _sizes(facts, ""), _sizes(facts, "rebuilt_"), sizes)
+
+
+def _sizes(facts: dict[str, Any], kind: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in str(facts.get(f"{kind}bucket_sizes", "")).split(",") if size.strip().isdigit())
 
 
 # --- storages resized without an operator ------------------------------------------------------------------------------
