@@ -168,8 +168,9 @@ def _table(found: list[Record]) -> str:
 Made by `make agreement-ranks`: memlab's prediction, and PyTorch's own allocator and process groups on a simulated {CARD}.
 Of {len(errors)} comparisons {equal["allocated"]} agree in *allocated* to the byte, {equal["reserved"]} in *reserved* (before it is
 widened by 2 %). The largest errors are {worst["allocated"]:.2%} and {worst["reserved"]:.2%}. A range of *allocated* includes
-what NCCL may hold a while longer than DDP: which end is measured is a matter of time, and with steps of 30 ms, as here, NCCL may
-hold more than that. The stages of pipelines were given their shapes (`input_args`, `output_args`); what others send has no values.
+what NCCL may hold a while longer than DDP: which end is measured is a matter of time, and with steps of less than 50 ms, as here,
+NCCL may hold more than that. The stages of pipelines were given their shapes (`input_args`, `output_args`); what others send
+has no values.
 
 """
     return text + "\n".join((head, "|---|---|---|---|---|---|---|---|", *map(_row, found), ""))

@@ -104,10 +104,11 @@ class Groups:
         """What NCCL may hold longer than the program: (row of the free, block, row at which it is certain to be gone).
 
         A collective that nobody waits for holds its tensors until a thread, which looks every 100 ms, sees that it has ended, and
-        another one begins (ProcessGroupNCCL.cpp, shelvesToUnstash_). Assumed: at the latest in the second backward after.
+        another one begins (ProcessGroupNCCL.cpp, shelvesToUnstash_). Assumed: at the latest in the third backward after, as two
+        steps take 100 ms or more.
         """
         for row in np.flatnonzero((kind == Kind.FREE) & np.isin(block, list(self.reduced))):
-            later = bisect_right(self.backwards, int(row)) + 1
+            later = bisect_right(self.backwards, int(row)) + 2
             yield int(row), int(block[row]), self.backwards[later] if later < len(self.backwards) else None
 
     def sends(self, name: str, to: int) -> None:
@@ -264,7 +265,7 @@ def collective(cuda, func, *args, **kwargs):
         cuda.groups.sends(group, args[2])
     else:
         cuda.groups.uses(group)
-    if name == "allreduce_":
+    if name == "allreduce_" and (len(args) < 5 or args[4]):  # asynchronous, which is the default
         cuda.groups.reduces(args[0], cuda.log)
     if name == "barrier":
         cuda.scratch(4, op=func)

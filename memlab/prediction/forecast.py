@@ -151,7 +151,7 @@ def _assumptions(asked: Trace, card: Card) -> tuple[str, ...]:
     for text, count in asked.notes.get(NOTES, {}).get("assumptions", ()):
         found.append(text if count == 1 else f"{text} ({count} times)")
     if asked.notes.get(NOTES, {}).get("held"):
-        found.append(f"{HELD}: only the upper bound includes it")
+        found.append(f"{HELD}: only the upper bound includes it, for steps of 50 ms or more")
     if asked.made_by.current_engine != PREDICTING:
         there = "with the workspaces and kernels of the card they were measured on"
         found.append(f"the requests are those that were measured, {there}")

@@ -96,6 +96,20 @@ def test_ddp_holds_a_copy_of_the_gradients_and_nccl_may_hold_another():
     assert trace.notes[NOTES]["groups"] == {"0": 8}
 
 
+def test_a_collective_that_was_waited_for_is_not_held():
+    def program(held):
+        dist.init_process_group("nccl")
+        weight = torch.ones(1 << 20, device="cuda", requires_grad=True)
+        weight.register_hook(lambda grad: dist.all_reduce(grad.clone(), async_op=held) and None)
+        for _ in range(4):
+            weight.sum().backward()
+
+    for held in (False, True):
+        found, _ = predicted(lambda held=held: program(held))
+        low, high = found.allocated_bytes
+        assert high - low == pytest.approx(12 << 20 if held else 0, abs=4096)  # until the third backward after reduces
+
+
 def test_nccl_is_a_named_interval_with_its_source():
     found, _ = predicted(ddp)
     (nccl,) = [part for part in found.parts if part.name == "NCCL"]
