@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed
+from torch import distributed as dist
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import sharding
 from memlab.fake_cuda.kernel_rules import bytes_of, rule
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.fake_cuda.tensors import State
-from memlab.torch_internals import ranks
+from memlab.torch_internals import distributed
 from memlab.torch_internals.dispatch import TensorBase
 from memlab.trace.columns import Kind
 
@@ -88,12 +88,12 @@ class Groups:
     def uses(self, name: str) -> None:
         """A group moves something between GPUs; with NCCL it has a communicator from then on."""
         if name not in self.used:
-            group = ranks.group_of(name)
+            group = distributed.group_of(name)
             self.used[name] = group.size() if group is not None else 0
 
     def reduces(self, tensors: list[Any], log: Any) -> None:
         """Gradients are reduced during backward, as DDP does."""
-        if (backward := ranks.current_backward()) < 0:
+        if (backward := distributed.current_backward()) < 0:
             return
         if backward != self._backward:
             self._backward = backward
@@ -117,9 +117,9 @@ class Groups:
         Alone, two ranks get a communicator of their own, unless groups connected when they were made (ProcessGroupNCCL.cpp,
         pointToPoint).
         """
-        if (group := ranks.group_of(name)) is None:
+        if (group := distributed.group_of(name)) is None:
             return
-        self.peers.update(distributed.get_process_group_ranks(group))
+        self.peers.update(dist.get_process_group_ranks(group))
         if self.is_batched or self.is_eager:
             self.uses(name)
         else:
@@ -129,9 +129,9 @@ class Groups:
 
 def form_groups(cuda: Any, patches: Patches) -> None:
     """Patch what makes process groups; without `torch.distributed` there is nothing to patch."""
-    if not distributed.is_available():
+    if not dist.is_available():
         return
-    c10d = ranks.c10d
+    c10d = distributed.c10d
     if cuda.groups.job is not None:
         _describe(cuda.groups.job, patches)
     later = patches.enter_context(Patches())  # what is patched once there is a group
@@ -154,7 +154,9 @@ def form_groups(cuda: Any, patches: Patches) -> None:
         cuda.groups.is_eager = device_id is not None
         cuda.assume(ALONE)
         sharding.shard(later)
-        begin(backend or "nccl", timeout=timeout, world_size=job.world_size, rank=job.rank, store=ranks.FakeStore())
+        begin(
+            backend or "nccl", timeout=timeout, world_size=job.world_size, rank=job.rank, store=distributed.FakeStore()
+        )
 
     @functools.wraps(batch)
     def batch_isend_irecv(p2p_op_list: list[Any]) -> Any:
@@ -171,14 +173,14 @@ def form_groups(cuda: Any, patches: Patches) -> None:
         fn(job.rank % nprocs, *args)
 
     def end() -> None:
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     patches.callback(setattr, sys, "excepthook", sys.excepthook)  # torch puts the rank before each line of an error
-    was_initialized = distributed.is_initialized()
+    was_initialized = dist.is_initialized()
     if not was_initialized:
         patches.callback(end)
-    for module in (c10d, distributed):
+    for module in (c10d, dist):
         patches.put(
             module,
             init_process_group=init_process_group,
@@ -186,14 +188,14 @@ def form_groups(cuda: Any, patches: Patches) -> None:
             all_gather_object=_all_gather_object,
             batch_isend_irecv=batch_isend_irecv,
         )
-    patches.put(ranks.device_mesh, init_process_group=init_process_group)
+    patches.put(distributed.device_mesh, init_process_group=init_process_group)
     patches.put(c10d, _new_process_group_helper=new_group, _get_default_timeout=constant(timedelta(minutes=10)))
     if not hasattr(c10d, "ProcessGroupNCCL"):  # a build without CUDA
-        for module in (c10d, distributed):
+        for module in (c10d, dist):
             patches.put(module, ProcessGroupNCCL=_ProcessGroupNCCL)
     patches.put(torch.cuda.nccl, version=constant((2, 27, 5)))
     patches.put(torch.multiprocessing, spawn=spawn)
-    patches.put(distributed, _verify_params_across_processes=nothing)
+    patches.put(dist, _verify_params_across_processes=nothing)
 
 
 def _describe(job: ThisRank, patches: Patches) -> None:
@@ -229,7 +231,7 @@ class _ProcessGroupNCCL:
 
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
     """Every rank is assumed to send what this one sends."""
-    object_list[:] = [obj] * distributed.get_world_size(group)
+    object_list[:] = [obj] * dist.get_world_size(group)
 
 
 # --- collectives ---
@@ -257,9 +259,9 @@ def collective(cuda, func, *args, **kwargs):
     """A collective: finished at once, with the tensors it was given."""
     name = func._schema.name.rpartition("::")[2]
     group = next(
-        ranks.unboxed(one).group_name
+        distributed.unboxed(one).group_name
         for one in (*args, *kwargs.values())
-        if isinstance(one, ranks.ScriptObject) and ranks.is_group(one)
+        if isinstance(one, distributed.ScriptObject) and distributed.is_group(one)
     )
     if name in ("send", "recv_"):
         cuda.groups.sends(group, args[2])
@@ -273,7 +275,7 @@ def collective(cuda, func, *args, **kwargs):
         flattened = list(_tensors(args[_FLATTENED[name]]))
         if flattened and len({tuple(one.shape) for one in flattened}) == 1:
             cuda.scratch(sum(map(bytes_of, flattened)), op=func)
-    work = ranks.finished(list(_tensors(args[0])))
+    work = distributed.finished(list(_tensors(args[0])))
     return (args[0], work) if len(func._schema.returns) == 2 else work
 
 

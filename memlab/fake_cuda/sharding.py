@@ -14,7 +14,7 @@ from memlab.fake_cuda.kernel_rules import LONG, rule
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.fake_cuda.reductions import is_dense, threads_per_multiprocessor
 from memlab.fake_cuda.tensors import State
-from memlab.torch_internals import ranks
+from memlab.torch_internals import distributed
 from memlab.torch_internals.cuda_names import _disable_current_modes
 
 _BLOCK, _TILE = 128, 128 * 16
@@ -23,7 +23,7 @@ _BLOCK, _TILE = 128, 128 * 16
 
 def shard(patches: Patches) -> None:
     """Patch DTensor and FSDP; they are imported here, as only distributed programs need them."""
-    propagator, dtensor, group = ranks.ShardingPropagator, ranks.DTensor, ranks.FSDPParamGroup
+    propagator, dtensor, group = distributed.ShardingPropagator, distributed.DTensor, distributed.FSDPParamGroup
     derive, base = propagator._propagate_tensor_meta_non_cached, torch.Tensor.device
 
     def outside_of_modes(self: Any, schema: Any) -> Any:

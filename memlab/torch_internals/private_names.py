@@ -121,7 +121,7 @@ FAKE_CUDA = {
     "torch.utils._device.DeviceContext": "who asks for the meta device",
     "torch._C._nn": "modules move to a GPU by its number",
 }
-RANKS = {
+DISTRIBUTED = {
     "torch.distributed.distributed_c10d": "process groups without other processes",
     "torch.distributed.distributed_c10d._new_process_group_helper": "every process group is one of the fake backend",
     "torch.distributed.distributed_c10d._get_default_timeout": "NCCL's, where this build has none",
@@ -161,7 +161,7 @@ USUAL = "2.11 to 2.15"
 
 def table() -> dict[str, str]:
     """All names, with what they are used for."""
-    return MEASURING | FAKE_CUDA | RANKS
+    return MEASURING | FAKE_CUDA | DISTRIBUTED
 
 
 def private(name: str) -> Any:

@@ -72,7 +72,7 @@ def ddp():
 
 
 def test_every_private_name_is_there():
-    assert private_names.missing(private_names.RANKS) == []
+    assert private_names.missing(private_names.DISTRIBUTED) == []
 
 
 @pytest.mark.parametrize("size", [2, 8])

@@ -13,7 +13,7 @@ from processes import python
 
 from memlab import torch_internals
 from memlab.torch_internals import compiler, dispatch, private_names, process, shell
-from memlab.torch_internals.private_names import FAKE_CUDA, MEASURING, RANKS, MissingPrivateName, private
+from memlab.torch_internals.private_names import DISTRIBUTED, FAKE_CUDA, MEASURING, MissingPrivateName, private
 
 PACKAGE = Path(private_names.__file__).parents[1]
 LIBRARIES = ("torch", "IPython", "ipykernel")
@@ -57,7 +57,7 @@ def test_they_are_used_in_one_package():
 
 
 def test_each_is_in_the_table_once_and_is_used():
-    listed = [*MEASURING, *FAKE_CUDA, *RANKS]
+    listed = [*MEASURING, *FAKE_CUDA, *DISTRIBUTED]
     files = list((PACKAGE / "torch_internals").glob("*.py"))
     unlisted = {
         name

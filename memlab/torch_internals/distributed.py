@@ -1,4 +1,4 @@
-"""What the prediction of one rank of a job takes from torch.distributed's inside: `private_names.RANKS` has the names."""
+"""What the prediction of one rank of a job takes from torch.distributed's inside: `private_names.DISTRIBUTED` has the names."""
 
 from __future__ import annotations
 
