@@ -95,6 +95,8 @@ def tensor_to(self, *args, **kwargs):
     is_for_gpu = device is not None and device.type == "cuda"
     if not is_for_gpu and not is_fake(self):
         return TensorBase.to(self, *args, **kwargs)
+    if device is not None and device.type == "meta" and not (self.requires_grad and torch.is_grad_enabled()):
+        return torch.empty_strided(self.shape, self.stride(), dtype=dtype or self.dtype, device=META)
     where = [device] if device is not None and is_fake(self) != is_for_gpu else []
     memory_format = memory_format or torch.preserve_format
     return TensorBase.to(self, *where, dtype or self.dtype, copy=copy, memory_format=memory_format, **rest)

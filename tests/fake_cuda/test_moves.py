@@ -109,6 +109,14 @@ def test_a_model_without_data_gets_its_memory_on_the_card(fake):
     assert model.weight.is_cuda and isinstance(other.weight, nn.Parameter) and alive(fake) == 2 * 16 * KIB
 
 
+def test_a_model_that_moves_to_the_meta_device_leaves_the_card(fake):
+    model = nn.Linear(64, 64, bias=False, device="cuda")
+    half = model.weight.detach().to("meta", torch.float16)
+    assert half.is_meta and half.dtype == torch.float16 and half.shape == (64, 64)
+    model.to("meta")
+    assert model.weight.is_meta and type(model.weight) is nn.Parameter and alive(fake) == 0
+
+
 def test_operators_that_ask_for_new_tensors_get_them_on_the_card(fake):
     ids = torch.randint(10, (4,), device="cuda")
     assert nn.functional.one_hot(ids, 10).is_cuda
