@@ -239,6 +239,18 @@ def pipeline(schedule: str = "ScheduleGPipe", micro_batches: int = 4, chunks: in
         optimizer.zero_grad()
 
 
+def technique(name: str, workload: str = "", size: str = "laptop") -> None:
+    """A technique of memlab for several GPUs, on a workload or on what demonstrates it."""
+    from memlab.api.workload_run import work_of
+    from memlab.saving_techniques import techniques
+    from memlab.workloads.job import Job, seeded
+
+    with seeded():
+        job = Job("cuda", steps=2)
+        techniques.prepare(job, work_of(workload or techniques[name].demo.workload, size).make, [name])
+        job.run()
+
+
 def collectives() -> None:
     """What programs call by hand."""
     world = join()
@@ -288,6 +300,8 @@ PROGRAMS: dict[str, tuple[Callable[[], None], int, tuple[int, ...]]] = {
     "fsdp2, checkpointing": (of(fsdp2, checkpointing=True), 8, (0,)),
     "fsdp2, bf16, checkpointing": (of(fsdp2, half=True, checkpointing=True), 64, (0,)),
     "fsdp2, clipping": (of(fsdp2, clip=True), 8, (0,)),
+    "fsdp2 as a technique, gpt": (of(technique, "fsdp2", "gpt"), 8, (0, 7)),
+    "fsdp2 as a technique": (of(technique, "fsdp2"), 8, (0, 7)),
     "fsdp1": (fsdp1, 8, (0,)),
     "fsdp1, bf16": (of(fsdp1, half=True), 8, (0,)),
     "fsdp1, gradients only": (of(fsdp1, strategy="SHARD_GRAD_OP"), 8, (0,)),

@@ -111,7 +111,7 @@ def main() -> int:
         if asked.only and not name.startswith(asked.only):
             continue
         for rank in ranks:
-            sides = {side: _in_a_process(side, name, rank) for side in ("measured", "predicted")}
+            sides = {side: in_a_process(side, name, rank) for side in ("measured", "predicted")}
             found[name, rank] = {"program": name, "ranks": size, "rank": rank, **sides}
             print(_row(found[name, rank]), flush=True)
             rows = [found[one, each] for one, (_, _, its) in PROGRAMS.items() for each in its if (one, each) in found]
@@ -120,7 +120,7 @@ def main() -> int:
     return any(_outside(one) for one in found.values())
 
 
-def _in_a_process(side: str, name: str, rank: int) -> Record:
+def in_a_process(side: str, name: str, rank: int) -> Record:
     """One side of one program in a process of its own, on a simulated GPU."""
     python = str(CUDA)
     command = [python, "-m", "memlab", "simulate", "--card", CARD, "--", python, "-m", "benchmarks.ranks", "--one"]

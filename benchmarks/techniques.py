@@ -30,8 +30,9 @@ from torch.nn import functional
 
 import memlab
 from benchmarks.prediction import device_facts, in_child
+from benchmarks.ranks import in_a_process
 from memlab.api.advise.search import agreement
-from memlab.api.workload_run import baseline_patterns_of, run_workload, work_of
+from memlab.api.workload_run import WORLD_SIZE, baseline_patterns_of, run_workload, work_of
 from memlab.prediction.cards import Card
 from memlab.saving_techniques import Technique, techniques
 from memlab.units import GiB, MiB
@@ -69,7 +70,7 @@ def said(one: Technique, card: Card) -> Record:
     advice = memlab.advise(
         workload, 1 if one.demo.of == "reserved" else None, card=card, techniques=[one.name],
         habits=baseline_patterns_of([one.name]),
-        size=size, steps=one.demo.steps,
+        size=size, steps=one.demo.steps, world_size=WORLD_SIZE if one.shards else 1,
     )  # fmt: skip
     found = advice.findings.tried[0]
     if found.failed:
@@ -95,6 +96,10 @@ def measured_on_cuda(one: Technique) -> Record:
     What CUDA's allocator has to be told is said before it starts; then the job itself is the plain one.
     """
     (plain, habits), (chosen, none) = _both(one)
+    if one.shards:
+        rank = in_a_process("measured", f"{one.name} as a technique", 0)
+        told = in_child(_single(functools.partial(_alone, one, "", plain, habits)))
+        return told if "error" in told else {"before": told["peak"], "after": rank["allocated"]}
     settings = [("", plain, habits), (one.conf, [], habits) if one.conf else ("", chosen, none)]
     told = [in_child(_single(functools.partial(_alone, one, *each))) for each in settings]
     if failed := next((record for record in told if "error" in record), None):
@@ -187,25 +192,32 @@ PRACTICES = {"resize_once": resize_once}
 # --- all of them ----------------------------------------------------------------------------------------------------------
 
 
-def here() -> Record:
-    """Said, measured on the CPU, and timed."""
+def _known(file: Path, only: str) -> Record:
+    """The records that stay: all but those of one technique, or none."""
+    found: Record = json.loads(file.read_text()) if only and file.exists() else {}
+    return found.get("techniques", {})
+
+
+def here(only: str) -> Record:
+    """Said, measured on the CPU, and timed; `only` one technique, or all."""
     facts = json.loads(CUDA.read_text())["device"] if CUDA.exists() else SIMULATED_GPU
     card = card_like(facts)
-    found: Record = {"made_by": made_by(), "card": facts, "techniques": {}}
-    for one in techniques.values():
+    found: Record = {"made_by": made_by(), "card": facts, "techniques": _known(HERE, only)}
+    for one in [techniques[only]] if only else techniques.values():
         work: dict[str, Callable[[], Record]] = {"said": functools.partial(said, one, card)}
         if one.demo.device == "cpu":
             work |= {"cpu": functools.partial(measured, one, "cpu"), "time": functools.partial(timed, one)}
         found["techniques"][one.name] = {name: in_child(_single(each)) for name, each in work.items()}
         progress(one.name, found["techniques"][one.name])
-    found["techniques"] |= {name: in_child(_single(work)) for name, work in PRACTICES.items()}
+    if not only:
+        found["techniques"] |= {name: in_child(_single(work)) for name, work in PRACTICES.items()}
     return found
 
 
-def on_cuda() -> Record:
+def on_cuda(file: Path, only: str) -> Record:
     """Measured where CUDA is."""
-    found: Record = {"made_by": made_by(), "device": in_child(device_facts), "techniques": {}}
-    for one in techniques.values():
+    found: Record = {"made_by": made_by(), "device": in_child(device_facts), "techniques": _known(file, only)}
+    for one in [techniques[only]] if only else techniques.values():
         found["techniques"][one.name] = measured_on_cuda(one)
         progress(one.name, found["techniques"][one.name])
     return found
@@ -364,13 +376,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("all", "measure", "table"), nargs="?", default="all")
     parser.add_argument("file", nargs="?", type=Path, default=CUDA)
+    parser.add_argument("--only", default="", help="one technique; the records of the others stay as they are")
     asked = parser.parse_args()
     gc.collect()
     if asked.what == "measure":
-        asked.file.write_text(json.dumps(on_cuda(), indent=1) + "\n")
+        asked.file.write_text(json.dumps(on_cuda(asked.file, asked.only), indent=1) + "\n")
         return
     if asked.what == "all":
-        HERE.write_text(json.dumps(here(), indent=1) + "\n")
+        HERE.write_text(json.dumps(here(asked.only), indent=1) + "\n")
     cuda = (
         json.loads(CUDA.read_text())
         if CUDA.exists()

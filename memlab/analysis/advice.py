@@ -38,6 +38,8 @@ class Tried:
     changes: bool = False
     prices: tuple[str, ...] = ()
     failed: str = ""
+    world_size: int = 1
+    """How many GPUs the work is sharded over; figures are those of one of them."""
 
     def __str__(self) -> str:
         if self.failed:
@@ -48,7 +50,7 @@ class Tried:
     @property
     def name(self) -> str:
         """The names, joined."""
-        return " + ".join(self.names)
+        return " + ".join(self.names) + (f" over {self.world_size} GPUs" if self.world_size > 1 else "")
 
     @property
     def least_bytes(self) -> int:
@@ -80,15 +82,17 @@ def interval_text(of: ByteRange) -> str:
 def ranked(tried: Iterable[Tried], before: ByteRange) -> list[Tried]:
     """The trials that save memory and keep the results, most bytes for their price first.
 
-    Where time was measured the price is the extra time; otherwise techniques declared free come first, and those that
-    change training last.
+    Where time was measured the price is the extra time; otherwise techniques declared free come first, those that change
+    training after them, and those that need more GPUs last.
     """
     least = least_saving(before)
     useful = [one for one in tried if not one.failed and not one.is_wrong and one.least_bytes > least]
 
-    def order(one: Tried) -> tuple[bool, bool, float]:  # bytes for each unit of extra time, where time was measured
+    def order(
+        one: Tried,
+    ) -> tuple[int, bool, bool, float]:  # bytes for each unit of extra time, where time was measured
         price = 1.0 if one.ratio is None else max(one.ratio - 1.0, 0.0) + TIME_FLOOR
-        return one.changes, one.ratio is None and one.costs, -one.least_bytes / price
+        return one.world_size, one.changes, one.ratio is None and one.costs, -one.least_bytes / price
 
     return sorted(useful, key=order)
 
@@ -97,9 +101,9 @@ def cheapest(tried: Iterable[Tried], target_bytes: int) -> Tried | None:
     """The cheapest of those certain to reach the target; None if there is none."""
     there = [one for one in tried if not one.failed and not one.is_wrong and max(one.peak_bytes) <= target_bytes]
 
-    def price(one: Tried) -> tuple[bool, float, bool, int, int]:
+    def price(one: Tried) -> tuple[int, bool, float, bool, int, int]:
         slower = round(max((one.ratio or 1.0) - 1.0, 0.0) / TIME_FLOOR)
-        return one.changes, slower, one.ratio is None and one.costs, len(one.names), max(one.peak_bytes)
+        return one.world_size, one.changes, slower, one.ratio is None and one.costs, len(one.names), max(one.peak_bytes)
 
     return min(there, key=price, default=None)
 

@@ -23,7 +23,7 @@ from memlab.api.runs import last_run, runs
 from memlab.errors import MemlabError
 from memlab.saving_techniques import techniques
 from memlab.trace.trace import SIMULATED_GPU
-from memlab.units import ByteRange, format_seconds, one_line
+from memlab.units import ByteRange, format_seconds, number_of, one_line
 from memlab.views import comparison as view
 from memlab.views.page import Page
 from memlab.views.shown import ShownWithFigure, bundle
@@ -261,11 +261,11 @@ def step_seconds(run: Run) -> list[float]:
     return [one for one in _trial(run, "step_s") or [] if isinstance(one, float) and 0 < one < math.inf]
 
 
-def _trial(run: Run, what: str) -> list[Any] | None:
-    """A list of the notes of a run of a workload; they may come from a file."""
+def _trial(run: Run, what: str, kind: type = list) -> Any:
+    """A value of the notes of a run of a workload, None if it is of another type: they may come from a file."""
     facts = run.trace.notes.get("trial")
     found = facts.get(what) if isinstance(facts, dict) else None
-    return found if isinstance(found, list) else None
+    return found if type(found) is kind else None
 
 
 def changed(a: Run, b: Run) -> str:
@@ -277,6 +277,8 @@ def changed(a: Run, b: Run) -> str:
     for what, some, others in (("with", second, first), ("without", first, second)):
         if only := [str(one) for one in some if one not in others]:
             words.append(f"{what} {' + '.join(only)}")
+    if (over := _trial(b, "world_size", int)) is not None and over != _trial(a, "world_size", int):
+        words.append(f"over {number_of(over, 'GPU')}, per rank")
     return one_line(" ".join(words), 200)
 
 

@@ -227,6 +227,7 @@ def predict_ranks(
     limit_s: float | None = None,
     raises_oom: bool = False,
     mesh: Sequence[int] = (),
+    on_news: OnNews | None = None,
 ) -> Prediction:
     """Predict the ranks of a job that may differ; the prediction of the one that needs most, which has all of them.
 
@@ -243,7 +244,8 @@ def predict_ranks(
         if left_s is not None and left_s <= 0:
             raise PredictionError(f"limit_s of {limit_s:.3g} s was over before rank {rank} was predicted: allow more.")
         try:
-            one = predict_step(step, card, name, conf, left_s, raises_oom, job=dataclasses.replace(job, rank=rank))
+            this = dataclasses.replace(job, rank=rank)
+            one = predict_step(step, card, name, conf, left_s, raises_oom, on_news, this)
         except PredictionError as error:
             error.args = (f"rank {rank} of {job.world_size}: {error}",)
             raise

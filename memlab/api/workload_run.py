@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from memlab import torch_internals, workloads
-from memlab.api.predict import configured, predict_step
+from memlab.api.predict import configured, first_rank, predict_ranks, predict_step
 from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.api.track import track
@@ -26,6 +26,8 @@ from memlab.workloads.job import Job, Parts, seeded
 from memlab.workloads.workload import Workload
 
 TIMED_STEPS = 3
+WORLD_SIZE = 8
+"""The number of GPUs of a technique that is for several."""
 STEPS_DONE = "steps_done"
 """The message of the child process after each step."""
 OnStep = Callable[[int, int], None]
@@ -73,16 +75,19 @@ def run_workload(
     timed: bool = True,
     on_step: OnStep | None = None,
     keep: bool = True,
+    world_size: int = WORLD_SIZE,
 ) -> Run:
     """Run the work with these techniques and habits: on "cpu" or "cuda" measured, on a Card predicted (a Prediction).
 
     `on_step(done, total)` is called after each step and may raise to stop. With `keep` the run is listed among the runs.
+    A technique for several GPUs is predicted over `world_size` of them: the run is that of the rank that needs most.
     Raises DoesNotApply if a technique finds nothing to change; then there is no run.
     """
     if type(steps) is not int or not 1 <= steps <= 1000:
         raise MemlabError(f"steps is a number from 1 to 1000, got {steps!r:.80}.")
     used, without = [one.name for one in techniques.ordered(chosen)], list(habits)
-    called = name or " + ".join([str(work), *used, *(f"habit of {one}" for one in without)])[:200]
+    said = techniques.said(used, world_size)
+    called = name or " + ".join([str(work), *said, *(f"habit of {one}" for one in without)])[:200]
     conf = ",".join(filter(None, (techniques[one].conf for one in used)))
     settings = {
         key: one if isinstance(one, int | float | str | bool) else repr(one) for key, one in work.settings.items()
@@ -93,10 +98,13 @@ def run_workload(
     def prepare(job: Job) -> None:
         techniques.prepare(job, work.make, used, without)  # this allocates memory
 
+    why = next((f"{one}: {why}" for one in used if (why := techniques[one].only_predicted)), "")
     if isinstance(on, Card):
-        run, found = _predicted(prepare, steps, conf, on, called, on_step), {"on": on.name}
-    elif conf:
-        raise DoesNotApply(f"{conf} configures CUDA's allocator before it starts: predict it for a GPU.")
+        over = world_size if any(techniques[one].shards for one in used) else None
+        run, found = _predicted(prepare, steps, conf, on, called, on_step, over), {"on": on.name}
+        facts |= {} if over is None else {"world_size": over}
+    elif why:
+        raise DoesNotApply(f"{why}.")
     else:
         run, found = _measured(prepare, steps, TIMED_STEPS if timed else 0, on, called, on_step)
     run.note("trial", facts | found)
@@ -129,7 +137,13 @@ def _measured(
 
 
 def _predicted(
-    prepare: Callable[[Job], None], steps: int, conf: str, card: Card, name: str, on_step: OnStep | None
+    prepare: Callable[[Job], None],
+    steps: int,
+    conf: str,
+    card: Card,
+    name: str,
+    on_step: OnStep | None,
+    over: int | None,
 ) -> Run:
     def step() -> None:
         channel = child.current()
@@ -146,7 +160,10 @@ def _predicted(
             on_step(int(news[STEPS_DONE]), steps)
 
     all_conf = ",".join(filter(None, [configured(None), conf]))
-    return predict_step(step, card, name, all_conf, on_news=heard if on_step is not None else None)
+    on_news = heard if on_step is not None else None
+    if over is None:
+        return predict_step(step, card, name, all_conf, on_news=on_news)
+    return predict_ranks(step, card, name, all_conf, first_rank(over, None), on_news=on_news)
 
 
 def _seconds(job: Job, on: str, steps: int, on_step: Callable[[int], None]) -> list[float]:

@@ -14,7 +14,7 @@ from memlab import simulated_gpu
 from memlab.lab import technique_list, widgets
 from memlab.lab.experiment import error_details, error_line
 from memlab.lab.session import LabSession
-from memlab.lab.state import MAX_STEPS
+from memlab.lab.state import MAX_STEPS, MAX_WORLD_SIZE
 from memlab.lab.widgets import clickable, flowing, line, problem, set_options
 from memlab.trace.trace import SIMULATED_GPU
 
@@ -48,6 +48,8 @@ class LabControls:
         self.card = self._choice("GPU", choices.cards, "card")
         steps = ipywidgets.BoundedIntText(description="Steps", min=1, max=MAX_STEPS)
         self.steps = self._observed(clickable(steps, "120px"), "steps")
+        gpus = ipywidgets.BoundedIntText(description="GPUs", min=1, max=MAX_WORLD_SIZE)
+        self.world_size = self._observed(clickable(gpus, "120px"), "world_size")
         text = "measure even if host memory may not be enough"
         self.force = self._observed(clickable(ipywidgets.Checkbox(description=text, indent=False)), "force")
         self.idea, self.settings = ipywidgets.HTML(), flowing()
@@ -70,7 +72,7 @@ class LabControls:
         style = ipywidgets.HTML(f"<style>{STYLE}{technique_list.STYLE}</style>{widgets.hiding_style(name)}")
         style.layout.display = "none"
         self.box = ipywidgets.VBox([
-            style, flowing(self.workload, self.size, self.device, self.card, self.steps), self.idea, self.settings,
+            style, flowing(self.workload, self.size, self.device, self.card, self.world_size, self.steps), self.idea, self.settings,
             self.techniques.box, flowing(self.run, self.stop, self.bar, self.force), self.status, self.problem,
             flowing(self.chosen_run, self.against, self.pin, self.unpin, self.compare),
             flowing(self.folder, self.save, self.code), self.script,
@@ -153,10 +155,11 @@ class LabControls:
         self.device.value = state.device
         set_options(self.card, choices.cards, state.card)
         self.card.disabled = state.device != "card"
-        self.steps.value, self.force.value = state.steps, state.force
+        self.steps.value, self.force.value, self.world_size.value = state.steps, state.force, state.world_size
+        self.world_size.layout.display = "flex" if state.is_sharded else "none"
         self.force.layout.display = "flex" if state.device == "cpu" else "none"
         self.idea.value = line(choices.idea(state.workload), "note")
-        self.techniques.show(state.techniques, choices.excluded(state.techniques))
+        self.techniques.show(state.techniques, choices.excluded(state))
 
     def _show_settings(self) -> None:
         state = self._session.chosen

@@ -21,6 +21,7 @@ from memlab.lab.state import LabChoices, LabState
 from memlab.lab.worker import OnProgress
 from memlab.prediction.cards import Card
 from memlab.probes.host import HostMemory
+from memlab.saving_techniques import techniques
 from memlab.units import GiB, TiB, format_bytes, one_line
 from memlab.workloads.job import seeded
 
@@ -107,7 +108,8 @@ class Experiment:
         habits = tuple(workload_run.baseline_patterns_of(state.techniques))
         plain = dataclasses.replace(state, techniques=())
         for row in reversed(self._table.rows):
-            is_same = dataclasses.replace(row.state, card=plain.card, force=plain.force, baseline="") == plain
+            like = dataclasses.replace(row.state, card=plain.card, force=plain.force, baseline="")
+            is_same = dataclasses.replace(like, world_size=plain.world_size) == plain
             if row.run is not None and row.habits == habits and is_same and row.state.place == plain.place:
                 return row
         row, problem = self._tried(plain, (), habits)
@@ -127,7 +129,8 @@ class Experiment:
         The baseline patterns of those stay, as in the baseline.
         """
         left_out, problem = dict(left_out or {}), None
-        parts = [str(self._choices.work(state)), *chosen, *(f"habit of {one}" for one in habits)]
+        said = techniques.said(chosen, state.world_size)
+        parts = [str(self._choices.work(state)), *said, *(f"habit of {one}" for one in habits)]
         name = " + ".join(parts) if state.device == "cpu" else f"{' + '.join(parts)} on {state.place}"
         name = self._table.new_name(name)
         what = f"{'predicting' if state.device == 'card' else 'measuring'} {name}"
@@ -161,7 +164,8 @@ class Experiment:
     ) -> Run:
         """Run it, on the device of the state or `on` another one, and report progress."""
         self._tell(what, 0, steps)
-        more = {"on": self._choices.on(state), "on_step": functools.partial(self._tell, what), "steps": steps, **more}
+        told = functools.partial(self._tell, what)
+        more = {"on": self._choices.on(state), "on_step": told, "steps": steps, "world_size": state.world_size, **more}
         return workload_run.run_workload(self._choices.work(state), chosen, habits, **more)
 
 

@@ -16,7 +16,7 @@ from memlab.units import format_seconds, plain
 def script(choices: LabChoices, state: LabState, row: LabRun | None = None) -> str:
     """The script. `row` is its result here."""
     what = " ".join(filter(None, [state.workload, state.size]))
-    chosen = ", ".join(state.techniques) or "no technique"
+    chosen = ", ".join(techniques.said(state.techniques, state.world_size)) or "no technique"
     head = [f"# {plain(what)} with {chosen}, {plain(state.where)}."]
     if row is not None and row.peak_bytes:
         saved = f", saved {row.saved_bytes}" if row.saved_bytes else ""
@@ -26,7 +26,7 @@ def script(choices: LabChoices, state: LabState, row: LabRun | None = None) -> s
     parts = ["\n".join([*head, "import memlab"]), source, _call(choices, state, function)]
     for name in state.techniques:
         one = techniques[name]  # its code is a comment: its names are those of the reader's program
-        lines = [f"{name}: {one.idea}", "", *one.code.strip("\n").splitlines()]
+        lines = [f"{name}: {one.idea}", "", *one.code_over(state.world_size).splitlines()]
         parts.append("\n".join(f"# {line}".rstrip() for line in lines))
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -48,7 +48,7 @@ def _own_function(choices: LabChoices, state: LabState) -> tuple[str, str]:
 
 def _call(choices: LabChoices, state: LabState, function: str) -> str:
     """Open a Lab, set its state, run it, print the result."""
-    wanted = {**state.plain(), "baseline": ""}
+    wanted = {**state.plain(), "baseline": "", "world_size": state.world_size if state.is_sharded else 0}
     if state.device != "card":
         del wanted["card"]
     shown = {key: value for key, value in wanted.items() if value or key in ("workload", "device", "techniques")}

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab import workloads
+from memlab.api.predict import first_rank
 from memlab.api.provenance import provenance_here
-from memlab.api.workload_run import Work, work_of
+from memlab.api.workload_run import WORLD_SIZE, Work, work_of
 from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, cards, find
 from memlab.probes import cuda
@@ -17,7 +18,7 @@ from memlab.saving_techniques import Technique, techniques
 from memlab.workloads.workload import SIZES, Workload
 
 DEVICES = ("cpu", "cuda", "card")
-MAX_STEPS = 1000
+MAX_STEPS, MAX_WORLD_SIZE = 1000, 1 << 20
 FIRST_WORKLOAD, FIRST_SIZE, FIRST_CARD = "gpt", "laptop", "RTX 4060"
 
 
@@ -25,7 +26,7 @@ FIRST_WORKLOAD, FIRST_SIZE, FIRST_CARD = "gpt", "laptop", "RTX 4060"
 class LabState:
     """The state of a Lab. `settings` are those that differ from the size's own; `baseline` names a pinned run.
 
-    `force` measures even if the host's memory may not be enough.
+    `force` measures even if the host's memory may not be enough; `world_size` GPUs are shared by techniques for several.
     """
 
     workload: str
@@ -37,11 +38,17 @@ class LabState:
     baseline: str = ""
     steps: int = 3
     force: bool = False
+    world_size: int = WORLD_SIZE
 
     def plain(self) -> dict[str, Any]:
         """The same as a dict, a copy."""
         values = {key: getattr(self, key) for key in KEYS}
         return {**values, "settings": dict(self.settings), "techniques": list(self.techniques)}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a technique for several GPUs is chosen."""
+        return any(techniques[one].shards for one in self.techniques)
 
     @property
     def place(self) -> str:
@@ -142,11 +149,14 @@ class LabChoices:
         """The GPU of this name, or of this size."""
         return self._own_cards[name] if name in self._own_cards else find(name)
 
-    def excluded(self, chosen: Iterable[str]) -> dict[str, str]:
-        """Technique -> why it cannot be combined with the chosen ones."""
-        taken = list(chosen)
-        conflicts = {name: techniques.conflict([*taken, name]) for name in techniques if name not in taken}
-        return {name: why for name, why in conflicts.items() if why}
+    def excluded(self, state: LabState) -> dict[str, str]:
+        """Technique -> why it cannot be chosen on this device, or combined with the chosen ones."""
+        taken, found = state.techniques, {}
+        for name, one in techniques.items():
+            only = one.only_predicted if state.device != "card" else ""
+            if name not in taken and (why := only or techniques.conflict([*taken, name])):
+                found[name] = why
+        return found
 
     def changed(self, state: LabState, wanted: Any, runs: Iterable[str] = ()) -> LabState:
         """The state with these changes; `runs` are the names that can be pinned."""
@@ -185,6 +195,8 @@ class LabChoices:
                 raise MemlabError('device "cuda": there is no CUDA device here. Choose "cpu", or a GPU to predict for.')
             case "steps" if type(value) is not int or not 1 <= value <= MAX_STEPS:
                 raise MemlabError(f"steps is a number from 1 to {MAX_STEPS}, got {value!r:.80}.")
+            case "world_size":
+                return first_rank(value, None).world_size
             case "force" if type(value) is not bool:
                 raise MemlabError(f"force is True or False, got {value!r:.80}.")
             case "workload" | "size" | "device" | "baseline":

@@ -23,6 +23,7 @@ from memlab.saving_techniques import (
     precision,
     rebinding,
     recomputed_norm,
+    sharding,
     shufflenet_rules,
     step_in_backward,
 )
@@ -31,7 +32,7 @@ from memlab.workloads.job import Job, Parts
 
 _MODULES = (
     *(fused_attention, checkpoint, chunked_loss, recomputed_norm, in_place, rebinding, precision, loop, batches),
-    *(loading, parameters, optimizers, step_in_backward, inference, cuda_memory, shufflenet_rules),
+    *(loading, parameters, sharding, optimizers, step_in_backward, inference, cuda_memory, shufflenet_rules),
 )
 
 LESSONS = {
@@ -93,6 +94,10 @@ class Techniques(ByName[Technique]):
                     return f"{first.name} and {second.name} exclude each other: {first.excludes[second.name]}"
         return ""
 
+    def said(self, names: Iterable[str], world_size: int) -> list[str]:
+        """The names as they are shown: those that are for several GPUs with their number."""
+        return [f"{name} over {world_size} GPUs" if self[name].shards else name for name in names]
+
     def ordered(self, names: Iterable[str]) -> list[Technique]:
         """The techniques in the order in which they are applied; raises if two exclude each other."""
         if isinstance(names, str):
@@ -108,6 +113,8 @@ class Techniques(ByName[Technique]):
     ) -> None:
         """Build the job from the parts of `make`, with these techniques, and with the baseline patterns of `habits`."""
         chosen = self.ordered(names)
+        for technique in chosen:
+            make = technique.make(make) if technique.make is not None else make
         job.build(make)
         for name in habits:
             if pattern := self[name].baseline_pattern:

@@ -81,8 +81,23 @@ class Technique:
     """Name of another technique -> why both cannot be on."""
     conf: str = ""
     """Its setting in PYTORCH_CUDA_ALLOC_CONF."""
+    shards: bool = False
+    """Whether it is for a job of several GPUs, each with a part of what one would hold."""
+    make: Callable[[Callable[[], Parts]], Callable[[], Parts]] | None = None
+    """Changes the function that makes the parts of a job."""
     baseline_pattern: Callable[[Job], None] | None = None
     patch: Callable[[], AbstractContextManager[Any]] | None = None
+
+    @property
+    def only_predicted(self) -> str:
+        """Why it cannot be tried in this process, "" if it can."""
+        if self.shards:
+            return "is for several GPUs: it can be predicted for a GPU"
+        return "configures CUDA's allocator before it starts: it can be predicted for a GPU" if self.conf else ""
+
+    def code_over(self, world_size: int) -> str:
+        """The code to paste, for so many GPUs if it is for several."""
+        return self.code.strip("\n").replace("--nproc-per-node 8", f"--nproc-per-node {world_size}")
 
     # Earlier names. What was done before a job is built belonged to practices, which are no longer techniques.
     before = None

@@ -59,7 +59,8 @@ def _sentences(found: Findings) -> Iterator[str]:
     else:
         time = f", a step takes {best.ratio:.2f} times as long" if best.ratio is not None else ""
         saved = f"−{best.saved_bytes}, −{percent(_share(best.saved_bytes, found))}"
-        peaks = f"peak of {of} {best.peak_bytes} instead of {before}"
+        each = " per rank" if best.world_size > 1 else ""
+        peaks = f"peak of {of} {best.peak_bytes}{each} instead of {before}"
         yield f"{best.name}: {peaks} ({saved}){time}, results {best.results}."
     if found.target_bytes is not None and found.reaches:
         yield f"The target of {target} is reached."

@@ -312,7 +312,10 @@ def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path):
 @pytest.mark.simulated
 @pytest.mark.parametrize(
     "name",
-    ["ddp", "fsdp2, bf16", "fsdp2, from meta", "fsdp1", "fsdp2 and tensor parallel", "pipeline, 1F1B", "collectives"],
+    [
+        *("ddp", "fsdp2, bf16", "fsdp2, from meta", "fsdp2 as a technique, gpt", "fsdp1", "fsdp2 and tensor parallel"),
+        *("pipeline, 1F1B", "collectives"),
+    ],
 )
 def test_peaks_are_those_of_nccl_and_the_real_allocator(name):
     from benchmarks.rank_programs import PROGRAMS

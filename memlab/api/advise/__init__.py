@@ -13,7 +13,7 @@ from memlab.api.advise.search import Search, agreement, candidates, level, ratio
 from memlab.api.advise.subject import OfStep, Subject, Tell, WorkloadSubject, card_of, here, of_workload_run
 from memlab.api.compare import Comparison, compare
 from memlab.api.display import Progress
-from memlab.api.predict import Prediction, asks_for_nothing
+from memlab.api.predict import Prediction, asks_for_nothing, first_rank
 from memlab.api.run import Run
 from memlab.api.workload_run import work_of
 from memlab.errors import MemlabError
@@ -44,6 +44,7 @@ def advise(
     settings: dict[str, Any] | None = None,
     steps: int = 2,
     limit_s: float = LIMIT_S,
+    world_size: int = 1,
 ) -> Advice:
     """Which techniques save memory here, found by running the work with each of them, and how to reach `target` ("8GiB").
 
@@ -51,13 +52,16 @@ def advise(
     without arguments, run in a child process), or the run of a `%%memtrack` cell, a prediction of one, or a run of the Lab.
     With `card` everything is predicted for it, and the target is for *device used*; else it is measured here, and the
     target is for *allocated*. `techniques` names those to try; by default those that attack what holds the peak, without those that
-    change training unless `allow_changes`. `habits`, `size`, `settings` and `steps` are those of a workload. It ends
-    after `limit_s` seconds, or when interrupted, with the results so far.
+    change training unless `allow_changes`. `habits`, `size`, `settings` and `steps` are those of a workload. With
+    `world_size` GPUs of the kind of `card` a workload is also tried sharded over them; figures are then those of the rank that
+    needs most, whose batch stays the same. It ends after `limit_s` seconds, or when interrupted, with the results so far.
     """
     if type(steps) is not int or not 1 <= steps <= 100:
         raise MemlabError(f"steps is a number from 1 to 100, got {steps!r:.80}.")
     if not isinstance(limit_s, int | float) or isinstance(limit_s, bool) or not 0 < limit_s < math.inf:
         raise MemlabError(f"limit_s is a number of seconds above 0, got {limit_s!r:.80}.")
+    if first_rank(world_size, None).world_size > 1 and card is None:
+        raise MemlabError('world_size is for predictions: name the GPUs, card="RTX 4060".')
     began = time.monotonic()
     deadline = began + limit_s
     target_bytes = None if target is None else parse_bytes(target)
@@ -73,17 +77,18 @@ def advise(
 
     def workload() -> WorkloadSubject:
         work = work_of(what, size, **(settings or {}))
-        return WorkloadSubject(work, on or here(), steps, habits=habits)
+        return WorkloadSubject(work, on or here(), steps, habits=habits, world_size=world_size)
 
     try:
         is_workload = isinstance(what, str | Workload)
-        subject = workload() if is_workload else _subject(what, on, steps, lambda: gives_parts.append(True))
+        subject = workload() if is_workload else _subject(what, on, steps, world_size, lambda: gives_parts.append(True))
         if isinstance(what, Run) and (settings or habits):
             raise MemlabError("settings and habits are those of a workload: leave them out for a run.")
         before = _first_run(subject, tell, deadline)
         if gives_parts:  # whether a function returns the parts of a workload is known only after running it
             subject = workload()
             before = _first_run(subject, tell, deadline)
+        _require_memory(before)
         target_bytes, of, notes = _goal(before, target_bytes)
         search = Search(subject, of, tell, deadline, target_bytes)
         search.begin(before)
@@ -100,7 +105,7 @@ def _known(names: Iterable[str]) -> list[str]:
     return [known_techniques[name].name for name in ([names] if isinstance(names, str) else names)]
 
 
-def _subject(what: Any, on: Card | None, steps: int, on_parts: Callable[[], None]) -> Subject:
+def _subject(what: Any, on: Card | None, steps: int, world_size: int, on_parts: Callable[[], None]) -> Subject:
     """The subject of an advice: a step, the cell of a run, or a workload."""
     if not isinstance(what, Run):
         if not callable(what):
@@ -109,7 +114,7 @@ def _subject(what: Any, on: Card | None, steps: int, on_parts: Callable[[], None
         return OfStep(name, on or "cpu", what, on_parts=on_parts)
     facts = what.trace.notes.get("trial")
     if isinstance(facts, dict) and "workload" in facts:
-        return of_workload_run(what, on, steps)
+        return of_workload_run(what, on, steps, world_size)
     if what.cell_text:
         return OfStep(what.name, on or card_of(what) or "cpu", text=what.cell_text)
     kind = "prediction of a step" if isinstance(what, Prediction) else "run of a block"
@@ -119,13 +124,16 @@ def _subject(what: Any, on: Card | None, steps: int, on_parts: Callable[[], None
 
 def _first_run(subject: Subject, tell: Tell, deadline: float) -> Run:
     tell("as it is")
-    before = subject.attempt((), lambda text: tell(f"as it is, {text}"), max(deadline - time.monotonic(), 0.001))
+    return subject.attempt((), lambda text: tell(f"as it is, {text}"), max(deadline - time.monotonic(), 0.001))
+
+
+def _require_memory(before: Run) -> None:
+    """Refuse a run that has nothing to save."""
     if isinstance(before, Prediction) and asks_for_nothing(before.forecast):
         why = f'it allocated nothing on {before.card.name}: is it written for "cuda"?'
         raise MemlabError(f"{why} Without card= it is measured here.")
     if not before.devices or not level(before, OF).high:
         raise MemlabError("it used no memory that can be saved.")
-    return before
 
 
 def _goal(before: Run, target_bytes: int | None) -> tuple[int | None, str, list[str]]:
@@ -152,7 +160,9 @@ def _notes(what: Any, search: Search) -> Iterator[str]:
             yield f"Run again, the cell peaks at {format_bytes(again)}; {then}."
         yield "Seconds are those of the tracked cell; its values were not compared."
     if isinstance(subject, WorkloadSubject) and isinstance(subject.on, Card):
-        yield "Predicted: seconds and results were not checked. advice.measure() runs it here."
+        names = search.recommended.names if search.recommended is not None else ()
+        runs = "" if any(known_techniques[one].only_predicted for one in names) else " advice.measure() runs it here."
+        yield f"Predicted: seconds and results were not checked.{runs}"
 
 
 class Advice(Shown):
@@ -188,7 +198,8 @@ class Advice(Shown):
     def code(self) -> str:
         """What to paste for the recommended techniques."""
         chosen = [known_techniques[name] for name in self.recommended]
-        parts = [f"# {one.name}: {one.idea}\n{one.code.strip()}" for one in chosen]
+        over = self.findings.recommended.world_size if self.findings.recommended is not None else 1
+        parts = [f"# {one.name}: {one.idea}\n{one.code_over(over)}" for one in chosen]
         code = "\n\n".join(parts) + "\n" * bool(parts)
         # As it was tried: autocast for "cuda" has no effect on the CPU.
         return code.replace('"cuda"', '"cpu"') if self.findings.on == "cpu" else code
@@ -205,6 +216,10 @@ class Advice(Shown):
         if not self.recommended:
             raise MemlabError("nothing is recommended, so there is nothing to measure.")
         subject = self._subject
+        if why := next(
+            (f"{one} {why}" for one in self.recommended if (why := known_techniques[one].only_predicted)), ""
+        ):
+            raise MemlabError(f"{why}, and is not measured here.")
         if isinstance(subject, WorkloadSubject):
             subject = WorkloadSubject(subject.work, here(), subject.steps, subject.techniques, subject.habits)
         elif isinstance(subject.on, Card):

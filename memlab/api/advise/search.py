@@ -74,7 +74,8 @@ class Search:
         left_s = self.deadline - time.monotonic()
         if left_s <= 0:
             raise TimeUp("the time limit was reached")
-        label, used = self._count + " + ".join(names), [techniques[name] for name in names]
+        used, over = [techniques[name] for name in names], getattr(self.subject, "world_size", 1)
+        label = self._count + " + ".join(techniques.said(names, over))
         self.tell(label)
         prices = tuple(one.price for one in used)
         try:
@@ -100,6 +101,7 @@ class Search:
             costs=any(one.slower for one in used),
             changes=any(one.equality.kind == "changes" for one in used),
             prices=prices,
+            world_size=over if any(one.shards for one in used) else 1,
         )
 
     @property

@@ -55,18 +55,22 @@ class WorkloadSubject:
     steps: int = 2
     techniques: tuple[str, ...] = ()
     habits: tuple[str, ...] = ()
+    world_size: int = 1
 
     @property
     def name(self) -> str:
         """Its name."""
-        return " + ".join([str(self.work), *self.techniques, *(f"habit of {one}" for one in self.habits)])
+        said = techniques.said(self.techniques, self.world_size)
+        return " + ".join([str(self.work), *said, *(f"habit of {one}" for one in self.habits)])
 
     def why_not(self, technique: Technique) -> str:
         """Why this technique cannot be tried on it; "" where it can."""
         if technique.name in self.techniques:
             return "is in use"
-        if technique.conf and not isinstance(self.on, Card):
-            return "configures CUDA's allocator before it starts: it can be predicted for a GPU"
+        if not isinstance(self.on, Card) and (why := technique.only_predicted):
+            return why
+        if technique.shards and self.world_size == 1:
+            return "is for several GPUs: world_size=8 tries it"
         return techniques.conflict([*self.techniques, technique.name])
 
     def attempt(self, names: Sequence[str], tell: Tell, left_s: float) -> Run:
@@ -79,8 +83,9 @@ class WorkloadSubject:
                 raise TimeUp("the time limit was reached")
 
         chosen, habits = [*self.techniques, *names], [one for one in self.habits if one not in names]
-        name = " + ".join(["advise: with", *names]) if names else "advise: as it is"
-        more: dict[str, Any] = {"name": name, "on_step": on_step, "keep": False}
+        said = techniques.said(names, self.world_size)
+        name = " + ".join(["advise: with", *said]) if names else "advise: as it is"
+        more: dict[str, Any] = {"name": name, "on_step": on_step, "keep": False, "world_size": self.world_size}
         return run_workload(self.work, chosen, habits, on=self.on, steps=self.steps, **more)
 
 
@@ -96,8 +101,8 @@ class OfStep:
 
     def why_not(self, technique: Technique) -> str:
         """Why this technique cannot be tried on it; "" where it can."""
-        if technique.conf and not isinstance(self.on, Card):
-            return "is a setting of CUDA's allocator before it starts: it can be predicted for a card"
+        if not isinstance(self.on, Card) and (why := technique.only_predicted):
+            return why
         if technique.patch is None and not technique.conf:
             return "cannot be switched on from outside: pass the workload (a function of model, optimizer, batch, loss)"
         return ""
@@ -144,7 +149,7 @@ class OfStep:
 Subject = WorkloadSubject | OfStep
 
 
-def of_workload_run(run: Run, on: str | Card | None, steps: int) -> WorkloadSubject:
+def of_workload_run(run: Run, on: str | Card | None, steps: int, world_size: int) -> WorkloadSubject:
     """The subject of a Lab run, with its techniques and baseline patterns."""
     facts = run.trace.notes["trial"]
     name, size = facts.get("workload"), facts.get("size") or "laptop"
@@ -160,6 +165,7 @@ def of_workload_run(run: Run, on: str | Card | None, steps: int) -> WorkloadSubj
         steps=int(facts.get("steps", steps)),
         techniques=tuple(facts.get("techniques", ())),
         habits=tuple(facts.get("habits", ())),
+        world_size=int(facts.get("world_size", world_size)),
     )
 
 
