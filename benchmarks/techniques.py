@@ -192,17 +192,17 @@ PRACTICES = {"resize_once": resize_once}
 # --- all of them ----------------------------------------------------------------------------------------------------------
 
 
-def _known(file: Path, only: str) -> Record:
-    """The records that stay: all but those of one technique, or none."""
-    found: Record = json.loads(file.read_text()) if only and file.exists() else {}
-    return found.get("techniques", {})
+def _known(file: Path, only: str, **facts: Any) -> Record:
+    """What stays in a file if `only` one technique is measured, else these facts and no techniques."""
+    found: Record = json.loads(file.read_text()) if only else facts | {"techniques": {}}
+    return found
 
 
 def here(only: str) -> Record:
     """Said, measured on the CPU, and timed; `only` one technique, or all."""
     facts = json.loads(CUDA.read_text())["device"] if CUDA.exists() else SIMULATED_GPU
     card = card_like(facts)
-    found: Record = {"made_by": made_by(), "card": facts, "techniques": _known(HERE, only)}
+    found = _known(HERE, only, made_by=made_by(), card=facts)
     for one in [techniques[only]] if only else techniques.values():
         work: dict[str, Callable[[], Record]] = {"said": functools.partial(said, one, card)}
         if one.demo.device == "cpu":
@@ -216,7 +216,7 @@ def here(only: str) -> Record:
 
 def on_cuda(file: Path, only: str) -> Record:
     """Measured where CUDA is."""
-    found: Record = {"made_by": made_by(), "device": in_child(device_facts), "techniques": _known(file, only)}
+    found = _known(file, only, made_by=made_by(), device=in_child(device_facts))
     for one in [techniques[only]] if only else techniques.values():
         found["techniques"][one.name] = measured_on_cuda(one)
         progress(one.name, found["techniques"][one.name])
