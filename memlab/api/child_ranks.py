@@ -1,7 +1,8 @@
 """The ranks that a tracked cell of a notebook starts: each measures itself, and the cell shows all of them.
 
 While the cell runs, processes that torch.multiprocessing starts (by `spawn`, by accelerate's `notebook_launcher`) begin with a
-track of their own, which writes to a temporary folder. Their output and their errors are what they are without memlab.
+track of their own, which writes to a temporary folder. Engines of ipyparallel, which are there before, measure themselves from the
+first request that the cell sends them. Output and errors of all are what they are without memlab.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import functools
 import json
 import os
+import pickle
 import re
 import shutil
 import tempfile
@@ -24,6 +26,7 @@ from memlab.analysis.ranks import JobRanks, rank_run
 from memlab.api.ranks import ENDINGS, Ranks
 from memlab.errors import MemlabError
 from memlab.torch_internals import spawned
+from memlab.torch_internals.engines import Engines
 from memlab.trace.file import load
 from memlab.trace.trace import RANK, Trace
 from memlab.units import format_bytes, number_of
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 FEW = 6
 """Up to so many ranks have a line each while they run; of more the highest and the lowest are named."""
+ENGINES_WAIT_S = 20.0
+"""How long the end of a cell waits until engines that are idle have written what they measured."""
 _LEVEL = ".level"
 _FILE = re.compile(r"rank(\d+)\.(\d+)\.memlab")
 
@@ -53,6 +58,7 @@ class ChildTrack:
         spawned.leave()(functools.partial(self._measured, function), index, arguments, error_file)
 
     def _measured(self, function: Callable[..., Any], index: int, *arguments: Any) -> Any:
+        leave_parents_tracks()
         track = self._start(index)
         try:
             result = function(index, *arguments)
@@ -65,7 +71,6 @@ class ChildTrack:
     def _start(self, index: int) -> Any:
         """A track that has begun; None if that failed, of which the process must not learn."""
         try:
-            leave_parents_tracks()
             path = Path(self.folder, f"rank{index}.{os.getpid()}.memlab")
             level = path.with_suffix(_LEVEL).open("w")
             track = self.make(self.name, path, self.device, self.rate_hz, self.shapes)
@@ -74,6 +79,20 @@ class ChildTrack:
             return track
         except Exception:
             return None
+
+    def begin_on_engine(self, number: int) -> None:
+        """In an engine: measure from here to `end_on_engine`, unless its machine does not have the folder."""
+        if Path(self.folder).is_dir():
+            _on_engine[self.folder] = self._start(number)
+
+
+_on_engine: dict[str, Any] = {}
+"""In an engine: the folder of a tracked cell -> the track that runs."""
+
+
+def end_on_engine(folder: str) -> None:
+    """In an engine: end what was begun for a tracked cell."""
+    _stop(_on_engine.pop(folder, None), None)
 
 
 def leave_parents_tracks() -> None:
@@ -110,6 +129,7 @@ class ChildRanks:
     def __init__(self, make: Callable[..., Any], name: str, device: str | None, rate_hz: float, shapes: bool) -> None:
         self._folder: Path | None = None
         self._begin: Callable[..., None] | None = None
+        self._engines: Engines | None = None
         self._make, self._options = make, (name, device, rate_hz, shapes)
         self.ranks: tuple[Ranks, ...] = ()
         """After `close`: the ranks of each job, in the order in which they were started."""
@@ -120,9 +140,14 @@ class ChildRanks:
             folder = Path(tempfile.mkdtemp(prefix=f"memlab-ranks-{os.getpid()}-"))
         except OSError:  # a full disk must not fail the cell
             return
-        begin = ChildTrack(self._make, str(folder), *self._options).begin
+        track = ChildTrack(self._make, str(folder), *self._options)
+        begin = track.begin
         if spawned.replace_entry(begin):
             self._folder, self._begin = folder, begin
+            text = f"__import__('pickle').loads({pickle.dumps(track)!r}).begin_on_engine"
+            end = f"__import__('sys').modules[{__name__!r}].end_on_engine({str(folder)!r})"
+            self._engines = Engines(lambda number: f"{text}({number})", end, ENGINES_WAIT_S)
+            self._engines.follow()
         else:  # a track around this one has done it, or this version of torch begins elsewhere
             folder.rmdir()
 
@@ -147,6 +172,8 @@ class ChildRanks:
         if self._begin is None or self._folder is None:
             return
         spawned.restore_entry(self._begin)
+        if self._engines is not None:
+            self._engines.leave()
         folder, self._folder, self._begin = self._folder, None, None
         try:
             self.ranks = tuple(_jobs(folder, save))
