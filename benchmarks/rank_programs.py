@@ -214,19 +214,23 @@ def fsdp_and_tp(shards: int = 2, half: bool = False, vocabulary: int = 0) -> Non
     train(model)
 
 
-def pipeline(schedule: str = "ScheduleGPipe", micro_batches: int = 4, chunks: int = 1) -> None:
-    """A pipeline whose stages are the ranks."""
+def handed_on() -> torch.Tensor:
+    """What a stage of these pipelines sends to the next for each of its small batches."""
+    return torch.empty(2, TOKENS, WIDTH, device="cuda", requires_grad=True)
+
+
+def pipeline(schedule: str = "ScheduleGPipe", micro_batches: int = 4, chunks: int = 1, has_shapes: bool = True) -> None:
+    """A pipeline whose stages are the ranks; without shapes they send them to each other."""
     from torch.distributed import pipelining
 
     world, device = join(), torch.device("cuda", torch.cuda.current_device())
     rank = dist.get_rank()
     stages = []
     for stage in range(rank, world * chunks, world):
-        given = torch.empty(2, TOKENS, WIDTH, device="cuda", requires_grad=stage > 0)
-        given_on = torch.empty(2, TOKENS, WIDTH, device="cuda", requires_grad=True)
-        stages.append(
-            pipelining.PipelineStage(blocks(2), stage, world * chunks, device, input_args=given, output_args=given_on)
-        )
+        shapes = {}
+        if has_shapes:
+            shapes = {"input_args": handed_on().requires_grad_(stage > 0), "output_args": handed_on()}
+        stages.append(pipelining.PipelineStage(blocks(2), stage, world * chunks, device, **shapes))
     made = getattr(pipelining, schedule)(
         stages if chunks > 1 else stages[0], micro_batches, loss_fn=lambda y, t: (y - t).square().mean()
     )
@@ -316,6 +320,8 @@ PROGRAMS: dict[str, tuple[Callable[[], None], int, tuple[int, ...]]] = {
     "pipeline, 1F1B": (of(pipeline, "Schedule1F1B"), 4, (0, 1, 3)),
     "pipeline, 1F1B, 16 stages": (of(pipeline, "Schedule1F1B", 16), 16, (0, 7, 15)),
     "pipeline, interleaved": (of(pipeline, "ScheduleInterleaved1F1B", 4, 2), 4, (0, 1, 3)),
+    "pipeline, 1F1B, without shapes": (of(pipeline, "Schedule1F1B", has_shapes=False), 4, (0, 1, 3)),
+    "pipeline, interleaved, without shapes": (of(pipeline, "ScheduleInterleaved1F1B", 4, 2, False), 4, (0, 3)),
     "collectives": (collectives, 8, (0,)),
 }
 """Name -> the program, the number of ranks, and the ranks to compare."""

@@ -32,8 +32,9 @@ def measured(name: str, rank: int) -> Record:
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
     from torch.distributed.pipelining import _utils, schedules
+    from torch.distributed.pipelining.stage import PipelineStage
 
-    from benchmarks.rank_programs import PROGRAMS
+    from benchmarks.rank_programs import PROGRAMS, handed_on
     from memlab.fake_cuda.process_groups import ThisRank
 
     class Alone(dist.Store):
@@ -67,13 +68,24 @@ def measured(name: str, rank: int) -> Record:
     def alone(*args: Any, **kwargs: Any) -> None:
         begin("nccl", store=store, rank=rank, world_size=size)
 
-    def all_have_shapes(schedule: Any, stages: list[Any], *args: Any) -> None:
+    def vote(schedule: Any, stages: list[Any], has_backward: bool, *args: Any) -> None:
         """The stages vote on whether all were given shapes: a value, of which a simulated GPU computes none."""
-        warm_up(schedule, stages, *args)
+        warm_up(schedule, stages, has_backward, *args)
         for stage in stages:
-            stage._inference_mode = _utils.InferenceMode.STATIC
+            lacks_shapes = _utils.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
+            stage._inference_mode = _utils.InferenceMode.DYNAMIC if lacks_shapes else _utils.InferenceMode.STATIC
 
-    schedules._PipelineSchedule._warmup_p2p = all_have_shapes
+    def shapes(stage: Any, src_stage: int) -> Any:
+        """What a stage of these programs would send."""
+        metas = _utils.extract_tensor_metas((handed_on(),))
+        backwards = src_stage > stage.stage_index
+        return (
+            _utils._StageBackwardMeta(_utils._derive_grad_metas(metas))
+            if backwards
+            else _utils._StageForwardMeta(metas)
+        )
+
+    schedules._PipelineSchedule._warmup_p2p, PipelineStage._recv_meta = vote, shapes
     for module in (dist, distributed_c10d, device_mesh):
         module.init_process_group = alone  # type: ignore[union-attr]
     program()
@@ -84,12 +96,16 @@ def measured(name: str, rank: int) -> Record:
 def predicted(name: str, rank: int) -> Record:
     """The peaks of one rank as memlab predicts them."""
     from benchmarks.rank_programs import PROGRAMS
-    from memlab.api.predict import predict_step
+    from memlab.api.predict import predict_ranks, predict_step
     from memlab.fake_cuda.process_groups import ThisRank
     from memlab.prediction.cards import find
 
     program, size, _ = PROGRAMS[name]
-    found = predict_step(program, find(CARD), name, "", job=ThisRank(rank, size, min(size, 8)))
+    card, local = find(CARD), min(size, 8)
+    if name.endswith("without shapes"):  # which a rank gets from those that were predicted before
+        found = predict_ranks(program, card, name, "", ThisRank(0, size, local)).ranks[rank]
+    else:
+        found = predict_step(program, card, name, "", job=ThisRank(rank, size, local))
     return {"allocated": list(found.allocated_bytes), "reserved": list(found.reserved_bytes)}
 
 
@@ -169,8 +185,8 @@ Made by `make agreement-ranks`: memlab's prediction, and PyTorch's own allocator
 Of {len(errors)} comparisons {equal["allocated"]} agree in *allocated* to the byte, {equal["reserved"]} in *reserved* (before it is
 widened by 2 %). The largest errors are {worst["allocated"]:.2%} and {worst["reserved"]:.2%}. A range of *allocated* includes
 what NCCL may hold a while longer than DDP: which end is measured is a matter of time, and with steps of less than 50 ms, as here,
-NCCL may hold more than that. The stages of pipelines were given their shapes (`input_args`, `output_args`); what others send
-has no values.
+NCCL may hold more than that. What others send has no values; of pipelines "without shapes" (`input_args`, `output_args`) the
+measured stages got them from the benchmark, and the predicted ones from the stages that were predicted before.
 
 """
     return text + "\n".join((head, "|---|---|---|---|---|---|---|---|", *map(_row, found), ""))

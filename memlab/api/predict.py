@@ -235,7 +235,7 @@ def predict_ranks(
     """
     deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     name = name or runs.new_name()
-    found: dict[int, Prediction] = {}
+    found, stages = dict[int, Prediction](), dict[int, Any]()
     todo = _corners(mesh or (job.world_size,))
     while todo:
         if (rank := todo.pop(0)) in found:
@@ -244,12 +244,13 @@ def predict_ranks(
         if left_s is not None and left_s <= 0:
             raise PredictionError(f"limit_s of {limit_s:.3g} s was over before rank {rank} was predicted: allow more.")
         try:
-            this = dataclasses.replace(job, rank=rank)
+            this = dataclasses.replace(job, rank=rank, stages=stages)
             one = predict_step(step, card, name, conf, left_s, raises_oom, on_news, this)
         except PredictionError as error:
             error.args = (f"rank {rank} of {job.world_size}: {error}",)
             raise
         found[rank] = one
+        stages.update(one.trace.notes.get(NOTES, {}).get("stages", ()))
         if not found.keys() - {0}:
             peers = one.trace.notes.get(NOTES, {}).get("peers", ())
             todo = [*peers[:: -(-len(peers) // MOST_RANKS)], *todo] if peers else todo

@@ -13,8 +13,8 @@ import os
 import socket
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 from torch import distributed as dist
 
 from memlab.errors import PredictionError
-from memlab.fake_cuda import sharding
+from memlab.fake_cuda import pipelines, sharding
 from memlab.fake_cuda.kernel_rules import bytes_of, rule
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.fake_cuda.tensors import State
@@ -38,11 +38,15 @@ HOW = 'pass world_size=8 to memlab.predict, or --nproc-per-node 8 to "memlab pre
 
 @dataclass(frozen=True, slots=True)
 class ThisRank:
-    """Which process this is of a distributed job, and how many run on its machine."""
+    """Which process this is of a distributed job, and how many run on its machine.
+
+    `stages` has the outputs of those stages of a pipeline that other ranks sent on: (shape, stride, dtype, requires_grad) of each.
+    """
 
     rank: int
     world_size: int
     local_world_size: int
+    stages: Mapping[int, Any] = field(default_factory=dict, compare=False)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -72,7 +76,8 @@ class Groups:
     """The process groups of the fake GPU: the sizes of NCCL's communicators by name, and who differs.
 
     `is_batched` is on while several sends are one, `is_eager` if groups connect when they are made. `peers` are the ranks of
-    groups in which something was sent from one rank to another: a pipeline, whose stages differ. `reduced` are the blocks that
+    groups in which something was sent from one rank to another: a pipeline, whose stages differ; `stages` has the outputs of
+    stages that are known, and `on_first_send` is called once, when the program has stages. `reduced` are the blocks that
     were reduced during backward, `backwards` the rows at which their backwards began to.
     """
 
@@ -80,6 +85,8 @@ class Groups:
         self.job = job
         self.used: dict[str, int] = {}
         self.is_batched = self.is_eager = False
+        self.stages = dict(job.stages) if job is not None else {}
+        self.on_first_send: Callable[[], None] | None = None
         self.peers: set[int] = set()
         self.reduced: set[int] = set()
         self.backwards: list[int] = []
@@ -117,6 +124,9 @@ class Groups:
         Alone, two ranks get a communicator of their own, unless groups connected when they were made (ProcessGroupNCCL.cpp,
         pointToPoint).
         """
+        if self.on_first_send is not None and distributed.PIPELINES in sys.modules:
+            self.on_first_send()
+            self.on_first_send = None
         if (group := distributed.group_of(name)) is None:
             return
         self.peers.update(dist.get_process_group_ranks(group))
@@ -154,6 +164,7 @@ def form_groups(cuda: Any, patches: Patches) -> None:
         cuda.groups.is_eager = device_id is not None
         cuda.assume(ALONE)
         sharding.shard(later)
+        cuda.groups.on_first_send = functools.partial(pipelines.exchange_shapes, cuda, later)
         begin(
             backend or "nccl", timeout=timeout, world_size=job.world_size, rank=job.rank, store=distributed.FakeStore()
         )

@@ -118,8 +118,9 @@ class FakeCudaProbe:
             found["operators"].append(entry)
         groups = self.fake.groups
         if groups.job is not None:
-            found["job"] = dataclasses.astuple(groups.job)
+            found["job"] = [groups.job.rank, groups.job.world_size, groups.job.local_world_size]
             found["groups"], found["peers"] = dict(groups.used), sorted(groups.peers)
+            found["stages"] = list(groups.stages.items())
             first = self._first
             columns = log.columns()
             size = columns["nbytes"]

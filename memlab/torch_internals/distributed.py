@@ -10,6 +10,8 @@ from memlab.torch_internals.private_names import private
 
 ScriptObject: Any = torch.ScriptObject
 """What operators get in the place of a process group and of other C++ objects."""
+PIPELINES = "torch.distributed.pipelining.stage"
+"""Costly to import: programs that have stages have loaded it."""
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +27,7 @@ _NAMES = {
     "FakeStore": "torch.testing._internal.distributed.fake_pg.FakeStore",
     "ShardingPropagator": "torch.distributed.tensor._sharding_prop.ShardingPropagator",
     "DTensor": "torch.distributed.tensor.DTensor",
+    "pipeline_stage": PIPELINES,
     "FSDPParamGroup": "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",
 }
 

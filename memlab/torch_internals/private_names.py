@@ -126,6 +126,7 @@ DISTRIBUTED = {
     "torch.distributed.distributed_c10d._new_process_group_helper": "every process group is one of the fake backend",
     "torch.distributed.distributed_c10d._get_default_timeout": "NCCL's, where this build has none",
     "torch.distributed.distributed_c10d._resolve_process_group": "which group an operator uses",
+    "torch.distributed.distributed_c10d._get_default_group": "the group of a pipeline's stages",
     "torch.distributed.distributed_c10d._world": "a group says that it is of the backend that was asked for",
     "torch.distributed.device_mesh": "meshes make the default group",
     "torch.testing._internal.distributed.fake_pg.FakeStore": "nobody to meet",
@@ -134,6 +135,15 @@ DISTRIBUTED = {
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": "the same",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": "FSDP2 refuses meta tensors",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._validate_no_meta_params": "the same",
+    "torch.distributed.pipelining.stage": "stages of pipelines send each other shapes",
+    "torch.distributed.pipelining.stage.PipelineStage._warmup_backward_result": "the vote on whether they have to",
+    "torch.distributed.pipelining.stage.PipelineStage._send_meta": "what a stage sends on",
+    "torch.distributed.pipelining.stage.PipelineStage._recv_meta": "what it gets",
+    "torch.distributed.pipelining.stage.InferenceMode": "whether a stage was given shapes",
+    "torch.distributed.pipelining.stage._StageForwardMeta": "shapes of outputs",
+    "torch.distributed.pipelining.stage._StageBackwardMeta": "shapes of gradients",
+    "torch.distributed.pipelining.stage._TensorMeta": "the shape of one",
+    "torch.distributed.pipelining.stage._derive_grad_metas": "gradients have the shapes of outputs",
     "torch.distributed._verify_params_across_processes": "DDP compares shapes with the other ranks",
     "torch._C._current_graph_task_id": "which backward a gradient is reduced in",
     "torch._C._distributed_c10d.ProcessGroup.unbox": "which group an operator uses",
@@ -141,11 +151,16 @@ DISTRIBUTED = {
 }
 """What the prediction of one rank of a job needs, and only that."""
 _CUDA_BUILD = "a build for CUDA"
-_NEEDS = {name: _CUDA_BUILD for name in MEASURING if name.startswith("torch._C._cuda_")} | {
-    "torch._dynamo.callback.callback_handler": "torch._dynamo.callback",
-    "torch._dynamo.utils.counters": "torch._dynamo.utils",
-    "IPython.core.interactiveshell.InteractiveShell._showtraceback": "IPython",
-}
+_PIPELINES = "torch.distributed.pipelining.stage"
+_NEEDS = (
+    {name: _CUDA_BUILD for name in MEASURING if name.startswith("torch._C._cuda_")}
+    | {
+        "torch._dynamo.callback.callback_handler": "torch._dynamo.callback",
+        "torch._dynamo.utils.counters": "torch._dynamo.utils",
+        "IPython.core.interactiveshell.InteractiveShell._showtraceback": "IPython",
+    }
+    | {name: _PIPELINES for name in DISTRIBUTED if name.startswith(_PIPELINES)}
+)
 """Names that are asked for only in such builds, or where such a module is loaded."""
 _SEEN = {
     "torch._C._cuda_hasPrimaryContext": "2.12",
@@ -154,7 +169,7 @@ _SEEN = {
     "torch.cuda.memory._record_memory_history_impl": "2.8 to 2.15",
     "torch.autograd._engine_run_backward": "2.3 to 2.15",
     "IPython.core.interactiveshell.InteractiveShell._showtraceback": "9.18",
-}
+} | {name: "2.12 and 2.13" for name in DISTRIBUTED if name.startswith(_PIPELINES)}
 """The versions of its library in which a name was seen, where those are not `USUAL`."""
 USUAL = "2.11 to 2.15"
 

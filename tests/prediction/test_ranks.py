@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -15,7 +16,7 @@ from in_child import fine
 from torch import nn
 
 import memlab
-from memlab.api.predict import MOST_RANKS, _corners
+from memlab.api.predict import MOST_RANKS, _corners, predict_step
 from memlab.errors import PredictionError
 from memlab.fake_cuda import FakeCuda
 from memlab.fake_cuda.process_groups import ThisRank
@@ -219,6 +220,48 @@ def test_the_report_says_which_rank_it_is_where_only_the_program_does(starts_oth
     assert "Rank 0 of 4." in found.for_card("A100 80GB").report().text
 
 
+WIDTHS = (256, 1024, 64, 512)
+
+
+def pipeline_without_shapes():
+    """Three stages of different widths, whose shapes are not given."""
+    from torch.distributed import pipelining
+
+    dist.init_process_group("nccl")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = nn.Linear(WIDTHS[rank], WIDTHS[rank + 1]).to("cuda")
+    stage = pipelining.PipelineStage(model, rank, size, torch.device("cuda"))
+    x = torch.randn(4, WIDTHS[0], device="cuda")
+    schedule = pipelining.ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
+    given = (x,) if rank == 0 else ()
+    wanted = {"target": torch.randn(4, WIDTHS[-1], device="cuda")} if rank == size - 1 else {}
+    schedule.step(*given, **wanted)
+
+
+@pytest.mark.slow
+def test_stages_without_shapes_get_them_from_those_that_were_predicted_before():
+    found = memlab.predict(pipeline_without_shapes, "RTX 4060", world_size=3)
+    sent = dict(found.ranks[2].trace.notes[NOTES]["stages"])
+    assert sorted(found.ranks) == [0, 1, 2] and sent == {
+        0: [[[2, 1024], [1024, 1], "float32", True]],
+        1: [[[2, 64], [64, 1], "float32", True]],
+    }
+    assert not any("as stage" in text for one in found.ranks.values() for text in one.assumptions)
+
+
+@pytest.mark.slow
+def test_a_stage_whose_shapes_nobody_sent_is_refused_in_one_line():
+    job = ThisRank(1, 3, 3)
+    with pytest.raises(
+        PredictionError,
+        match="stage 1 of a pipeline gets its shapes from stage 0, and they are unknown: pass input_args",
+    ):
+        predict_step(pipeline_without_shapes, find("RTX 4060"), "stage", "", job=job)
+    before = dataclasses.replace(job, rank=2, stages={0: [((2, 64), (64, 1), "float32", True)]})
+    found = predict_step(pipeline_without_shapes, find("RTX 4060"), "stage", "", job=before)
+    assert "stage 2 of the pipeline gets shapes as stage 0 sends them on" in found.assumptions
+
+
 def test_the_corners_of_a_mesh_are_predicted_and_its_ends_are_among_them():
     assert _corners((8,)) == [0, 7] and _corners((1,)) == [0] and _corners((4, 1)) == [0, 3]
     assert _corners((3, 2)) == [0, 1, 4, 5]
@@ -314,7 +357,7 @@ def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path):
     "name",
     [
         *("ddp", "fsdp2, bf16", "fsdp2, from meta", "fsdp2 as a technique, gpt", "fsdp1", "fsdp2 and tensor parallel"),
-        *("pipeline, 1F1B", "collectives"),
+        *("pipeline, 1F1B", "pipeline, 1F1B, without shapes", "collectives"),
     ],
 )
 def test_peaks_are_those_of_nccl_and_the_real_allocator(name):
