@@ -19,7 +19,7 @@ _NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
 class Regression:
     """The peak of *allocated* of a run and of its baseline, and by module, line and category what grew most.
 
-    `unknown` says why there is no answer for the others of the three.
+    `unknown` says why there is no answer for the others of the three. `devices` are those of the baseline and of the run.
     """
 
     before: ByteRange
@@ -27,6 +27,7 @@ class Regression:
     tolerance: float
     culprits: dict[str, tuple[str, Difference]]
     unknown: dict[str, str]
+    devices: tuple[str, str] = ("", "")
 
     @property
     def share(self) -> float:
@@ -35,7 +36,12 @@ class Regression:
 
     @property
     def is_regression(self) -> bool | None:
-        """Whether it grew beyond the tolerance; None if one end of an interval did and the other did not."""
+        """Whether it grew beyond the tolerance; None if one end of an interval did and the other did not.
+
+        Memory of a GPU says nothing about that of the host.
+        """
+        if self.devices[0].partition(":")[0] != self.devices[1].partition(":")[0]:
+            return None
         grew_high = self.after.high > self.before.high * (1 + self.tolerance)
         return grew_high if grew_high == (self.share > self.tolerance) else None
 
@@ -45,6 +51,9 @@ class Regression:
         sizes = f"{self.before} -> {self.after} allocated ({self.share:+.1%})"
         if self.is_regression is None:
             why = "a run that did not end, or whose events were lost, may have been higher"
+            before, after = (one.partition(":")[0] for one in self.devices)
+            if before != after:
+                why = f"the baseline is of {before}, the run of {after}: name two runs of one kind of device"
             return f"not known: {self.before} -> {self.after} allocated, and {why}"
         if not self.is_regression:
             return f"ok: the peak is within {self.tolerance:.1%} of the baseline: {sizes}"
@@ -79,7 +88,9 @@ def regression_of(compared: Comparison, tolerance: float) -> Regression:
                 culprits[by] = name, rows[name]
     is_predicted = any(one.is_predicted for one in sides)
     unknown = {by: why_unknown(by, is_predicted) for by in BY if by not in culprits}
-    return Regression(sides[0].peak, sides[1].peak, tolerance, culprits, unknown)
+    return Regression(
+        sides[0].peak, sides[1].peak, tolerance, culprits, unknown, (sides[0].device.label, sides[1].device.label)
+    )
 
 
 def why_unknown(by: str, is_predicted: bool) -> str:

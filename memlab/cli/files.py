@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlab.cli.parser import UNKNOWN, Parser
+from memlab.cli.parser import UNKNOWN, Parser, given
 from memlab.errors import MemlabError
 
 if TYPE_CHECKING:
@@ -23,8 +24,12 @@ def show(arguments: Sequence[str]) -> int:
         "Show the report of a saved run, of a PyTorch snapshot, or of all runs in a folder; the ranks of a job side by side.",
         "  memlab show runs/train.memlab\n  memlab show --html page.html runs/train.memlab\n  memlab show --json runs",
     )  # fmt: skip
-    parser.add_argument("path", metavar="FILE|DIR", help="what `memlab run --out`, %%memtrack --save or PyTorch wrote")
-    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else; for one run or job")
+    parser.add_argument(
+        "path", metavar="FILE|DIR", type=given, help="what `memlab run --out`, %%memtrack --save or PyTorch wrote"
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", type=given, help="write a page that needs nothing else; for one run or job"
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON for each run or job")
     asked = parser.parse_args(arguments)
     from memlab.scripts import page
@@ -46,7 +51,10 @@ def _runs(path: str) -> Iterator[Run | Ranks]:
     from memlab.api.load import load
     from memlab.api.ranks import folder_of, ranks_of
 
-    if not Path(path).is_dir():
+    is_folder = False
+    with contextlib.suppress(OSError):  # `load` says what is wrong with the name
+        is_folder = Path(path).is_dir()
+    if not is_folder:
         yield load(path)
         return
     found = folder_of(path)
@@ -76,8 +84,8 @@ def compare(arguments: Sequence[str]) -> int:
         "compare", "[--json] A B", "Compare two saved runs: peaks, who held them, and whether results agree.",
         "  memlab compare before.memlab after.memlab",
     )  # fmt: skip
-    parser.add_argument("a", metavar="A", help="the file of a run")
-    parser.add_argument("b", metavar="B", help="the file of another")
+    parser.add_argument("a", metavar="A", type=given, help="the file of a run")
+    parser.add_argument("b", metavar="B", type=given, help="the file of another")
     parser.add_argument("--json", action="store_true", help="bytes by category, module and line as one line of JSON")
     asked = parser.parse_args(arguments)
     from memlab.api.compare import compare as compared
@@ -94,8 +102,8 @@ def fit(arguments: Sequence[str]) -> int:
         "fit", "[--json] [--on CARD]... FILE", "Say on which GPUs a saved CUDA run, measured or predicted, would fit.",
         '  memlab fit runs/train.memlab\n  memlab fit --on T4 --on "RTX 4060" runs/train.memlab',
     )  # fmt: skip
-    parser.add_argument("file", metavar="FILE", help="the file of a run")
-    parser.add_argument("--on", metavar="CARD", action="append", help="this card only; may be repeated")
+    parser.add_argument("file", metavar="FILE", type=given, help="the file of a run")
+    parser.add_argument("--on", metavar="CARD", type=given, action="append", help="this card only; may be repeated")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     asked = parser.parse_args(arguments)
     from memlab.api.fit import fit as fitted
@@ -114,8 +122,10 @@ def check(arguments: Sequence[str]) -> int:
         "Compare the peak of a run with a baseline; exit with 1 if it grew, with 3 if that is not known.",
         "  memlab check runs/train.memlab --baseline main.memlab --tolerance 2%",
     )  # fmt: skip
-    parser.add_argument("run", metavar="RUN", help="the file of a run")
-    parser.add_argument("--baseline", metavar="FILE", required=True, help="the file of the run to compare with")
+    parser.add_argument("run", metavar="RUN", type=given, help="the file of a run")
+    parser.add_argument(
+        "--baseline", metavar="FILE", type=given, required=True, help="the file of the run to compare with"
+    )
     parser.add_argument(
         "--tolerance", metavar="SHARE", default="2%", help="by how much the peak may grow (default: 2%%)"
     )

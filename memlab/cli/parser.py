@@ -36,6 +36,13 @@ class Parser(argparse.ArgumentParser):
             self.exit(status, f"{self.prog}: {error}\n")
 
 
+def given(text: str) -> str:
+    """The type of an argument that names something: an empty one, as of a variable that is not set, names nothing."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
 def add_script(parser: argparse.ArgumentParser) -> None:
     """The last arguments: a script or `-m MODULE`, and what it gets."""
     parser.add_argument(

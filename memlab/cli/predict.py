@@ -7,11 +7,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlab.cli.parser import UNKNOWN, Parser, add_script, script_of
+from memlab.cli.parser import UNKNOWN, Parser, add_script, given, script_of
 from memlab.errors import MemlabError
 from memlab.scripts.script import Script
 from memlab.units import number_of
@@ -25,6 +25,7 @@ _OURS = f'File "{Path(__file__).parent.parent}{os.sep}'
 REFERENCE = "H200"
 """Without a card the script is predicted for this one, whose memory is the largest of those with common kernels."""
 
+NOTHING = 'there is nothing to predict: the script allocated nothing on a GPU. Let it use the device "cuda".'
 DESCRIPTION = """Predict what a script would take on a GPU, without one: it runs on tensors without data in a child process.
 Nothing that it writes comes back. Exit status: 0 fits, 1 does not fit, 2 wrong usage, 3 too close to call or unknown."""
 EXAMPLES = """  memlab predict --card "RTX 4060" --steps 2 train.py --batch 32
@@ -38,16 +39,27 @@ def main(arguments: Sequence[str]) -> int:
     usage = "[OPTIONS] SCRIPT [ARGS...]  |  memlab predict [OPTIONS] -m MODULE [ARGS...]"
     parser = Parser("predict", usage, DESCRIPTION, EXAMPLES)
     add = parser.add_argument
-    add("--card", metavar="NAME|SIZE", help='"RTX 4060", 24GiB (default: every card known, and 0 if it fits on any)')
+    add(
+        "--card",
+        metavar="NAME|SIZE",
+        type=given,
+        help='"RTX 4060", 24GiB (default: every card known, and 0 if it fits on any)',
+    )
     add("--steps", metavar="N", type=int, help="predict so many optimizer steps, then end (default: the whole script)")
-    add("--nproc-per-node", metavar="N", help="as one of so many ranks on a machine, each with a GPU of its own")
-    add("--nnodes", metavar="M", help="and on so many machines; several numbers, 1,2,4, give a table")
+    add(
+        "--nproc-per-node",
+        metavar="N",
+        type=given,
+        help="as one of so many ranks on a machine, each with a GPU of its own",
+    )
+    add("--nnodes", metavar="M", type=given, help="and on so many machines; several numbers, 1,2,4, give a table")
     add(
         "--mesh",
         metavar="4,2",
+        type=given,
         help="the mesh that the ranks form, as init_device_mesh gets it: its corners are predicted",
     )
-    add("--out", metavar="FILE", help="keep the prediction: memlab show and memlab fit read it")
+    add("--out", metavar="FILE", type=given, help="keep the prediction: memlab show and memlab fit read it")
     add("--limit", metavar="SECONDS", type=float, help="give up after so long")
     add("--json", action="store_true", help="one line of JSON")
     add_script(parser)
@@ -62,6 +74,12 @@ def main(arguments: Sequence[str]) -> int:
         mesh = _mesh(asked.mesh)
         jobs = _jobs(asked, mesh)
         card = find(asked.card or REFERENCE)
+        if asked.limit is not None and not asked.limit > 0:
+            raise MemlabError(f"--limit is a number of seconds above 0, got {asked.limit}.")
+        if asked.out is not None:
+            from memlab.trace.file import savable
+
+            savable(asked.out)  # not only after the script has run
     with parser.refusing(UNKNOWN):
         from memlab.api.predict import configured, predict_ranks, predict_step
         from memlab.api.scaling import scaling
@@ -77,8 +95,10 @@ def main(arguments: Sequence[str]) -> int:
                 table = scaling(
                     work, card, world_sizes=sizes, local_world_size=local, name=script.name, limit_s=asked.limit
                 )
+                if not any(row.allocated_bytes[1] for row in table.rows):
+                    raise MemlabError(NOTHING)
                 print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
-                return FITS if any(row.fits == "yes" for row in table.rows) else DOES_NOT_FIT
+                return _of_table(row.fits for row in table.rows)
         except MemlabError as error:
             print(_where_it_raised(error), end="", file=sys.stderr)
             raise
@@ -117,6 +137,12 @@ def _numbers(option: str, text: str | None) -> list[int]:
     return sorted({int(word) for word in words})
 
 
+def _of_table(answers: Iterable[str]) -> int:
+    """The exit status for several cards or jobs: whether it fits on any."""
+    found = set(answers)
+    return FITS if "yes" in found else UNKNOWN if "close" in found else DOES_NOT_FIT
+
+
 def _where_it_raised(error: MemlabError) -> str:
     """The traceback in the script; "" if all of it is in memlab, as where the script exited."""
     entries = "\n".join(getattr(error, "__notes__", ())).split("\n\n")
@@ -150,12 +176,15 @@ def _work(script: Script, steps: int | None) -> None:
 
 def _answer(found: Prediction, asked: Any) -> int:
     from memlab.api.fit import fit
+    from memlab.api.predict import asks_for_nothing
 
     raised = found.trace.notes.get("raised") is True
+    if asks_for_nothing(found.forecast) and not raised:
+        raise MemlabError(NOTHING)
     if asked.card is None:
         table = fit(found)
         print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
-        return UNKNOWN if raised else FITS if any(row.fits == "yes" for row in table.rows) else DOES_NOT_FIT
+        return UNKNOWN if raised else _of_table(row.fits for row in table.rows)
     if asked.json:
         names = ("allocated_bytes", "reserved_bytes", "peak_device_bytes", "margin_bytes")
         sizes = {name: list(getattr(found, name)) for name in names}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from memlab.cli.parser import Parser, add_script, script_of
+from memlab.cli.parser import Parser, add_script, given, script_of
 from memlab.errors import MemlabError
 from memlab.scripts.job import MeasuredScript
 from memlab.scripts.recording import Wanted, folder
 from memlab.units import parse_bytes
 
+DEVICE = re.compile(r"auto|(?:cpu|cuda|mps|xpu)(?::\d{1,3})?")
+"""What a device is called; whether there is one is not known before the script has imported torch."""
 DESCRIPTION = """Run a script as python does, measure its memory from the import of torch on, and report at its end (on stderr).
 Output, arguments, signals and exit status are the script's own. After an out-of-memory error a page is kept that says
 what happened. SIGUSR1 makes a running script report what was measured so far, and go on. In a terminal the last row shows
@@ -26,14 +29,14 @@ def main(arguments: Sequence[str]) -> int:
         "run", "[OPTIONS] SCRIPT [ARGS...]  |  memlab run [OPTIONS] -m MODULE [ARGS...]", DESCRIPTION, EXAMPLES
     )
     add = parser.add_argument
-    add("--name", metavar="NAME", help="the name of the run (default: that of the script)")
-    add("--device", metavar="D", help="cpu, cuda, cuda:1, mps or xpu (default: whatever the script uses)")
+    add("--name", metavar="NAME", type=given, help="the name of the run (default: that of the script)")
+    add("--device", metavar="D", type=given, help="cpu, cuda, cuda:1, mps or xpu (default: whatever the script uses)")
     add("--lines", action="store_true", help="what each line of the script held; slower")
     add("--shapes", action="store_true", help="the shape of what was allocated; slower")
-    add("--budget", metavar="SIZE", help="exit with 1 if the peak of allocated memory is higher: 20GiB")
+    add("--budget", metavar="SIZE", type=given, help="exit with 1 if the peak of allocated memory is higher: 20GiB")
     add("--skip", metavar="N", type=int, default=0, help="begin after so many optimizer steps")
     add("--steps", metavar="N", type=int, help="measure so many optimizer steps; the script goes on")
-    add("--out", metavar="DIR", help="keep the run and a page about it in this folder")
+    add("--out", metavar="DIR", type=given, help="keep the run and a page about it in this folder")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="the report as one line of JSON")
     output.add_argument(
@@ -51,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
         script.check()
         if asked.budget is not None:
             parse_bytes(asked.budget)
+        if asked.device is not None and not DEVICE.fullmatch(asked.device):
+            raise MemlabError(f"--device is cpu, cuda, cuda:1, mps or xpu, got {asked.device!r:.80}.")
         wanted = Wanted(
             name=asked.name or script.name, device=asked.device, lines=asked.lines, shapes=asked.shapes, budget=asked.budget,
             skip=asked.skip, steps=asked.steps, out=folder(asked.out), as_json=asked.json, quiet=asked.quiet,

@@ -293,11 +293,22 @@ def find(card: str | int | Card) -> Card:
     return Card(f"{format_bytes(total)} card", total, (8, 6), assumptions=(assumed,))
 
 
+_SIZE_LIKE = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)? ?[kmgtpe]?i?b\w{0,3}|[-+][\d.]+|nan|[-+]?inf", re.IGNORECASE)
+
+
 def _unknown(name: str) -> PredictionError:
+    if _SIZE_LIKE.fullmatch(name.strip()):
+        return PredictionError(
+            f"{name[:80]!r} is neither a card nor a size. A size is a number and a unit, such as 8GiB."
+        )
     near = difflib.get_close_matches(_plain_name(name), _index(), 6, 0.5)
     names = list(dict.fromkeys(_index()[each] for each in near))[:3] or ["RTX 4060", "T4", "A100 80GB"]
     listed = ", ".join(names)
-    hint = f"Did you mean {listed}?" if near else f"Names are like {listed}; import memlab; memlab.cards lists all."
+    hint = (
+        f"Did you mean {listed}?"
+        if near
+        else f"Names are like {listed}; import memlab; memlab.cards lists all (in a terminal: memlab cards)."
+    )
     return PredictionError(f"no card is known as {name[:80]!r}. {hint} A size such as 8GiB will do too.")
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from memlab.api.track import Track
 
 
+LONGEST_NAME = 200
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What to measure, and what to keep.
@@ -47,8 +50,9 @@ class Wanted:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        if Path(self.name).name != self.name:
-            raise MemlabError(f"a name is that of a run, and of its files, without a folder; got {self.name!r:.200}.")
+        if Path(self.name).name != self.name or self.name == ".." or len(self.name) > LONGEST_NAME:
+            wanted = f"1 to {LONGEST_NAME} characters without a folder"
+            raise MemlabError(f"a name is that of a run, and of its files: {wanted}; got {self.name!r:.200}.")
         for what, count, least in (("skip", self.skip, 0), ("steps", self.steps, 1)):
             if count is not None and count < least:
                 raise MemlabError(f"{what} is a number of optimizer steps, {least} or more, got {count}.")

@@ -43,7 +43,7 @@ class Script:
         """Raise MemlabError if there is nothing to run."""
         if not self.is_module:
             found = Path(self.target)
-            if not found.is_file() and not (found / "__main__.py").is_file():
+            if not any(map(os.path.isfile, (found, found / "__main__.py"))):  # False if the name is too long
                 raise MemlabError(f"there is no script {self.target!r:.200}. Name a file of Python, or -m MODULE.")
             return
         self._search_in(Path.cwd())

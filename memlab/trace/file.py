@@ -187,7 +187,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
         is_file, is_folder, exists = source.is_file(), source.is_dir(), source.exists()
     except (TypeError, ValueError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise TraceError(f"not the name of a file: {path!r:.200} ({reason}). Name a file that exists.") from None
+        raise TraceError(f"not the name of a file: {str(path)!r:.200} ({reason}). Name a file that exists.") from None
     if is_folder:
         raise TraceError(f"{str(source)!r} is a folder. Name a file in it.")
     if exists and not is_file:

@@ -53,6 +53,28 @@ def test_of_a_run_that_was_cut_off_it_is_not_known(files, capsys, run, baseline)
     assert json.loads(capsys.readouterr().out)["is_regression"] is None
 
 
+def test_a_run_on_the_cpu_is_no_baseline_for_one_on_a_gpu(files, capsys):
+    predicted = memlab.predict(lambda: torch.ones(1 << 20, device="cuda"), "T4")
+    predicted.save(files / "cuda.memlab")
+    for run, baseline in (("cuda", "small"), ("small", "cuda")):
+        assert checked(files, run, baseline) == 3
+        assert "name two runs of one kind of device" in capsys.readouterr().out
+    assert checked(files, "cuda", "cuda") == 0
+
+
+def test_a_script_that_uses_no_gpu_is_not_said_to_fit(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nkept = torch.ones(1 << 20, device='cpu')\n")
+    for words in (["--card", "T4"], [], ["--nproc-per-node", "1,2", "--card", "T4"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["predict", *words, str(script)])
+        shown = capsys.readouterr()
+        assert (ended.value.code, shown.out) == (3, "")
+        assert 'allocated nothing on a GPU. Let it use the device "cuda"' in shown.err
+    script.write_text(script.read_text().replace("'cpu'", "'cuda'"))
+    assert main(["predict", "--card", "T4", str(script)]) == 0
+
+
 @pytest.mark.parametrize("name", ["head", "noise", "empty", "folder", "gone", "nothing"])
 @pytest.mark.parametrize("command", ["show", "compare", "fit", "check"])
 def test_what_is_no_run_is_one_line(files, capsys, command, name):
