@@ -194,7 +194,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"{str(source)!r} is a pipe or a device, not a file. Copy what it gives into a file first.")
     if not is_file:
         hint = Path(f"{source}{PARTIAL}")
-        more = f" Its kernel died while it ran: load {str(hint)!r} for what is left." if hint.is_file() else ""
+        more = f" Its process died while it ran: {str(hint)!r} has what is left." if hint.is_file() else ""
         raise TraceError(f"there is no file {str(source)!r}.{more}")
     try:
         with source.open("rb") as file:

@@ -82,7 +82,8 @@ def test_no_name_means_two_cards_and_one_of_two_sizes_says_which_was_taken():
     ("written", "words"),
     [
         ("rtx 4061", "Did you mean"), ("RTX 9999", "RTX 4060, T4"), ("", "A size such as 8GiB"), (None, "'None'"),
-        ("8", "'8'"), ("512 KiB", "no card is below"), (b"x", "no card"), ("x" * 10_000, "no card"), ("8TiBs", "neither a card nor a size"),
+        ("8", "'8'"), ("512 KiB", "no card is below"), (b"x", "no card"), ("x" * 10_000, "no card"),
+            ("8TiBs", "neither a card nor a size"),
         ("RTX 40900", "RTX 4090"),
     ],
 )  # fmt: skip
