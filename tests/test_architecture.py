@@ -49,7 +49,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "lab": (MEASURE | {"api", "simulated_gpu"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
     # What is run outside notebooks: nothing of IPython, and torch only when the script has imported it.
     "scripts": ({"analysis", "api", "views", "units", "errors"}, {"torch"}),
-    "cli": ({"api", "prediction", "scripts", "units", "errors"}, {"torch"}),
+    # Whether a file can be written is asked before a script runs.
+    "cli": ({"api", "prediction", "scripts", "trace", "units", "errors"}, {"torch"}),
     # The callbacks of trainers record as `memlab run` does, and take figures of traces as they are logged.
     "integrations": ({"analysis", "api", "prediction", "scripts", "torch_internals", "units", "errors"},
                      {"pytest", "torch", "transformers"}),

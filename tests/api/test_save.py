@@ -92,7 +92,7 @@ def test_what_a_killed_kernel_leaves_can_be_read_and_claims_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, target], env=environment, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir()] == [f"run.memlab{PARTIAL}"]
-    with pytest.raises(MemlabError, match=r"Its kernel died while it ran: load .*partial"):
+    with pytest.raises(MemlabError, match=r"Its process died while it ran: .*partial"):
         memlab.load(target)
     run = memlab.load(tmp_path / f"run.memlab{PARTIAL}")
     assert run.name == "killed"
