@@ -127,20 +127,30 @@ def saved(a: Side, b: Side) -> ByteRange:
 
 
 def known_by(a: Side, b: Side) -> tuple[str, ...]:
-    """What both can be broken down by: "category", "module", "line"."""
+    """What both can be broken down by: "category", "module", "line".
+
+    Lines only if both runs followed theirs, or neither: one that did has other names for its lines, and other bytes, as what
+    PyTorch's frames have no line for counts for the line that ran.
+    """
     blocks = a.trace.blocks, b.trace.blocks
     has_changes = len(a.trace.recategorised) or len(b.trace.recategorised)
     known = {"category": has_changes or any(one.category.any() for one in blocks)}
-    known |= {by: any((getattr(one, by) >= 0).any() for one in blocks) for by in ("module", "line")}
+    known["module"] = any((one.module >= 0).any() for one in blocks)
+    known["line"] = all((one.line >= 0).any() for one in blocks) and _follows(a) == _follows(b)
     return tuple(by for by, is_known in known.items() if is_known)
+
+
+def _follows(side: Side) -> bool:
+    return bool(sources_of(side.trace))
 
 
 def differences(a: Side, b: Side, by: str = "category") -> Differences:
     """Break down the difference of the peaks; `by` is as for `breakdown`."""
     if by not in BY:
         raise MemlabError(f"cannot compare by {by!r:.80}. Choose one of {', '.join(BY)}.")
-    if by == "line" and by not in known_by(a, b):
-        raise MemlabError("neither run knows its lines: measure with %%memtrack --lines, or memlab.track(lines=True).")
+    if by == "line" and not any((one.trace.blocks.line >= 0).any() for one in (a, b)):
+        how = "memlab run --lines, %%memtrack --lines, or memlab.track(lines=True)"
+        raise MemlabError(f"neither run knows its lines: measure with {how}.")
     names = matched(sources_of(a.trace), sources_of(b.trace)) if by == "line" else Matched()
     first, second = Counter[str](), Counter[str]()
     for side, new, sums in ((a, names.of_a, first), (b, names.of_b, second)):

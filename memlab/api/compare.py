@@ -106,9 +106,7 @@ class Comparison(ShownWithFigure):
     def page(self) -> Page:
         """The comparison as text and tables."""
         sides = self.side_a, self.side_b
-        # If only one run has lines, there is nothing to compare.
-        have_lines = all("line" in known_by(side, side) for side in sides)
-        tables = (self._with_cells(self.by(one)) for one in known_by(*sides) if one != "line" or have_lines)
+        tables = (self._with_cells(self.by(one)) for one in known_by(*sides))
         names = (self.side_a.name, self.side_b.name)
         return view.comparison_page(self.sentence, names, self._levels(), tables, self.results, self.notes)
 

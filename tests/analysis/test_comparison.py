@@ -104,7 +104,13 @@ def test_it_is_compared_by_what_either_run_knows():
     plain, module = held((1, {})), held((1, {"module": "m"}))
     assert known_by(plain, plain) == ()
     assert known_by(plain, module) == ("module",)
-    assert known_by(held((1, PARAMETER)), held((1, {"line": "cell:1"}))) == ("category", "line")
+    assert known_by(held((1, PARAMETER)), held((1, {"line": "cell:1"}))) == ("category",)
+
+
+def test_a_line_has_one_name_as_only_runs_that_followed_lines_alike_are_compared_by_line():
+    of_frames, followed = held((1, {"line": "/tmp/train.py:1"})), lined((1, 10), texts={1: "x"})
+    assert known_by(of_frames, of_frames) == known_by(followed, followed) == ("line",)
+    assert known_by(of_frames, followed) == known_by(followed, of_frames) == ()
 
 
 def test_by_what_is_unknown_is_refused_in_one_line():
