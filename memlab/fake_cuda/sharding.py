@@ -25,11 +25,19 @@ def shard(patches: Patches) -> None:
     """Patch DTensor and FSDP; they are imported here, as only distributed programs need them."""
     propagator, dtensor, group = distributed.ShardingPropagator, distributed.DTensor, distributed.FSDPParamGroup
     derive, base = propagator._propagate_tensor_meta_non_cached, torch.Tensor.device
+    parameter = distributed.FSDPParam
+    reset = parameter.reset_sharded_param
 
     def outside_of_modes(self: Any, schema: Any) -> Any:
         """DTensor derives the shape of a result by fake tensors of its own."""
         with _disable_current_modes():
             return derive(self, schema)
+
+    def reset_sharded_param(shard: Any) -> None:
+        """FSDP2 pads an uneven shard once, unless its tensor was replaced, which it tells of plain tensors only."""
+        now = getattr(shard._module_info.module, shard._module_info.param_name)
+        if now is not shard.sharded_param or shard.pin_memory or not _share_memory(shard._sharded_param_data, now):
+            reset(shard)
 
     def device(tensor: Any) -> Any:
         local = getattr(tensor, "_local_tensor", None)
@@ -37,10 +45,16 @@ def shard(patches: Patches) -> None:
 
     patches.put(propagator, _propagate_tensor_meta_non_cached=outside_of_modes)
     patches.put(group, _validate_no_meta_params=nothing)
+    patches.put(parameter, reset_sharded_param=reset_sharded_param)
     patches.put(dtensor, is_cuda=property(lambda tensor: device(tensor).type == "cuda"))
     patches.put(dtensor, is_meta=property(lambda tensor: device(tensor).type == "meta"))
     patches.put(dtensor, device=property(device))
     patches.put_where_present(torch._C, _get_accelerator=constant(torch.device("cuda")))  # the default mesh's device
+
+
+def _share_memory(one: Any, other: Any) -> bool:
+    local = other._local_tensor
+    return one.untyped_storage().data_ptr() == local.untyped_storage().data_ptr() > 0
 
 
 def follow_resizes(cuda: Any, patches: Patches) -> None:

@@ -28,6 +28,7 @@ _NAMES = {
     "ShardingPropagator": "torch.distributed.tensor._sharding_prop.ShardingPropagator",
     "DTensor": "torch.distributed.tensor.DTensor",
     "pipeline_stage": PIPELINES,
+    "FSDPParam": "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam",
     "FSDPParamGroup": "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",
 }
 

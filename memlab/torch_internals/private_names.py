@@ -133,6 +133,8 @@ DISTRIBUTED = {
     "torch.distributed.tensor.DTensor": "DTensors of fake CUDA tensors are on CUDA",
     "torch.distributed.tensor._sharding_prop.ShardingPropagator": "DTensor derives shapes by fake tensors of its own",
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": "the same",
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": "uneven shards are padded once",
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam.reset_sharded_param": "the same",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": "FSDP2 refuses meta tensors",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._validate_no_meta_params": "the same",
     "torch.distributed.pipelining.stage": "stages of pipelines send each other shapes",

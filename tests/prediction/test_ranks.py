@@ -89,6 +89,20 @@ def test_each_rank_of_fsdp_holds_its_share_of_parameters_and_states(size):
     fine(check)  # torch keeps meshes, whose host tensors other tests would see
 
 
+def test_an_uneven_shard_is_padded_once():
+    def program():
+        from torch.distributed.fsdp import fully_shard
+
+        dist.init_process_group("nccl")
+        model = fully_shard(nn.Linear(WIDTH, WIDTH).to("cuda"))  # 86, 86 and 84 rows
+        shard = model.weight.to_local()
+        model(torch.randn(2, WIDTH, device="cuda"))
+        model.reshard()
+        assert len(shard) == 84 and model.weight.to_local().data_ptr() == shard.data_ptr() > 0
+
+    fine(lambda: predicted(program, rank=2, size=3) and None)
+
+
 def test_ddp_holds_a_copy_of_the_gradients_and_nccl_may_hold_another():
     found, trace = predicted(ddp)
     low, high = found.allocated_bytes
@@ -356,7 +370,15 @@ def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("ddp", "fsdp2, bf16", "fsdp2, from meta", "fsdp2 as a technique, gpt", "fsdp1", "fsdp2 and tensor parallel"),
+        *(
+            "ddp",
+            "fsdp2, 3 ranks",
+            "fsdp2, bf16",
+            "fsdp2, from meta",
+            "fsdp2 as a technique, gpt",
+            "fsdp1",
+            "fsdp2 and tensor parallel",
+        ),
         *("pipeline, 1F1B", "pipeline, 1F1B, without shapes", "collectives"),
     ],
 )
