@@ -96,7 +96,7 @@ def regression_of(compared: Comparison, tolerance: float) -> Regression:
 def why_unknown(by: str, is_predicted: bool) -> str:
     """Why a run does not say what held its peak by module, line or category."""
     if by == "line":
-        return "a prediction follows no lines" if is_predicted else "not both runs were measured with lines"
+        return "a prediction follows no lines" if is_predicted else "measured without lines"
     return "no module was called" if by == "module" else "it was not seen"
 
 

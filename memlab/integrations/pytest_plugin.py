@@ -65,6 +65,10 @@ class Baseline:
         self.known = self._read()
 
     def _read(self) -> dict[str, Any]:
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise pytest.UsageError(
+                f"--memlab-baseline is a file in a folder that exists, got {str(self.path)!r:.200}."
+            )
         if not self.path.exists():
             if self.updates:
                 return {}
@@ -75,9 +79,8 @@ class Baseline:
             if content["version"] != VERSION or not all(type(one["peak_bytes"]) is int for one in peaks.values()):
                 raise MemlabError("not of this version")
         except (MemlabError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise pytest.UsageError(
-                f"{str(self.path)!r} is no baseline of memlab ({error!s:.100}): write it anew with --memlab-update."
-            ) from None
+            how = "name another file, or remove it and write it anew with --memlab-update"
+            raise pytest.UsageError(f"{str(self.path)!r} is no baseline of memlab ({error!s:.100}): {how}.") from None
         return dict(peaks)
 
     def compare(self, name: str, run: Run) -> str:
@@ -129,7 +132,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     if device in ("cpu", "cuda") or device.startswith("cuda:"):
         from memlab.api.track import track
 
-        with track(pyfuncitem.name, device=device, show=False, functions=[pyfuncitem.obj]) as run:
+        try:
+            tracked = track(pyfuncitem.name, device=device, show=False, functions=[pyfuncitem.obj])
+        except MemlabError as error:
+            raise _failed(f"{MARK}: {error} Name a card, and the test is predicted.") from None
+        with tracked as run:
             result = yield
         _verdict(pyfuncitem, pyfuncitem.nodeid, run, budget)
         return result
@@ -189,14 +196,22 @@ def _asked(mark: pytest.Mark) -> tuple[int | None, str]:
 
 
 def _predicted(test: Callable[[], object], card: str, name: str) -> Run:
-    """The prediction of a test on a card; values mean nothing there, and an error of the test fails it."""
-    from memlab.api.predict import configured, predict_step
+    """The prediction of a test on a card; values mean nothing there, and an error of the test fails it.
+
+    So does a test that uses no GPU, of which its budget would say nothing.
+    """
+    from memlab.api.predict import asks_for_nothing, configured, predict_step, verdict
     from memlab.prediction.cards import find
 
     try:
-        return predict_step(test, find(card), name, configured(None))
+        found = predict_step(test, find(card), name, configured(None))
     except MemlabError as error:
-        raise _failed(str(error)) from None
+        raise _failed(f"{MARK}: {error}") from None
+    if asks_for_nothing(found.forecast):
+        raise _failed(f'{MARK}: it allocated nothing on {found.card.name}: let it use the device "cuda".')
+    if found.fits == "no":
+        raise _failed(f"{MARK}: it {verdict(found.forecast)}")
+    return found
 
 
 def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:

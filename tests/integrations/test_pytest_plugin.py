@@ -95,6 +95,9 @@ def test_part(memory):
         (["--memlab-update"], None, "needs the file"),
         (["--memlab-baseline", "peaks.json"], None, "there is no baseline"),
         (["--memlab-baseline", "peaks.json"], "[]", "is no baseline of memlab"),
+        (["--memlab-baseline", "peaks.json", "--memlab-update"], "def test_mine(): pass", "or remove it"),
+        (["--memlab-baseline", "."], None, "a file in a folder that exists, got '.'"),
+        (["--memlab-baseline", "no/peaks.json", "--memlab-update"], None, "got 'no/peaks.json'"),
         (
             ["--memlab-baseline", "peaks.json"],
             '{"version": 1, "peaks": {"a": {"peak_bytes": "x"}}}',
@@ -111,12 +114,30 @@ def test_wrong_usage_is_one_line(session, pytester, options, content, said):
 
 
 @pytest.mark.parametrize(
-    "arguments, said", [("'much'", "much"), ("'1GiB', device=3", "device is cpu"), ("'1GiB', on=2", "takes a size")]
+    "arguments, said",
+    [
+        ("'much'", "much"),
+        ("'1GiB', device=3", "device is cpu"),
+        ("'1GiB', on=2", "takes a size"),
+        ("'1GiB', device='cuda:77'", "Name a card, and the test is predicted"),
+        ("'1GiB', device=''", "no card is known as ''"),
+        ("'1GiB', device='T4'", "allocated nothing on T4"),
+    ],
 )
 def test_a_wrong_marker_fails_its_test_in_one_line(session, arguments, said):
     result = session(f"@pytest.mark.memory_budget({arguments})\ndef test_it(): pass")
     result.assert_outcomes(failed=1)
     assert said in result.stdout.str()
+
+
+def test_what_is_too_large_for_the_card_fails_whatever_its_budget(session):
+    result = session("""
+@pytest.mark.memory_budget("99GiB", device="T4")
+def test_it():
+    torch.ones(30_000_000_000, device="cuda")
+""")
+    result.assert_outcomes(failed=1)
+    assert "does not fit on T4" in result.stdout.str()
 
 
 def test_an_error_of_a_test_stays_its_own(session):
