@@ -304,10 +304,14 @@ def main() -> None:
         print(f"{tool}, {name}: {cell(result)} {result.get('skipped', '')}", file=sys.stderr, flush=True)
     about = facts(asked.repeats)
     table = markdown(results, about)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    stem = asked.out / f"overhead-{'cuda' if cuda else 'cpu'}"
-    stem.with_suffix(".json").write_text(json.dumps({"facts": about, "results": results}, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(table)
+    keep(asked.out, f"overhead-{'cuda' if cuda else 'cpu'}", {"facts": about, "results": results}, table)
+
+
+def keep(folder: Path, name: str, record: dict[str, Any], table: str) -> None:
+    """Write the figures and their table, and print it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(table)
     print(table)
 
 

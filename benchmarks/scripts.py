@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.overhead import RESULTS, facts
+from benchmarks.overhead import RESULTS, facts, keep
 
 ROOT = Path(__file__).parent.parent
 STEPS = 24
@@ -142,11 +142,7 @@ def main() -> None:
         lines.append(row)
         print(row, file=sys.stderr, flush=True)
     text = "\n".join([*lines, "", "Medians (quartiles) of processes.", "", *listed]) + "\n"
-    asked.out.mkdir(parents=True, exist_ok=True)
-    stem = asked.out / f"scripts-{device}"
-    stem.with_suffix(".json").write_text(json.dumps({"facts": about, "results": results}, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text)
-    print(text)
+    keep(asked.out, f"scripts-{device}", {"facts": about, "results": results}, text)
 
 
 if __name__ == "__main__":
