@@ -123,7 +123,7 @@ class Prediction(Run):
         """Its requests; PredictionError if they were not saved."""
         if self.asked is None:
             why = f"prediction {self.name!r} was read from a file without its requests"
-            raise PredictionError(f"{why}: predict it again.")
+            raise PredictionError(f"{why}: predict it again, for the cards that you want.")
         return self.asked
 
     def __repr__(self) -> str:

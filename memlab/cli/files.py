@@ -99,7 +99,8 @@ def compare(arguments: Sequence[str]) -> int:
 def fit(arguments: Sequence[str]) -> int:
     """`memlab fit FILE`: the run against every GPU known."""
     parser = Parser(
-        "fit", "[--json] [--on CARD]... FILE", "Say on which GPUs a saved CUDA run, measured or predicted, would fit.",
+        "fit", "[--json] [--on CARD]... FILE",
+        "Say on which GPUs a saved run that was measured on CUDA would fit. For a script without a run: memlab predict.",
         '  memlab fit runs/train.memlab\n  memlab fit --on T4 --on "RTX 4060" runs/train.memlab',
     )  # fmt: skip
     parser.add_argument("file", metavar="FILE", type=given, help="the file of a run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -59,9 +60,9 @@ def main(arguments: Sequence[str]) -> int:
         type=given,
         help="the mesh that the ranks form, as init_device_mesh gets it: its corners are predicted",
     )
-    add("--out", metavar="FILE", type=given, help="keep the prediction: memlab show and memlab fit read it")
+    add("--out", metavar="FILE", type=given, help="keep the prediction: memlab show, compare and check read it")
     add("--limit", metavar="SECONDS", type=float, help="give up after so long")
-    add("--json", action="store_true", help="one line of JSON")
+    add("--json", action="store_true", help="one line of JSON; what the script prints goes to stderr")
     add_script(parser)
     asked = parser.parse_args(arguments)
     script = script_of(asked, parser)
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         from memlab.api.predict import configured, predict_ranks, predict_step
         from memlab.api.scaling import scaling
 
-        work = functools.partial(_work, script, asked.steps)
+        work = functools.partial(_work, script, asked.steps, asked.json)
         try:
             if not jobs:
                 found = predict_step(work, card, script.name, configured(None), asked.limit)
@@ -150,8 +151,8 @@ def _where_it_raised(error: MemlabError) -> str:
     return "\n".join(shown) if any(entry.lstrip().startswith("File ") for entry in shown) else ""
 
 
-def _work(script: Script, steps: int | None) -> None:
-    """The script in the child; it ends after its steps as if it had exited."""
+def _work(script: Script, steps: int | None, prints_aside: bool) -> None:
+    """The script in the child; it ends after its steps as if it had exited. `prints_aside`: what it prints goes to stderr."""
     hooks = []
     if steps is not None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -165,7 +166,8 @@ def _work(script: Script, steps: int | None) -> None:
 
         hooks.append(register_optimizer_step_post_hook(count))
     try:
-        script.run()
+        with contextlib.redirect_stdout(sys.stderr if prints_aside else sys.stdout):
+            script.run()
     except SystemExit as ended:
         if ended.code not in (None, 0):
             raise MemlabError(f"the script ended with status {ended.code!s:.100}.") from None

@@ -75,6 +75,15 @@ def test_a_script_that_uses_no_gpu_is_not_said_to_fit(tmp_path, capsys):
     assert main(["predict", "--card", "T4", str(script)]) == 0
 
 
+def test_json_of_a_prediction_is_alone_on_stdout(tmp_path, capfd):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nprint('from the script')\nkept = torch.ones(1 << 20, device='cuda')\n")
+    assert main(["predict", "--json", "--card", "T4", str(script)]) == 0
+    shown = capfd.readouterr()
+    assert json.loads(shown.out)["fits"] == "yes"
+    assert "from the script" in shown.err
+
+
 @pytest.mark.parametrize("name", ["head", "noise", "empty", "folder", "gone", "nothing"])
 @pytest.mark.parametrize("command", ["show", "compare", "fit", "check"])
 def test_what_is_no_run_is_one_line(files, capsys, command, name):
