@@ -93,3 +93,11 @@ def test_a_client_that_the_cell_closes(notebook):
     cell = f"with ipyparallel.Cluster(n=1, log_level=40) as mine:\n    mine[:].apply_sync({work})"
     assert notebook.run(f"%%memtrack --name closed\n{cell}").status == "ok"
     assert peaks(notebook, "closed")[0] >= 4_000_000
+
+
+def test_what_an_engine_still_works_on_is_not_waited_for(notebook):
+    work = "client[0].apply_async(lambda: (time.sleep(3), torch.ones(10).sum().item())[1])"
+    reply = notebook.run(f"%%memtrack --name late\nresult = {work}\nresult.ready()")
+    assert (reply.status, reply.out) == ("ok", "False")
+    assert notebook.value("memlab.runs['late'].started_ranks") == ()
+    assert notebook.value("(result.get(), client.wait(timeout=20))[0]") == 10
