@@ -69,8 +69,15 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"IPython", "plo
     assert python("-c", code).strip() == "[]"
 
 
-# What stands for PyTorch, the file system or pickle raises what these raise; views catch theirs inside.
-OTHER_ERRORS = {"AttributeError", "StopIteration", "AssertionError", "NotImplementedError", "SystemExit"}
+# What stands for PyTorch, the file system or pickle raises what these raise; views catch theirs inside, argparse its own.
+OTHER_ERRORS = {
+    "AttributeError",
+    "StopIteration",
+    "AssertionError",
+    "NotImplementedError",
+    "SystemExit",
+    "ArgumentTypeError",
+}
 STANDS_FOR_OTHERS = {"prediction", "fake_cuda", "torch_internals", "trace", "views"}
 
 
