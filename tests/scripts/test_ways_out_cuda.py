@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -153,6 +154,17 @@ def test_what_the_step_that_failed_needs_is_not_to_be_deleted(tmp_path):
     assert "ran out of memory" in report
     assert "`del " not in report
     assert "__main__" not in report and "a value in use" not in report  # no path leads through memlab's own functions
+
+
+def test_the_command_that_is_named_counts_the_whole_step(tmp_path):
+    case = CASES["half the batch"]
+    _, report = run(tmp_path, case.total_mb, case.code)
+    (command,) = re.findall(r"`(memlab predict --card \S+ SCRIPT) ARGS`", report)
+    machine = machine_at(tmp_path / "predicting", total_mb=case.total_mb)
+    words = [sys.executable, "-m", *command.replace("SCRIPT", "train.py").split()]
+    env = os.environ | machine | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, "does not fit" in done.stdout) == (1, True)
 
 
 FRAGMENTED = """

@@ -151,7 +151,7 @@ def _of_the_batch(failure: Failure) -> Iterator[Action]:
         text += ", if that grows with the batch; later requests of the step are not counted"
         if not failure.goes_on and failure.message.capacity is not None and failure.message.label.startswith("cuda"):
             card = format_bytes(failure.message.capacity.middle).replace(" ", "")
-            text += f": `memlab predict --card {card} SCRIPT ARGS` counts them, without a GPU"
+            text += f" and may fail then: `memlab predict --card {card} SCRIPT ARGS` counts them, without a GPU"
         counts = saves if moment is not None else None
         yield Action(text, saves, is_estimate=True, may_give_more=bool(kept), counts=counts)
 
