@@ -26,6 +26,8 @@ _OURS = f'File "{Path(__file__).parent.parent}{os.sep}'
 REFERENCE = "H200"
 """Without a card the script is predicted for this one, whose memory is the largest of those with common kernels."""
 
+RAISED = "the step raised in the dry run"
+"""How an error of what is predicted begins; here that is a script."""
 NOTHING = 'there is nothing to predict: the script allocated nothing on a GPU. Let it use the device "cuda".'
 DESCRIPTION = """Predict what a script would take on a GPU, without one: it runs on tensors without data in a child process.
 Nothing that it writes comes back. Exit status: 0 fits, 1 does not fit, 2 wrong usage, 3 too close to call or unknown."""
@@ -102,7 +104,10 @@ def main(arguments: Sequence[str]) -> int:
                 return _of_table(row.fits for row in table.rows)
         except MemlabError as error:
             print(_where_it_raised(error), end="", file=sys.stderr)
-            raise
+            said = (
+                str(error).replace(f"{RAISED}: MemlabError: ", "").replace(RAISED, "the script raised in the dry run")
+            )
+            raise MemlabError(said) from None
         if asked.out is not None:
             found.save(asked.out)
         return _answer(found, asked)
