@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -36,7 +37,11 @@ class SimulatedGpuHook(BuildHookInterface):  # type: ignore[type-arg]
             sys.path.remove(self.root)
         build_data["force_include"][str(self.built)] = "memlab/simulated_gpu/lib"
         build_data["pure_python"] = False
-        build_data["tag"] = "py3-none-linux_x86_64"
+        # The tag manylinux_2_N, without which package indexes refuse wheels for Linux, says that glibc 2.N is enough: the
+        # newest of whose symbols the library asks for. Nothing else is linked.
+        compiled = b"".join(path.read_bytes() for path in self.built.glob("*.so"))
+        minor = max(map(int, re.findall(rb"\bGLIBC_2\.(\d+)", compiled)))
+        build_data["tag"] = f"py3-none-manylinux_2_{minor}_x86_64"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Called after it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,8 @@ def build_wheel(folder: Path, **variables: str) -> Path:
 
 def test_an_installed_wheel_needs_no_compiler(tmp_path):
     wheel = build_wheel(tmp_path)
-    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    needed = re.findall(r"\bGLIBC_2\.(\d+)", zipfile.ZipFile(wheel).read(LIBRARY).decode("latin-1"))
+    assert wheel.name.endswith(f"-py3-none-manylinux_2_{max(map(int, needed))}_x86_64.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = """
 from memlab.simulated_gpu import cuda_symbols, library
