@@ -9,7 +9,7 @@ PYTHON ?=
 TORCH ?= 2.13.0
 PORT ?= 8888
 CARD ?= RTX 4060
-NOTEBOOK ?= notebooks/01_one_step.ipynb
+NOTEBOOK ?= work/01_one_step.ipynb
 ARGS ?=
 GPU := benchmarks/results/prediction-gpu
 
@@ -19,7 +19,7 @@ export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lab lab-simulated test test-quick test-cuda agreement agreement-ranks check format bench gpu programs techniques course course-html clean
+.PHONY: help lab lab-simulated test test-quick test-cuda agreement agreement-ranks check format bench gpu programs techniques course course-html docs dist release-check publish clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -30,12 +30,13 @@ define open-lab
 	@set --; \
 	case "$$(uname -s)" in Darwin) ;; *) [ -n "$$DISPLAY$$WAYLAND_DISPLAY$$BROWSER" ] || set -- --no-browser ;; esac; \
 	[ "$$(id -u)" != 0 ] || set -- "$$@" --allow-root; \
+	$(PY) notebooks/copies.py || exit; \
 	echo "memlab: starting JupyterLab at port $(PORT), or the next free one (Ctrl-C twice stops it)"; \
 	exec $(1) -m jupyterlab --log-level=WARN --LabApp.log_level=WARN --port=$(PORT) \
 	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/$(NOTEBOOK) "$$@"
 endef
 
-lab: ready-lab  ## set up, then open JupyterLab on the first lesson
+lab: ready-lab  ## set up, then open JupyterLab on your copy of the first lesson (work/, which nothing overwrites)
 	$(call open-lab,$(PY))
 
 lab-simulated: ready-lab  ## the same on a simulated GPU, for example CARD="T4" (Linux; see docs/simulated_gpu.md)
@@ -92,7 +93,22 @@ course: ready-course ready-browser  ## for maintainers: execute the lessons (ARG
 course-html: ready-course  ## write the course as pages that need no network, to artifacts/course
 	$(PY) -m notebooks.build html
 
-clean:  ## remove .venv, caches and test output
+docs: ready-course ready-docs  ## build the documentation, with the course, into artifacts/site (a minute or two)
+	$(PY) -m sphinx --fail-on-warning --keep-going -q -b html docs artifacts/site $(ARGS)
+	@echo "open artifacts/site/index.html"
+
+dist: ready-test  ## build the wheel and the sdist into dist/
+	rm -rf dist
+	$(PY) -m hatchling build
+
+release-check: ready-test  ## refuse a release whose addresses, versions or checksum are not final
+	$(PY) .ci/published.py release
+
+publish: release-check dist  ## upload dist/ and make the release on GitHub (needs uv and gh, and is called by CI)
+	uv publish dist/*
+	gh release create "v$$($(PY) -m hatchling version)" dist/* --generate-notes
+
+clean:  ## remove .venv, caches and test output; work/ stays
 	rm -rf .venv artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
