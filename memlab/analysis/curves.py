@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,10 @@ _HIDDEN = 1 / 10  # of the height
 _MANY = 1 / 2  # of the time bins: if fewer hide a dip, the curve itself shows the dips
 _MOST_SAMPLES = 80
 _PHASE_BINS = 100
-_FAR_ABOVE = 3  # a sampled curve this many times higher than PyTorch's would flatten it
+_FAR_ABOVE = 1.5  # a sampled curve this many times higher than PyTorch's would flatten it
+_MOST_MIXED = 1 / 2  # of the bins: if more have no phase for three quarters of their time, a strip shows one by chance
+BUDGET = "budget_bytes"
+"""The key of a trace's notes that has the budget of a run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +53,9 @@ class Curves:
     The first curve is *allocated*: every step, or the highest level in each of equal time bins, and then `lowest` has
     the lowest level of each. `areas` splits it by category at its own times, where categories are known. `phases` has the
     code of the phase that filled most of each of its equal time bins; `lost` are intervals (seconds) with missing
-    events: lost unread, or dropped to bound memory. Without `has_times` (on a simulated GPU) seconds only give the order.
+    events: lost unread, or dropped to bound memory. Without `has_times` (predicted, or on a simulated GPU) a second is one
+    event: `source` says why. Where phases change faster than can be drawn `phases` is empty, and `phase_shares` has how much of
+    the run each takes, by its code. `budget_bytes` is 0 without one.
     """
 
     device: Device
@@ -63,12 +68,19 @@ class Curves:
     lowest: Curve | None = None
     areas: Areas | None = None
     has_times: bool = True
+    source: str = ""
+    phase_shares: Mapping[int, float] = field(default_factory=dict)
+    budget_bytes: int = 0
 
     @property
     def in_scale(self) -> tuple[Curve, ...]:
-        """PyTorch's curves, and sampled ones unless they are so high that they would flatten the others."""
+        """PyTorch's curves, and what the driver reports unless it is so high that it would flatten the others.
+
+        Host memory, most of it Python and its libraries, would.
+        """
         held = max(curve.top_bytes for curve in self.curves if curve.is_stair)
-        return tuple(curve for curve in self.curves if curve.is_stair or curve.top_bytes <= _FAR_ABOVE * held)
+        low = (one for one in self.curves if one.is_stair or (one.name != "rss" and one.top_bytes <= _FAR_ABOVE * held))
+        return tuple(low)
 
     @property
     def top_bytes(self) -> int:
@@ -78,6 +90,9 @@ class Curves:
 
 def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
     """The curves of one device, with at most one point per time bin."""
+    has_times = trace.provenance == "measured"
+    source = "" if has_times else trace.remark or "predicted"
+    trace = trace if has_times else in_order(trace)
     line = timeline(trace, device.index)
     time_ns, shown = moments(line, bins)
     held = None
@@ -97,19 +112,47 @@ def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
         reserved = timeline(trace, device.index, "reserved")
         time_ns, shown = moments(reserved, bins // 2)
         drawn.append(Curve("reserved", time_ns / 1e9, reserved.bytes[shown], True))
-        drawn += _sampled(trace, device.index, "used", "used_bytes")
+        # Between few samples there would be a line over events that nobody saw.
+        drawn += _sampled(trace, device.index, "used", "used_bytes") if has_times else []
+    phases, shares = _phases(trace, line.end_ns, min(bins, _PHASE_BINS))
+    budget = trace.notes.get(BUDGET)
     lost = [b for b in trace.made_by.bounded if b.device == device.index and b.end_ns > b.begin_ns]
     return Curves(
         device=device,
         duration_s=max(trace.made_by.duration_ns, line.end_ns) / 1e9,
         curves=tuple(drawn),
         peak=peak(trace, device.index, "allocated", line),
-        phases=_phases(trace, line.end_ns, min(bins, _PHASE_BINS)),
+        phases=phases,
         lost=tuple((b.begin_ns / 1e9, b.end_ns / 1e9) for b in lost),
         start_bytes=line.start_bytes,
         lowest=_lowest(line, allocated),
         areas=held,
-        has_times=trace.has_times,
+        has_times=has_times,
+        source=source,
+        phase_shares=shares,
+        budget_bytes=budget if type(budget) is int else 0,
+    )
+
+
+def in_order(trace: Trace) -> Trace:
+    """The same with the number of events so far in place of nanoseconds, a billion for each: where time means nothing."""
+    events, marks, made_by = trace.events, trace.marks, trace.made_by
+    count = np.maximum(np.arange(len(events)) - trace.first_row + 1, 0) * 1_000_000_000
+
+    def moment(time_ns: Array) -> Array:
+        rows: Array = np.searchsorted(events.time_ns[trace.first_row :], time_ns, side="right") * 1_000_000_000
+        return rows
+
+    bounded = tuple(
+        dataclasses.replace(one, begin_ns=int(moment(np.array(one.begin_ns))), end_ns=int(moment(np.array(one.end_ns))))
+        for one in made_by.bounded
+    )
+    return dataclasses.replace(
+        trace,
+        events=events.replace(time_ns=count),
+        marks=marks.replace(time_ns=np.maximum(marks.row - trace.first_row, 0) * 1_000_000_000),
+        samples=trace.samples.replace(time_ns=moment(trace.samples.time_ns)),
+        made_by=dataclasses.replace(made_by, duration_ns=int(count[-1]) if len(count) else 0, bounded=bounded),
     )
 
 
@@ -158,13 +201,14 @@ def _sampled(trace: Trace, device: int, name: str, column: str) -> list[Curve]:
     return [Curve(name, mine.time_ns[highest] / 1e9, level[highest], False)]
 
 
-def _phases(trace: Trace, end_ns: int, bins: int) -> Array:
-    """The phase that filled most of each time bin, sampled at 16 points per bin."""
-    marks = trace.marks
+def _phases(trace: Trace, end_ns: int, bins: int) -> tuple[Array, dict[int, float]]:
+    """The phase that filled most of each time bin, sampled at 16 points per bin; if that is chance, the share of each phase."""
+    marks, nothing = trace.marks, np.zeros(0, "u1")
     if not len(marks):
-        return np.zeros(0, "u1")
+        return nothing, {}
     phase, _ = resolve(marks.time_ns, marks.kind.tolist(), marks.name.tolist(), trace.texts["mark"])
     looks = phase.at((np.arange(bins * 16) + 0.5) / (bins * 16) * end_ns).reshape(bins, 16)
     votes = np.stack([(looks == code).sum(axis=1) for code in Phase])
-    most: Array = votes.argmax(axis=0).astype("u1")
-    return most
+    if (votes.max(axis=0) < 12).mean() > _MOST_MIXED:
+        return nothing, {int(code): float((looks == code).mean()) for code in Phase if code and (looks == code).any()}
+    return votes.argmax(axis=0).astype("u1"), {}
