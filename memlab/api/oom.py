@@ -23,6 +23,7 @@ from memlab.analysis.oom.explain import NAMED, Explanation, explain, grouped
 from memlab.analysis.oom.facts import FRAGMENTATION, Failure, HeldSegment, Holder
 from memlab.analysis.oom.moment import Moment, last_moment
 from memlab.analysis.oom.text import Message, is_out_of_memory, read_message
+from memlab.analysis.oom.ways import WaysOut
 from memlab.api.provenance import provenance_here, remark_here
 from memlab.api.report import advice_hint
 from memlab.api.run import Run
@@ -38,8 +39,8 @@ from memlab.torch_internals import cell_code
 from memlab.trace.columns import Kind, Phase
 from memlab.trace.trace import Trace
 from memlab.units import ByteRange, format_bytes, number_of
+from memlab.views.oom import named_table, oom_page
 from memlab.views.page import Page, PageLines, Part
-from memlab.views.report import named_table, oom_page
 from memlab.views.shown import Shown
 from memlab.views.table import Column, Table
 
@@ -67,16 +68,29 @@ _RELEASE = "`%memoom release`"
 
 
 class OomExplained(Shown):
-    """An explained out-of-memory error; `explanation` has it as values."""
+    """An explained out-of-memory error; `explanation` has it as values, and `ways` what was shown to fit, if it was looked for."""
 
-    def __init__(self, failure: Failure, found: Explanation | None = None, pointer: str = "") -> None:
-        self._failure, self._pointer = failure, pointer
+    def __init__(
+        self, failure: Failure, found: Explanation | None = None, pointer: str = "", ways: WaysOut | None = None
+    ) -> None:
+        self._failure, self._pointer, self.ways = failure, pointer, ways
         self.explanation: Explanation = found or explain(failure)
 
     @property
     def page(self) -> Page:
         """What happened, and what to do."""
-        return oom_page(self.explanation, self._failure.cell, self._pointer)
+        return oom_page(self.explanation, self._failure.cell, self._pointer, self.ways)
+
+    @property
+    def failure_here(self) -> Failure | None:
+        """The facts, if memory ran out on a GPU of this process; None for a pasted message, a prediction, or the CPU."""
+        failure = self._failure
+        is_cuda = failure.message.label.startswith("cuda") and failure.has_context
+        return failure if is_cuda and child.current() is None and torch.cuda.is_initialized() else None
+
+    def with_ways(self, ways: WaysOut) -> OomExplained:
+        """The same with ways out."""
+        return OomExplained(self._failure, self.explanation, self._pointer, ways)
 
     def released(self, freed: str) -> OomExplained:
         """The same after a release, which is no longer advised."""
@@ -85,7 +99,7 @@ class OomExplained(Shown):
         sentences = (said, *(one for one in before.sentences if not one.startswith(_RELEASE)))
         actions = tuple(action for action in before.actions if not action.text.startswith(_RELEASE))
         after = dataclasses.replace(before, sentences=sentences, actions=actions)
-        return OomExplained(self._failure, after, self._pointer)
+        return OomExplained(self._failure, after, self._pointer, self.ways)
 
     def to_pandas(self) -> Any:
         """The message's numbers, what was alive, and what could be done, as one DataFrame of bytes."""
@@ -96,6 +110,7 @@ class OomExplained(Shown):
         rows += [("term", t.name, t.amount.low, t.amount.high, t.meaning) for t in found.terms]
         rows += [("alive", one.path, one.nbytes, one.nbytes, one.category) for one in found.named]
         rows += [("action", a.text, a.gives.low, a.gives.high, "") for a in found.actions]
+        rows += [("way out", w.change, *w.needs, w.price) for w in (self.ways.ways if self.ways is not None else ())]
         return pandas.DataFrame(rows, columns=["what", "name", "low_bytes", "high_bytes", "remark"])
 
 
@@ -122,6 +137,12 @@ def note_oom(error: BaseException | None, run: Run | None = None, goes_on: bool 
         return _last
     except Exception:
         return None
+
+
+def note_ways_out(found: OomExplained) -> None:
+    """Let this be what is known of the last error of this session: it has ways out."""
+    global _last
+    _last = found
 
 
 def explain_oom(message: str | BaseException | None = None) -> OomExplained:

@@ -19,12 +19,13 @@ from IPython.display import display
 
 from memlab import cells
 from memlab.api.ledger import depth_of, error_of, the_ledger
-from memlab.api.oom import note_oom
+from memlab.api.oom import OomExplained, note_oom, oom_error
 from memlab.api.run import Run
 from memlab.api.track import Track
 from memlab.errors import BudgetExceeded
 from memlab.magics.line_magics import LineMagics, close_labs, usage_errors
 from memlab.magics.track import TrackMagics, asked_of, options_of, parse
+from memlab.torch_internals.shell import HeldTracebacks
 
 MAGICS: tuple[type[Magics], ...] = (TrackMagics, LineMagics)
 """The magics classes that the extension installs."""
@@ -39,6 +40,11 @@ class CellTracker(threading.local):
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self._cells: list[tuple[Any, list[Track]]] = []  # IPython's info of each, and its tracks
+
+    @property
+    def is_tracking(self) -> bool:
+        """Whether a cell that is running is tracked."""
+        return any(tracks for _, tracks in self._cells)
 
     def before_cell(self, info: Any) -> None:
         """pre_run_cell: push this execution."""
@@ -121,15 +127,26 @@ class Extension:
         self.tracker.before_cell(info)
 
     def after_cell(self, result: Any) -> None:
-        """post_run_cell: end the runs, explain an out-of-memory error, then update the ledger."""
-        runs = self.tracker.after_cell(result)
-        error = error_of(result)
-        if error is not None and (runs or the_ledger.is_on):
-            explained = note_oom(error, runs[-1] if runs else None)  # of nested runs the last one covers everything
-            if explained is not None:
-                with contextlib.suppress(Exception):  # a front end that shows nothing must not fail the cell
-                    display(explained)
+        """post_run_cell: end the runs, explain an out-of-memory error, show its traceback, then update the ledger."""
+        explained, runs = None, list[Run]()
+        try:
+            runs = self.tracker.after_cell(result)
+            error = error_of(result)
+            if error is not None and (runs or the_ledger.is_on):
+                explained = note_oom(error, runs[-1] if runs else None)  # of nested runs the last one covers everything
+            place = _shown(explained) if explained is not None else None
+        finally:
+            self._tracebacks.show()
         the_ledger.after_cell(result, runs)
+        if explained is not None and place is not None:
+            from memlab.api.ways_out import look_for_ways_out  # late: prediction is not loaded without it
+
+            text = runs[-1].cell_text if runs else str(getattr(result.info, "raw_cell", "") or "")
+            look_for_ways_out(explained, text, place.update)
+
+    def _is_explained(self, error: BaseException) -> bool:
+        """Whether an error's traceback waits until its explanation was shown."""
+        return (the_ledger.is_on or self.tracker.is_tracking) and oom_error(error) is not None
 
     def install(self) -> None:
         """Register transformer, event and magics."""
@@ -137,6 +154,7 @@ class Extension:
         shell.input_transformers_cleanup.append(self.transform)
         shell.events.register("pre_run_cell", self.before_cell)
         shell.events.register("post_run_cell", self.after_cell)
+        self._tracebacks = HeldTracebacks(shell, self._is_explained)
         setattr(shell, cells.ARM, self.tracker.arm)
         setattr(shell, cells.PREDICT, self.tracker.predict)
         managed = shell.magics_manager.magics
@@ -151,6 +169,7 @@ class Extension:
         close_labs()
         self.tracker.after_cell(None)
         the_ledger.close()
+        self._tracebacks.remove()
         if self.transform in shell.input_transformers_cleanup:
             shell.input_transformers_cleanup.remove(self.transform)
         shell.events.unregister("pre_run_cell", self.before_cell)
@@ -164,6 +183,13 @@ class Extension:
                 shell.magics_manager.magics[kind][name] = magic
         for magics in MAGICS:
             shell.magics_manager.registry.pop(magics.__name__, None)
+
+
+def _shown(explained: OomExplained) -> Any:
+    """Show it; what updates it, None where a front end shows nothing, which must not fail the cell."""
+    with contextlib.suppress(Exception):
+        return display(explained, display_id=True)
+    return None
 
 
 _loaded: dict[int, Extension] = {}

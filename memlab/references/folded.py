@@ -1,6 +1,7 @@
-"""Folds the storages that one list keeps into one row: `losses[…]` instead of a hundred rows that differ in the index.
+"""Folds similar storages into one row: `losses[…]` for the entries of a list, `net.*.weight` for the layers of a model.
 
-It works on the text of paths. Outputs (`Out[7]`) are not folded, since each belongs to a cell.
+It works on the text of paths. Outputs (`Out[7]`) are not folded, since each belongs to a cell. Layers are folded if their
+tensors have one shape, and so are tensors of one path, as those that a graph keeps.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ FEW = 3
 """Up to this many entries of a list are shown one by one."""
 ANY = "[…]"
 _ENTRY = re.compile(r"\[\d+\]")
+_LAYER = re.compile(r"(?<=\.)\d+(?=[.\]]|$)")
 _OUTPUT = re.compile(r"(?:Out|_oh)\[")
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Storages under one path, in which `[…]` replaces the indices; the largest first."""
+    """Storages under one path, in which `[…]` and `*` replace the indices; the largest first."""
 
     path: str
     storages: tuple[Storage, ...]
@@ -41,8 +43,8 @@ def folded(storages: Iterable[Storage]) -> list[Fold]:
     groups: dict[tuple[object, ...], list[Storage]] = {}
     for one in storages:
         pattern = pattern_of(one.path)
-        alike = (pattern, one.category, one.dtype, one.device, len(one.shape or ())) if ANY in pattern else (one.key,)
-        groups.setdefault(alike, []).append(one)
+        shape = len(one.shape or ()) if ANY in pattern else one.shape
+        groups.setdefault((pattern, one.category, one.dtype, one.device, shape), []).append(one)
     rows = []
     for group in groups.values():
         few = len(group) <= FEW
@@ -51,13 +53,15 @@ def folded(storages: Iterable[Storage]) -> list[Fold]:
 
 
 def pattern_of(path: str) -> str:
-    """A path without the indices of list entries; of what a graph keeps, only whose graph it is.
+    """A path without the indices of list entries and layers; of what the graphs of a list keep, only whose graphs they are.
 
     >>> pattern_of("losses[17]"), pattern_of("log['x'][2].grad_fn -> MulBackward0 -> saved self"), pattern_of("Out[3]")
     ('losses[…]', "log['x'][…].grad_fn -> ...", 'Out[3]')
+    >>> pattern_of("opt.state[net.3.fc.weight]['exp_avg']")
+    "opt.state[net.*.fc.weight]['exp_avg']"
     """
     own, graph, _ = path.partition(".grad_fn -> ")
-    pattern = own if _OUTPUT.match(own) else _ENTRY.sub(ANY, own)
+    pattern = _LAYER.sub("*", own if _OUTPUT.match(own) else _ENTRY.sub(ANY, own))
     if graph and ANY in pattern:
         return f"{pattern}.grad_fn -> ..."
     return pattern + path[len(own) :]

@@ -75,7 +75,7 @@ def release(outputs: bool = True) -> Released:
     """Release the frames of the last error and, with `outputs`, outputs that alone keep a tensor alive."""
     shell = kept.running_shell()
     before = _levels()
-    errors = _release_errors(shell)
+    errors = release_errors(shell)
     torch_internals.forget_unfinished_backward()
     gc.collect()
     found = live_storages(budget_s=SEARCH_S)
@@ -102,7 +102,7 @@ def _levels() -> dict[str, int]:
 # --- errors ---
 
 
-def _release_errors(shell: Any) -> tuple[str, ...]:
+def release_errors(shell: Any) -> tuple[str, ...]:
     """Cut the tracebacks of every error that is stored or being handled, drop the copies; return the errors as text."""
     handled = sys.exception()
     roots = kept.kept_errors(shell) + ([handled] if handled is not None else [])

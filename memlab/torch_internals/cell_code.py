@@ -1,4 +1,4 @@
-"""Which code comes from the cells of a notebook: IPython's and ipykernel's names for them."""
+"""Which code comes from the cells of a notebook: the names that IPython, ipykernel and marimo give it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def cell_number(file: str) -> int | None:
         names = getattr(module.InteractiveShell.instance().compile, "_filename_map", {})
         if file in names:
             return int(names[file] or 0)
-    is_cell = file.startswith("<ipython-input-") or _IPYKERNEL.search(file) is not None
+    is_cell = file.startswith("<ipython-input-") or _CELL_FILE.search(file) is not None
     return 0 if is_cell else None
 
 
-_IPYKERNEL = re.compile(r"[\\/]ipykernel_\d+[\\/]\d+\.py$")
-"""ipykernel's names for cells, in a folder of temporary files that need not exist; ipykernel.compiler."""
+_CELL_FILE = re.compile(r"[\\/](ipykernel_\d+[\\/]\d+|__marimo__cell_\w+)\.py$")
+"""Names of cells in a folder of temporary files that need not exist: ipykernel.compiler, and marimo 0.25's _ast.compiler."""

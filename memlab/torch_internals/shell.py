@@ -169,6 +169,41 @@ async def execute(shell: Any, raw: str, transformed: str, failed: Any) -> BaseEx
     return result.error_before_exec or result.error_in_exec
 
 
+class HeldTracebacks:
+    """Keeps the tracebacks of some errors, which the shell would show at once, until `show` is called.
+
+    InteractiveShell._showtraceback shows every error that the shell has formatted.
+    """
+
+    def __init__(self, shell: Any, is_held: Callable[[BaseException], bool]) -> None:
+        self._shell, self._is_held = shell, is_held
+        self._waiting: list[tuple[Any, ...]] = []
+        self._show_now = shell._showtraceback
+        shell._showtraceback = self._hold
+
+    def _hold(self, kind: type[BaseException], value: BaseException, lines: list[str]) -> None:
+        try:
+            is_held = self._is_held(value)
+        except Exception:
+            is_held = False
+        if is_held:
+            self._waiting.append((kind, value, lines))
+        else:
+            self._show_now(kind, value, lines)
+
+    def show(self) -> None:
+        """Show those that wait."""
+        while self._waiting:
+            self._show_now(*self._waiting.pop(0))
+
+    def remove(self) -> None:
+        """Show those that wait, and hold none from now on; a function that replaced ours since then stays."""
+        self.show()
+        self._is_held = lambda value: False
+        if vars(self._shell).get("_showtraceback") == self._hold:
+            del self._shell._showtraceback
+
+
 def publish(shell: Any, kind: str, content: Any) -> None:
     """In the parent: show what the child has shown, as this shell shows things."""
     pub = shell.display_pub

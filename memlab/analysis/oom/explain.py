@@ -97,7 +97,7 @@ def amount_text(amount: ByteRange) -> str:
 # --- title and sentences --------------------------------------------------------------------------------------------------
 
 _REMARKS = {"simulated": SIMULATED_GPU, "predicted": "predicted: nothing ran on a card"}
-_VERDICTS = {
+VERDICTS = {
     TOO_MUCH: "This single request is larger than the whole device: only a smaller one can succeed.",
     LIMIT: "The limit of this process was reached, not that of the device.",
     FRAGMENTATION: "The cache of PyTorch's allocator is large enough but fragmented.",
@@ -118,7 +118,7 @@ def _title(failure: Failure) -> str:
     free = f", {amount_text(message.free)} free" if message.free is not None else ""
     missing = f": {amount_text(short)} short" if short is not None and short.high > 0 else ""
     return (
-        f"{where}: {amount_text(message.asked)} requested{free}{missing}. {_VERDICTS.get(failure.verdict, '')}".rstrip()
+        f"{where}: {amount_text(message.asked)} requested{free}{missing}. {VERDICTS.get(failure.verdict, '')}".rstrip()
     )
 
 

@@ -1,0 +1,282 @@
+"""Ways out of an out-of-memory error, each verified: the cell that failed is predicted again, changed, in child processes.
+
+Nothing here uses memory of the GPU, and nothing of the notebook changes. A child gets the notebook as it is after the error,
+releases what the failed cell's frames hold, as `%memoom release` does, and runs the cell on a fake GPU of the same kind. A
+cell that starts programs is not predicted, as that would start them again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from memlab.analysis.largest import Bracket
+from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, root_of
+from memlab.analysis.oom.facts import Failure
+from memlab.analysis.oom.ways import Kind, WayOut, WaysOut
+from memlab.api.advise.search import Search, candidates, one_reason
+from memlab.api.advise.subject import OfStep, TimeUp
+from memlab.api.cell_batch import Batch, batches, names_read
+from memlab.api.oom import OomExplained, note_ways_out
+from memlab.api.predict import Prediction, asks_for_nothing
+from memlab.errors import MemlabError, PredictionError
+from memlab.prediction.cards import Card, cards, find
+from memlab.references import release
+from memlab.saving_techniques import techniques
+from memlab.torch_internals.traceback import running_shell
+from memlab.units import format_seconds
+
+LIMIT_S = 30.0
+"""How long the search may take."""
+MOST_BATCHES = 7
+"""How many sizes of one batch are predicted at most."""
+MOST_FAILED = 3
+"""How many techniques that are not enough are listed."""
+_STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.startfile"})
+_NO_GRAPH = frozenset({"no_grad", "inference_mode"})
+_INFERENCE = _NO_GRAPH | {"half_inference", "int8_weights", "conv_bn_fusion", "acnet_merge", "repvgg_merge"}
+_WORD = re.compile(r"[^\W\d]\w*")
+_LESS = 0.98
+"""A batch counts as found if half of it lowers the need to this share, at most."""
+Show = Callable[[WaysOut], None]
+
+
+def card_here(failure: Failure) -> Card:
+    """The GPU on which memory ran out, with what this process can have of it."""
+    facts = torch.cuda.get_device_properties(failure.message.device or 0)
+    total, capability = facts.total_memory, (facts.major, facts.minor)
+    try:
+        known = find(facts.name)
+    except PredictionError:
+        known = Card(facts.name, total, capability, multiprocessors=facts.multi_processor_count)
+    usable, allowed = total - (failure.others_bytes or 0), failure.message.allowed
+    if allowed is not None:  # a limit on what PyTorch reserves
+        usable = min(usable, allowed.low + known.context_bytes.low)
+    return dataclasses.replace(
+        known,
+        total_bytes=total,
+        compute_capability=capability,
+        usable_bytes=usable,
+        usable_high_bytes=usable,
+        multiprocessors=facts.multi_processor_count,
+    )
+
+
+def look_for_ways_out(said: OomExplained, text: str, show: Callable[[OomExplained], None]) -> None:
+    """Look for what would have fitted, by predicting the text of the cell, and show the explanation with it.
+
+    Where nothing can be predicted, as after an error of the CPU, nothing happens.
+    """
+    if (failure := said.failure_here) is not None and text.strip():
+        found = said.with_ways(WaysSearch(text, failure, lambda ways: show(said.with_ways(ways))).run())
+        note_ways_out(found)
+        show(found)
+
+
+class WaysSearch:
+    """One search: `run` looks until the time is over, or Ctrl-C, and shows each way as it is found; `found` has them all."""
+
+    def __init__(self, text: str, failure: Failure, show: Show, limit_s: float = LIMIT_S) -> None:
+        self._text, self._failure, self._show = text, failure, show
+        self._began, self._limit_s = time.monotonic(), limit_s
+        self._card = card_here(failure)
+        self._subject = OfStep("the cell", self._card, text=text, before=as_after_release)
+        self.found = WaysOut(self._card.name, self._card.usable_bytes)
+
+    def run(self) -> WaysOut:
+        """Search; what was found until an interrupt or the end of the time stays."""
+        state = ""
+        try:
+            self._tell("the cell as it is")
+            self._search()
+        except KeyboardInterrupt:
+            state = "The search for ways out was interrupted."
+        except TimeUp:
+            state = f"The search for ways out ended after {format_seconds(self._limit_s)}."
+        except Exception as error:
+            state = f"The search for ways out ended: {one_reason(error)}"
+        self.found = dataclasses.replace(self.found, state=state)
+        return self.found
+
+    def _search(self) -> None:
+        try:
+            as_it_is = self._predict(self._subject)
+        except TimeUp:
+            raise
+        except MemlabError as error:
+            self.found = dataclasses.replace(self.found, problem=one_reason(error))
+            return
+        if asks_for_nothing(as_it_is.forecast):
+            self.found = dataclasses.replace(self.found, problem="it allocates nothing on the GPU when it is run again")
+            return
+        self.found = dataclasses.replace(self.found, needs=as_it_is.peak_device_bytes)
+        if as_it_is.fits == "yes":
+            self._add(WayOut("free", "`%memoom release`, then the same cell again", as_it_is.peak_device_bytes))
+            return
+        for look in (self._larger_gpu, self._without_leftovers, self._smaller_batch, self._with_techniques):
+            look(as_it_is)
+
+    def _add(self, way: WayOut) -> None:
+        """Found: those that cost nothing stand first, another GPU last."""
+        ways = sorted((*self.found.ways, way), key=lambda one: one.cost)
+        self.found = dataclasses.replace(self.found, ways=tuple(ways))
+        self._show(self.found)
+
+    def _tell(self, what: str) -> None:
+        took = f"{format_seconds(time.monotonic() - self._began)} of at most {format_seconds(self._limit_s)}"
+        state = f"Looking for ways out, {took}: predicting {what} (interrupt the kernel to stop)."
+        self._show(dataclasses.replace(self.found, state=state))
+
+    def _predict(self, subject: OfStep) -> Prediction:
+        left_s = self._began + self._limit_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeUp("the time limit was reached")
+        found = subject.attempt((), lambda text: None, left_s)
+        assert isinstance(found, Prediction)
+        return found
+
+    # --- what to free first ---
+
+    def _without_leftovers(self, as_it_is: Prediction) -> None:
+        """Delete variables that neither the cell nor a function of it names, the largest first, until it fits."""
+        shell: Any = running_shell()
+        held: dict[str, int] = {}
+        for one in self._failure.holders:
+            root = root_of(one.path)
+            if root not in ("", OF_ERRORS, OUTPUTS) and root in shell.user_ns:
+                held[root] = held.get(root, 0) + one.nbytes
+        needed = {*_WORD.findall(self._text), *names_read(self._text, shell.user_ns)}
+        loose = [name for name in sorted(held, key=lambda name: -held[name]) if name not in needed]
+        missing = as_it_is.peak_device_bytes.high - self._card.usable_bytes
+        for count in range(1, len(loose) + 1):
+            if sum(held[name] for name in loose[:count]) >= missing:
+                break
+        else:
+            return
+        for names in (loose[:count], loose[: count + 1])[: 1 + (count < len(loose))]:
+            self._tell(f"the cell without {', '.join(names)}")
+            before = functools.partial(as_after_release, names)
+            try:
+                freed = self._predict(dataclasses.replace(self._subject, before=before))
+            except TimeUp:
+                raise
+            except MemlabError:  # it needs one of them in a way that does not show
+                return
+            if freed.fits == "yes":
+                change = (
+                    f"`del {', '.join(names)}`, if not needed any more, and `%memoom release`, then the same cell again"
+                )
+                self._add(WayOut("free", change, freed.peak_device_bytes))
+                return
+
+    # --- the batch ---
+
+    def _smaller_batch(self, as_it_is: Prediction) -> None:
+        shell: Any = running_shell()
+        for batch in batches(self._text, shell.user_ns):
+            try:
+                half = self._with_batch(batch, batch.size // 2)
+            except TimeUp:
+                raise
+            except MemlabError:  # the cell does not run with another
+                continue
+            if half.peak_device_bytes.high <= _LESS * as_it_is.peak_device_bytes.high:
+                self._largest(batch, {batch.size: as_it_is, batch.size // 2: half})
+                return
+
+    def _with_batch(self, batch: Batch, size: int) -> Prediction:
+        self._tell(batch.said(size))
+        inside = functools.partial(batch.set_names, size) if batch.set_names is not None else None
+        return self._predict(dataclasses.replace(self._subject, text=batch.text_with(size), inside=inside))
+
+    def _largest(self, batch: Batch, tried: dict[int, Prediction]) -> None:
+        """The largest size that fits, between two that were predicted."""
+        known = {size: (one.fits == "yes", one.peak_device_bytes.high) for size, one in tried.items()}
+        bracket, ended = Bracket(self._card.usable_bytes, batch.size, known), False
+        while (size := bracket.next_number) is not None and len(tried) < MOST_BATCHES:
+            try:
+                tried[size] = one = self._with_batch(batch, size)
+            except MemlabError:  # the time is over, or it does not run with this one
+                ended = True
+                break
+            bracket.add(size, one.fits == "yes", one.peak_device_bytes.high)
+        low, high = bracket.low, bracket.high
+        over = f"{high} {'does not fit' if tried[high].fits == 'no' else 'is too close to call'}"
+        if low:
+            price = "more and smaller steps"
+            price += ": gradient accumulation keeps the effective batch" if self._failure.trains else ""
+            self._add(WayOut("batch", f"{batch.said(low)}; {over}", tried[low].peak_device_bytes, price))
+        else:
+            self._fails(f"{batch.said(high)}: needs {tried[high].peak_device_bytes}")
+        if ended:
+            raise TimeUp("the time limit was reached")
+
+    def _fails(self, what: str) -> None:
+        self.found = dataclasses.replace(self.found, not_enough=(*self.found.not_enough, what))
+
+    # --- techniques ---
+
+    def _with_techniques(self, as_it_is: Prediction) -> None:
+        deadline = self._began + self._limit_s
+        search = Search(self._subject, "device", self._tell, deadline, self._card.usable_bytes)
+        search.begin(as_it_is)
+        names, _ = candidates(self._subject, search.shares, "device", None, allow_changes=False)
+        trains, missing = self._failure.trains, max(search.before_bytes) - self._card.usable_bytes
+
+        def rank(name: str) -> tuple[bool, bool, bool, int]:
+            """Those first that only leave the graph out, that could be enough alone, that keep the results as they are."""
+            held = sum(search.shares.get(one, 0) for one in techniques[name].attacks)
+            return name not in _NO_GRAPH, held < missing, techniques[name].equality.kind != "exact", -held
+
+        try:
+            for one in search.each(sorted((name for name in names if not (trains and name in _INFERENCE)), key=rank)):
+                if search.is_enough(one):
+                    change = " + ".join(f"`{name}`: {techniques[name].idea}" for name in one.names)
+                    kind: Kind = "slower" if one.costs else "technique"
+                    diff = self._subject.diff(one.names)
+                    cell = self._subject.changed(one.names)[0] if diff else ""
+                    self._add(WayOut(kind, change, one.peak_bytes, " ".join(one.prices), diff, cell))
+                    return
+        finally:  # what was tried until the end of the time is told
+            tried = [one for one in (*search.tried, *search.combined) if not one.failed and not one.is_wrong]
+            if not any(map(search.is_enough, tried)):
+                for one in sorted(tried, key=lambda one: max(one.peak_bytes))[:MOST_FAILED]:
+                    self._fails(f"{' + '.join(f'`{name}`' for name in one.names)}: still needs {one.peak_bytes}")
+
+    # --- another GPU ---
+
+    def _larger_gpu(self, as_it_is: Prediction) -> None:
+        needs = as_it_is.peak_device_bytes
+        for card in sorted(cards.values(), key=lambda one: one.usable_bytes):
+            if card.usable_range.high >= needs.low and card.name != self._card.name:
+                there = as_it_is.for_card(card)
+                if there.fits == "yes":
+                    change = f"the same cell on {card.name}, the smallest on which it fits"
+                    self._add(WayOut("gpu", change, there.peak_device_bytes, "another GPU"))
+                    return
+
+
+# --- in the child ---
+
+
+def as_after_release(names: Sequence[str] = ()) -> None:
+    """What the failed cell's frames hold is released, and so are these variables; no program may be started."""
+    shell: Any = running_shell()
+    release.release_errors(shell)
+    for name in names:
+        shell.user_ns.pop(name, None)
+    gc.collect()
+    shell.system = _refuse
+    sys.addaudithook(lambda event, args: _refuse() if event in _STARTS else None)
+
+
+def _refuse(*command: Any) -> NoReturn:
+    raise PredictionError("it starts programs, which would be started again")

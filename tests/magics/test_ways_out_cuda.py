@@ -1,0 +1,232 @@
+"""Ways out of an out-of-memory error, each followed: the changed cell ends on the simulated GPU, and the next size does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from kernel import Kernel, kernel
+from simulated_machines import machine_at
+
+pytestmark = pytest.mark.simulated
+
+START = """
+import torch
+%load_ext memlab
+import memlab
+
+class Net(torch.nn.Module):
+    def __init__(self, depth=24, width=1024):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU())
+                                            for _ in range(depth)))
+    def forward(self, x):
+        return self.layers(x).square().mean()
+"""
+TRAIN = """
+net = Net().cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(2):
+    net(torch.randn(batch, 512, 1024, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+FORGET = """
+%memoom release
+for name in ("net", "optimizer", "held", "out"):
+    globals().pop(name, None)
+import gc; gc.collect(); torch.cuda.empty_cache()
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("ways")
+    machine = machine_at(folder / "machine.json", total_mb=1536, context_mb=128)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in machine.items():
+            patch.setenv(name, value)
+        with kernel(folder, START) as notebook:
+            yield notebook
+
+
+def failed(notebook: Kernel, cell: str) -> list[tuple[str, str, int]]:
+    """The ways out that are offered for a cell that runs out of memory: kind, change, what it needs at most."""
+    reply = notebook.run(f"%%memtrack --no-live --quiet\n{cell}")
+    assert reply.error == "OutOfMemoryError", reply.said or reply.stdout
+    assert "running out" not in reply.report
+    return notebook.value("[(way.kind, way.change, way.needs.high) for way in memlab.explain_oom().ways.ways]")
+
+
+def ends(notebook: Kernel, cell: str) -> bool:
+    """Whether a changed cell ends, run as a user would after `%memoom release`; else it is out of memory again."""
+    notebook.ok("%memoom release")
+    reply = notebook.run(cell)
+    assert reply.status == "ok" or reply.error == "OutOfMemoryError", reply.said
+    return reply.status == "ok"
+
+
+def batch_of(ways: list[tuple[str, str, int]]) -> tuple[int, int | None]:
+    """The batch that is said to fit, and the next one if that is said not to."""
+    change = next(change for kind, change, _ in ways if kind == "batch")
+    fits, _, over = change.partition("; ")
+    assert re.fullmatch(r"\d+ (does not fit|is too close to call)", over), change
+    return int(re.findall(r"\d+", fits)[0]), int(over.split()[0]) if "does not" in over else None
+
+
+def test_the_batch_of_the_cell_fits_and_the_next_does_not(notebook: Kernel):
+    ways = failed(notebook, "batch = 32" + TRAIN)
+    size, too_large = batch_of(ways)
+    assert 1 <= size < 32 and [kind for kind, _, _ in ways][-1] == "gpu"
+    assert ends(notebook, f"batch = {size}" + TRAIN)
+    assert not ends(notebook, f"batch = {too_large or 2 * size}" + TRAIN)
+
+
+def test_fit_predicts_the_rest_of_a_cell_that_ran_out_of_memory(notebook: Kernel):
+    notebook.ok(FORGET)
+    cell = "batch = 32" + TRAIN
+    notebook.ok(f"%%memtrack --predict T4 --quiet --name whole\n{cell}")
+    assert notebook.run(f"%%memtrack --no-live --quiet --name cut\n{cell}").error == "OutOfMemoryError"
+    notebook.ok("cut, whole = (memlab.fit(memlab.runs[name], ['T4', 'GTX 1660']).rows[0] for name in ('cut', 'whole'))")
+    cut, whole = notebook.value("([*cut.needs_bytes], [*whole.needs_bytes])")
+    assert notebook.value("cut.fits == whole.fits == 'yes'")
+    # Kernels are those of another GPU, and the cell's own net is still there, until it makes a new one.
+    assert all(abs(a - b) < 0.05 * b for a, b in zip(cut, whole, strict=True)), (cut, whole)
+
+
+def test_techniques_are_switched_on_for_the_same_batch(notebook: Kernel):
+    ways = failed(notebook, "batch = 12" + TRAIN)
+    kind, change, _ = next(way for way in ways if way[0] in ("technique", "slower"))
+    assert (kind == "slower" and "checkpoint" in change) or "segments" in change, change
+
+
+def test_the_changed_cell_can_be_run(notebook: Kernel):
+    notebook.ok(FORGET)
+    notebook.ok("""
+class Stack(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        block = lambda: torch.nn.Sequential(torch.nn.Linear(768, 768), torch.nn.GELU(), torch.nn.Linear(768, 768))
+        self.blocks = torch.nn.ModuleList(block() for _ in range(12))
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()
+""")
+    cell = """
+net = Stack().cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+for _ in range(2):
+    x = torch.randn(BATCH, 512, 768, device="cuda")
+    loss = net(x)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""".replace("BATCH", "24")
+    failed(notebook, cell)
+    found = notebook.value("[(way.diff, way.cell) for way in memlab.explain_oom().ways.ways if way.diff]")
+    assert found, notebook.ok("%memoom").out
+    ((diff, changed),) = found
+    assert "checkpoint" in diff and diff.count("\n+") > 2
+    assert ends(notebook, changed)
+
+
+def test_a_batch_that_an_earlier_cell_made(notebook: Kernel):
+    notebook.ok("size_of_batch = bs = 32")
+    size, _ = batch_of(failed(notebook, TRAIN.replace("batch", "bs")))
+    notebook.ok(f"bs = {size}")
+    assert ends(notebook, TRAIN.replace("batch", "bs"))
+
+
+def test_tensors_that_an_earlier_cell_made(notebook: Kernel):
+    notebook.ok(FORGET)
+    notebook.ok('x = torch.randn(32, 512, 1024, device="cuda"); y = torch.randn(32, device="cuda")')
+    cell = TRAIN.replace('torch.randn(batch, 512, 1024, device="cuda")', "x")
+    size, _ = batch_of(failed(notebook, cell))
+    assert ends(notebook, cell.replace("net(x)", f"net(x[:{size}])"))
+    notebook.ok("del x, y")
+
+
+def test_what_earlier_cells_hold_is_to_be_deleted_first(notebook: Kernel):
+    notebook.ok(FORGET)
+    notebook.ok('old = [torch.empty(100 << 20, dtype=torch.uint8, device="cuda") for _ in range(11)]')
+    kind, change, _ = failed(notebook, "batch = 4" + TRAIN)[0]
+    assert (kind, change) == (
+        "free",
+        "`del old`, if not needed any more, and `%memoom release`, then the same cell again",
+    )
+    notebook.ok("del old")
+    notebook.ok("%memoom release")
+    assert notebook.run("batch = 4" + TRAIN).status == "ok"
+
+
+def test_what_a_function_of_the_cell_reads_is_not_to_be_deleted(notebook: Kernel):
+    notebook.ok(FORGET)
+    notebook.ok('kept = torch.empty(900 << 20, dtype=torch.uint8, device="cuda")\ndef read():\n    return kept')
+    ways = failed(notebook, "batch = 4\nread()" + TRAIN)
+    assert ways and not [change for _, change, _ in ways if "kept" in change]
+    notebook.ok("del kept")
+
+
+def test_what_the_frames_of_a_failed_cell_hold(notebook: Kernel):
+    notebook.ok(FORGET)
+    fails = "def fill():\n    held = [torch.empty(1200 << 20, dtype=torch.uint8, device='cuda')]\n    1 / 0\nfill()"
+    assert notebook.run(fails).error == "ZeroDivisionError"
+    ways = failed(notebook, "batch = 4" + TRAIN)
+    assert [change for _, change, _ in ways] == ["`%memoom release`, then the same cell again"]
+    notebook.ok("%memoom release")
+    assert notebook.run("batch = 4" + TRAIN).status == "ok"
+
+
+def test_a_cell_without_backward_may_need_no_graph(notebook: Kernel):
+    notebook.ok(FORGET)
+    cell = 'net = Net().cuda()\nout = net(torch.randn(16, 512, 1024, device="cuda"))'
+    kind, change, _ = failed(notebook, cell)[0]
+    assert kind == "technique" and re.match("`(no_grad|inference_mode)`: ", change)
+    assert ends(notebook, f"with torch.no_grad():\n    {cell.replace(chr(10), chr(10) + '    ')}")
+
+
+def test_a_cell_that_starts_programs_is_not_run_again(notebook: Kernel, tmp_path: Path):
+    notebook.ok(FORGET)
+    file = tmp_path / "count"
+    reply = notebook.run(f"%%memtrack --no-live --quiet\n!echo again >> {file}\nbatch = 32" + TRAIN)
+    assert reply.error == "OutOfMemoryError"
+    assert file.read_text() == "again\n"
+    assert notebook.value("memlab.explain_oom().ways.ways") == ()
+    assert (
+        "as it could not be predicted: the cell failed when it was run again: PredictionError: it starts programs"
+        in notebook.run("%memoom").out
+    )
+    assert "What to do" in notebook.run("%memoom").out  # what the facts alone suggest
+
+
+def test_it_stands_before_the_traceback_and_the_next_cell_finds_everything_as_it_was(notebook: Kernel):
+    notebook.ok(FORGET)
+    notebook.ok("names = sorted(globals()); bytes_before = torch.cuda.memory_allocated()")
+    reply = notebook.run("%%memtrack --no-live --quiet\nbatch = 32" + TRAIN)
+    assert [kind for kind in reply.order if kind in ("display_data", "error")] == ["display_data", "error"]
+    made = {"batch", "net", "optimizer", "names", "bytes_before"}  # by the cells themselves
+    assert set(notebook.value("[one for one in globals() if one not in names and one[0] != '_']")) <= made
+    notebook.ok(FORGET)
+    assert notebook.value("torch.cuda.memory_allocated() == bytes_before") is True
+    assert notebook.value("__import__('psutil').Process().children()") == []
+
+
+INTERRUPT = """
+import os, psutil, signal, threading, time
+def interrupt_when_a_child_runs():
+    while not psutil.Process().children():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt_when_a_child_runs, daemon=True).start()
+"""
+
+
+def test_an_interrupt_ends_the_search_and_keeps_the_answer(notebook: Kernel):
+    notebook.ok(FORGET)
+    reply = notebook.run(f"%%memtrack --no-live --quiet\n{INTERRUPT}\nbatch = 32{TRAIN}")
+    assert reply.error == "OutOfMemoryError"
+    assert "The search for ways out was interrupted." in notebook.ok("%memoom").out
+    assert notebook.value("1 + 1") == 2

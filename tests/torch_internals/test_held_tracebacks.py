@@ -1,0 +1,57 @@
+"""Tracebacks that wait: the shell shows them when it is told, and is as it was afterwards."""
+
+from __future__ import annotations
+
+import pytest
+from kernel import kernel
+
+from memlab.torch_internals.shell import HeldTracebacks
+
+
+def test_only_those_that_are_meant_wait(tmp_path):
+    hold = """
+from memlab.torch_internals.shell import HeldTracebacks
+shell = get_ipython()
+held = HeldTracebacks(shell, lambda error: type(error) is MemoryError)
+shell.events.register("post_run_cell", lambda result: (print("first"), held.show()))
+"""
+    with kernel(tmp_path, hold) as notebook:
+        for error in ("MemoryError", "KeyError"):
+            reply = notebook.run(f"raise {error}('mine')")
+            assert reply.status == "error" and reply.error == error
+            order = [kind for kind in reply.order if kind in ("stream", "error")]
+            assert order == (["stream", "error"] if error == "MemoryError" else ["error", "stream"])
+            assert f"{error}: 'mine'" in reply.traceback or f"{error}: mine" in reply.traceback
+        notebook.ok("held.remove()")
+        assert notebook.ok("print('_showtraceback' in vars(shell))").stdout == "False\nfirst\n"
+
+
+class Shell:
+    def __init__(self) -> None:
+        self.shown: list[BaseException] = []
+
+    def _showtraceback(self, kind: object, value: BaseException, lines: object) -> None:
+        self.shown.append(value)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_one_that_waits_is_shown_at_the_latest_when_it_is_removed(replaced: bool):
+    shell, error = Shell(), ValueError("x")
+    held = HeldTracebacks(shell, lambda _: True)
+    ours = shell._showtraceback
+    if replaced:
+        shell._showtraceback = lambda *lines: ours(*lines)  # type: ignore[method-assign]
+    shell._showtraceback(ValueError, error, [])
+    assert not shell.shown
+    held.remove()
+    assert shell.shown == [error]
+    shell._showtraceback(ValueError, error, [])
+    assert shell.shown == [error] * 2 and ("_showtraceback" in vars(shell)) is replaced
+
+
+def test_a_question_that_fails_shows_it_at_once():
+    shell = Shell()
+    held = HeldTracebacks(shell, lambda error: error.args[5])
+    shell._showtraceback(ValueError, ValueError(), [])
+    held.show()
+    assert len(shell.shown) == 1
