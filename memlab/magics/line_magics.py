@@ -13,11 +13,12 @@ from IPython.core.magic import Magics, line_magic, magics_class, needs_local_sco
 
 from memlab.api.ledger import ledger, the_ledger
 from memlab.api.oom import explain_oom, release
-from memlab.api.runs import runs
+from memlab.api.runs import last_run, runs
 from memlab.api.who import Who, who
 from memlab.errors import MemlabError
 
 if TYPE_CHECKING:
+    from memlab.api.advise import Advice
     from memlab.api.compare import Comparison
     from memlab.api.fit import FitTable
     from memlab.api.run import Run
@@ -88,6 +89,23 @@ class LineMagics(Magics):
 
         with usage_errors("memfit"):
             return fit(*_run_and_cards(line.strip()))
+
+    @line_magic
+    @no_var_expand
+    def memadvise(self, line: str) -> Advice:
+        """What makes a run smaller: `%memadvise [RUN] [--target 8GiB]`; RUN may also be a workload or a function."""
+        from memlab.api.advise import advise
+        from memlab.lab.state import known_workloads
+
+        name, flag, target = (one.strip() for one in f" {line} ".partition(" --target "))
+        with usage_errors("memadvise"):
+            if (flag and not target) or "--" in name or "--" in target:
+                raise MemlabError(f"unknown {line.strip()[:80]!r}: %memadvise [RUN] [--target 8GiB].")
+            own = self.shell.user_ns.get(name) if self.shell is not None else None
+            what: Any = name if name in known_workloads() and name not in runs else own if callable(own) else None
+            if name in runs or what is None:
+                what = runs[name] if name else last_run()
+            return advise(what, target or None)
 
     @line_magic
     @no_var_expand

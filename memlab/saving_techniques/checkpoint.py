@@ -270,7 +270,13 @@ TECHNIQUES = (
     described("checkpoint", Demo("gpt", share=0.5), **to_model(checkpoint_blocks, only_training)),
     described("selective_checkpoint", Demo(residual_stack), **to_model(_checkpoint_cheap, only_training)),
     *(
-        described(name, demo, functools.partial(_segment, count), patch=functools.partial(_patch_segments, count))
+        described(
+            name,
+            demo,
+            functools.partial(_segment, count),
+            patch=functools.partial(_patch_segments, count),
+            change=_longest,
+        )
         for name, demo, count in (
             ("checkpoint_sequential", Demo("gpt", share=0.35), four),
             ("sqrt_segments", Demo(chain, share=0.5), square_root),

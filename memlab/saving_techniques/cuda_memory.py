@@ -36,14 +36,22 @@ def _offload(job: Job) -> None:
 
 @contextlib.contextmanager
 def _patch_offload() -> Iterator[None]:
-    host = save_on_cpu(pin_memory=True)
+    """The child's CUDA is never real: what moves keeps its shape alone, as gigabytes on the host would take minutes."""
     with must_happen("nothing on a GPU was saved for backward: there is nothing to move to the host.") as moved:
 
         def pack(tensor: Tensor) -> Any:
             moved.append(tensor.device.type != "cpu")
-            return host.pack_hook(tensor)
+            if tensor.device.type == "cpu":
+                return tensor
+            return tensor.device, tensor.dtype, tensor.shape, tensor.stride()
 
-        with saved_tensors_hooks(pack, host.unpack_hook):
+        def unpack(saved: Any) -> Tensor:
+            if isinstance(saved, Tensor):
+                return saved
+            device, dtype, shape, stride = saved
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+        with saved_tensors_hooks(pack, unpack):
             yield
 
 

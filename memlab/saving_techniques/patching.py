@@ -53,7 +53,7 @@ def to_model(
         with around(), on_models(change):
             yield
 
-    return {"apply": apply, "patch": patch}
+    return {"apply": apply, "patch": patch, "change": change}
 
 
 def _changed(change: Callable[[nn.Module], nn.Module | None], model: nn.Module) -> nn.Module:

@@ -176,4 +176,4 @@ def named_unet() -> Parts:
     return NamedUNet(8).requires_grad_(False), None, (torch.randn(4, 3, 64, 64),), None
 
 
-TECHNIQUES = (described("rebinding", Demo(named_unet, share=0.5), _apply, patch=_patch),)
+TECHNIQUES = (described("rebinding", Demo(named_unet, share=0.5), _apply, patch=_patch, change=_forwards),)

@@ -87,6 +87,8 @@ class Technique:
     """Changes the function that makes the parts of a job."""
     baseline_pattern: Callable[[Job], None] | None = None
     patch: Callable[[], AbstractContextManager[Any]] | None = None
+    change: Callable[[Any], Any] | None = None
+    """What `patch` does to a model; on a copy it tells whether there is anything to change."""
 
     @property
     def only_predicted(self) -> str:

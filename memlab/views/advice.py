@@ -16,8 +16,11 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def advice_page(found: Findings, code: str = "") -> Page:
-    """Findings as a page."""
+def advice_page(found: Findings, code: str = "", diff: str = "", cell: str = "", setting: str = "") -> Page:
+    """Findings as a page; `diff` and `cell` are the change of the user's cell and the changed cell.
+
+    `setting` is the value of PYTORCH_CUDA_ALLOC_CONF that belongs to it.
+    """
     where = f"predicted for {found.on}" if found.is_predicted else f"measured on {found.on}"
     where = f"on {found.on}, a {SIMULATED_GPU}" if found.is_simulated else where
     shown = [one for one in (*found.ranking(), *found.combined) if not one.failed]
@@ -39,9 +42,17 @@ def advice_page(found: Findings, code: str = "") -> Page:
             names.setdefault(why, []).append(name)
         lines = tuple(one_line(f"{', '.join(named)}: {why}") for why, named in names.items())
         parts += [Folded(heading, PageLines(lines))] if lines else []
-    stopped = (f"The search ended early: {found.stopped}.",) if found.stopped else ()
+    stopped = (f"The search is not complete: {found.stopped}.",) if found.stopped else ()
     parts.append(PageLines((*stopped, *found.notes)))
-    if code:
+    if diff:
+        was = "predicted" if found.is_predicted else "measured"
+        if setting:
+            parts.append(f"Before the kernel starts, set PYTORCH_CUDA_ALLOC_CONF={setting}; the rest is in the cell.")
+        parts.append(
+            Folded(f"Your cell, changed; the peak above was {was} with this very text", code_block(diff), True)
+        )
+        parts.append(Folded("The changed cell, to paste", code_block(cell)))
+    elif code:
         parts.append(Folded("To paste", code_block(code), is_open=True))
     return Page(f"memlab · advice on {found.name} · {where} · {format_seconds(found.duration_s)}", tuple(parts))
 
@@ -49,6 +60,9 @@ def advice_page(found: Findings, code: str = "") -> Page:
 def _sentences(found: Findings) -> Iterator[str]:
     best, of, before = found.recommended, "the device" if found.of == "device" else found.of, found.before_bytes
     target = format_bytes(found.target_bytes or 0)
+    if not found.tried and not found.left_out:
+        yield f"As it is: the peak of {of} is {before}."
+        return
     if found.reaches and best is None:
         yield f"The peak of {of} is {before}: the target of {target} is already met."
         return

@@ -144,7 +144,7 @@ def test_what_was_tried_before_the_end_is_kept(stop):
 
 def test_an_end_after_every_technique_alone_says_so():
     search, _ = searched({"": 100, CHECKPOINT: 60, IN_PLACE: 70, (CHECKPOINT, IN_PLACE): TimeUp("over")})
-    assert search.stopped == "the time limit was reached while techniques were tried together, 0 combinations done"
+    assert search.stopped == "its time limit was reached after all 2 techniques alone and 0 combinations"
 
 
 def test_no_run_is_begun_when_the_time_is_over():
@@ -152,7 +152,7 @@ def test_no_run_is_begun_when_the_time_is_over():
     search = Search(subject, "allocated", lambda text: None, time.monotonic() - 1)
     search.begin(run_of(100))
     search.go([CHECKPOINT])
-    assert (subject.asked, search.stopped) == ([], "the time limit was reached after 0 of 1 techniques")
+    assert (subject.asked, search.stopped) == ([], "its time limit was reached after 0 of 1 technique")
 
 
 def test_the_number_of_runs_is_bounded():

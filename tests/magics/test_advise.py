@@ -24,7 +24,8 @@ loss = model(x).square().mean()
 loss.backward()
 loss.item()
 """
-HINT = "import memlab; advice = memlab.advise(memlab.runs['mine']); advice"
+HINT = "%memadvise mine"
+ADVISE = "import memlab; advice = memlab.advise(memlab.runs['mine'], techniques=['checkpoint', 'in_place']); advice"
 STATE = "(model[0][3].inplace, len(memlab.runs), memlab.last_run().name, torch.get_rng_state().sum().item(), x.sum().item())"
 
 
@@ -34,7 +35,7 @@ def test_the_report_points_and_the_cell_runs_again_in_a_child(notebook: Kernel):
     assert f"{HINT} finds out which of" in reply.report.splitlines()[-1]
     assert notebook.run("memlab.runs").error == "NameError"  # %load_ext binds no name: the hint has to bring its own
     before = notebook.value(STATE.replace("memlab.", "__import__('memlab')."))
-    reply = notebook.ok(HINT.replace("['mine']", "['mine'], techniques=['checkpoint', 'in_place']"))
+    reply = notebook.ok(ADVISE)
     assert "checkpoint" in str(reply.out)
     assert "seen once" not in reply.stdout
     saves = "min(advice.saved_bytes) > 0.3 * advice.findings.before_bytes[0]"
@@ -53,7 +54,7 @@ def test_a_prediction_of_a_cell_is_predicted_again(notebook: Kernel):
 
 
 def test_a_small_cell_points_nowhere(notebook: Kernel):
-    assert "memlab.advise" not in notebook.run("%%memtrack\ny = torch.randn(100)\n").report
+    assert "%memadvise" not in notebook.run("%%memtrack\ny = torch.randn(100)\n").report
 
 
 def test_a_cell_that_cannot_run_twice_says_why(notebook: Kernel):
@@ -86,6 +87,97 @@ def test_an_interrupt_keeps_what_was_tried(notebook: Kernel):
         )
         assert reply.status == "ok", reply.traceback
         assert notebook.value("(len(advice.tried), advice.recommended)") == (1, ("checkpoint",))
-        assert "interrupted after 1 of 3" in notebook.run("print(advice)").stdout
+        assert "it was interrupted after 1 of 2" in notebook.run("print(advice)").stdout
     finally:
         notebook.run("search.agreement = real")
+
+
+LANGUAGE = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(8000, 64), nn.Linear(64, 8000)
+        self.blocks = nn.ModuleList(Block() for _ in range(8))
+    def forward(self, ids):
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+TRAINS = """%%memtrack --name words --predict "RTX 4060"
+model = Language().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+ids = torch.randint(8000, (8, 512), device="cuda")
+for step in range(2):
+    logits = model(ids)
+    loss = F.cross_entropy(logits.view(-1, 8000), ids.view(-1))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_magic_ends_with_the_cell_as_it_was_run(notebook: Kernel):
+    notebook.ok(LANGUAGE)
+    notebook.ok(TRAINS)
+    reply = notebook.ok("%memadvise words --target 500MiB")
+    shown = str(reply.out)
+    assert "The target of 500.0 MiB is reached" in shown
+    assert "-    loss = F.cross_entropy(logits.view(-1, 8000), ids.view(-1))" in shown
+    assert "+    loss = chunked_cross_entropy(logits, ids.view(-1), model.head)" in shown
+    assert "there is no BatchNorm" in shown
+    notebook.ok("advice = _")
+    tried = notebook.value("[one.names for one in advice.tried]")
+    assert set(map(tuple, tried)) <= {("chunked_loss",), ("checkpoint",), ("chunked_loss", "checkpoint")}
+    # The cell that is printed is the one that was predicted: predicted again it has the same peak.
+    line = '--name again --predict "RTX 4060" --quiet'
+    notebook.ok(f"get_ipython().run_cell_magic('memtrack', {line!r}, advice.cell)")
+    same = "tuple(memlab.runs['again'].peak_device_bytes) == tuple(advice.findings.recommended.peak_bytes)"
+    notebook.ok("import memlab")
+    assert notebook.value(same) is True
+
+
+def test_the_changed_cell_computes_the_same_loss_and_gradients(notebook: Kernel):
+    """On the CPU, where values are real."""
+    notebook.ok(LANGUAGE)
+    cell = (
+        TRAINS.split("\n", 1)[1].replace(".cuda()", "").replace(', device="cuda"', "").replace("range(2)", "range(1)")
+    )
+    cell = cell.replace(
+        "    optimizer.zero_grad()\n", "    total = loss.item(), model.head.weight.grad.norm().item()\n"
+    )
+    found = notebook.value(
+        "(lambda text, facts: __import__('memlab.api.advise.edits', fromlist=['x']).edited(text, facts, "
+        f"['chunked_loss', 'checkpoint']))({cell!r}, {FACTS!r})"
+    )
+    assert list(found[1]) == ["chunked_loss", "checkpoint"]
+    notebook.ok("torch.manual_seed(1)\n" + cell)
+    before = notebook.value("total")
+    notebook.ok("torch.manual_seed(1)\n" + found[0])
+    assert notebook.value("total") == pytest.approx(before, rel=1e-4)
+
+
+FACTS = {
+    "models": {
+        "model": {
+            "blocks": [f"blocks.{index}" for index in range(8)],
+            "has_statistics": False,
+            "head": "head",
+            "is_transformers": False,
+        }
+    }
+}
+
+
+def test_a_wrong_line_is_refused_in_one_line(notebook: Kernel):
+    assert "%memadvise [RUN] [--target 8GiB]" in notebook.run("%memadvise mine --card T4").said
+    assert "nosuch" in notebook.run("%memadvise nosuch").said

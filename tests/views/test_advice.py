@@ -85,7 +85,7 @@ def test_whatever_comes_from_outside_is_escaped(where):
         ({"target_bytes": 30 * MiB}, "The target of 30.00 MiB is missed by 10.00 MiB: use a smaller batch, or a larger GPU."),
         ({"recommended": None, "target_bytes": 200 * MiB}, "the target of 200.0 MiB is already met."),
         ({"of": "device", "is_predicted": True, "on": "T4"}, "checkpoint: peak of the device 40.00 MiB instead of 100.0 MiB"),
-        ({"stopped": "interrupted after 1 of 3 techniques"}, "The search ended early: interrupted after 1 of 3 techniques."),
+        ({"stopped": "interrupted after 1 of 3 techniques"}, "The search is not complete: interrupted after 1 of 3 techniques."),
         ({"tried": (WRONG,), "recommended": None}, "different, more than allowed"),
     ],
 )  # fmt: skip

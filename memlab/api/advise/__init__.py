@@ -69,11 +69,15 @@ def advise(
     on = None if card is None else find(card)
     habits = tuple(_known(habits))
     line, count, gives_parts = Progress(), 0, list[bool]()
+    search: Search | None = None
+
+    def so_far() -> Page | None:
+        return advice_page(search.findings((), (), time.monotonic() - began)) if search is not None else None
 
     def tell(text: str) -> None:
         nonlocal count
         count += "," not in text
-        line.write(f"advising: {line.elapsed} of at most {format_seconds(limit_s)}, {text}")
+        line.write(f"advising: {line.elapsed} of at most {format_seconds(limit_s)}, {text}", so_far)
 
     def workload() -> WorkloadSubject:
         work = work_of(what, size, **(settings or {}))
@@ -96,7 +100,9 @@ def advise(
         if target_bytes is None or max(search.before_bytes) > target_bytes:
             search.go(names)
     finally:
-        line.close(f"advice: {number_of(count, 'run')} in {line.elapsed}")
+        line.clear()
+    took = format_seconds(time.monotonic() - began)
+    notes += [f"{number_of(count, 'prediction' if isinstance(subject.on, Card) else 'run')} in {took}."]
     notes += list(_notes(what, search))
     return Advice(search.findings(left_out, notes, time.monotonic() - began), subject, before, search.best)
 
@@ -205,6 +211,20 @@ class Advice(Shown):
         return code.replace('"cuda"', '"cpu"') if self.findings.on == "cpu" else code
 
     @property
+    def diff(self) -> str:
+        """The change of the cell, exactly as it was run; "" if the recommendation cannot be written into it."""
+        return self._subject.diff(self.recommended) if isinstance(self._subject, OfStep) and self.recommended else ""
+
+    @property
+    def _setting(self) -> str:
+        return ",".join(known_techniques[name].conf for name in self.recommended if known_techniques[name].conf)
+
+    @property
+    def cell(self) -> str:
+        """The changed cell, ready to run; "" if there is no diff."""
+        return self._subject.changed(self.recommended)[0] if self.diff and isinstance(self._subject, OfStep) else ""
+
+    @property
     def comparison(self) -> Comparison:
         """Compare the work without and with the recommendation (`memlab.compare`)."""
         if self.best is None:
@@ -248,7 +268,7 @@ class Advice(Shown):
     @property
     def page(self) -> Page:
         """Build the report."""
-        return advice_page(self.findings, self.code)
+        return advice_page(self.findings, self.code, self.diff, self.cell, self._setting)
 
     def to_pandas(self) -> Any:
         """One row per run that was tried, sizes in bytes."""

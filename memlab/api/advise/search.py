@@ -1,17 +1,23 @@
 """The search: the unchanged work, each technique alone, then combinations, best first, until the target is reached.
 
 Savings do not add up, because the peak moves: every combination is run. After an interrupt the results so far are kept.
+
+To ask what makes a cell fit: `subject = OfStep("the cell", card, text=text)`, `search = Search(subject, "device", tell,
+deadline, card.usable_bytes)`, `search.begin(subject.attempt((), tell, limit_s))`, `names, _ = candidates(subject,
+search.shares, "device", None, False)`; then `search.each(names)` yields every run as it ends, and `search.is_enough` tells
+whether it fits. Where `subject.diff(one.names)` is not empty, `subject.changed(one.names)[0]` is the cell that was run.
+`each` raises TimeUp at the deadline.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memlab import simulated_gpu
 from memlab.analysis.advice import Findings, Tried, cheapest, least_saving, ranked, saved
-from memlab.api.advise.subject import Subject, Tell, TimeUp
+from memlab.api.advise.subject import OfStep, Subject, Tell, TimeUp
 from memlab.api.compare import compare, step_seconds
 from memlab.api.predict import Prediction
 from memlab.api.run import Run
@@ -40,12 +46,17 @@ class Search:
     tell: Tell
     deadline: float
     target_bytes: int | None = None
+    on_tried: Callable[[], None] = lambda: None
+    """Called after each run."""
     before: Run = field(init=False)
     before_bytes: ByteRange = field(init=False)
     shares: dict[str, int] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
     combined: list[Tried] = field(default_factory=list)
     stopped: str = ""
+    names: Sequence[str] = ()
+    unneeded: list[str] = field(default_factory=list)
+    """Techniques that were not tried, as the target was reached without them."""
     recommended: Tried | None = None
     _runs: dict[tuple[str, ...], Run] = field(default_factory=dict)
     _count: str = ""
@@ -56,18 +67,42 @@ class Search:
 
     def go(self, names: Sequence[str]) -> None:
         """Try each of these alone, then together; after an interrupt the results so far are kept."""
+        self.names = names
         try:
-            for index, name in enumerate(names):
-                self._count = f"{index + 1} of {len(names)}: "
-                self.tried.append(self.attempt((name,)))
-            self._combine()
+            for _ in self.each(names):
+                pass
         except (KeyboardInterrupt, TimeUp) as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else "the time limit was reached"
+            why = "it was interrupted" if isinstance(error, KeyboardInterrupt) else "its time limit was reached"
             done = number_of(len(self.combined), "combination")
-            self.stopped = f"{why} while techniques were tried together, {done} done"
+            self.stopped = f"{why} after all {number_of(len(names), 'technique')} alone and {done}"
             if len(self.tried) < len(names):
-                self.stopped = f"{why} after {len(self.tried)} of {len(names)} techniques"
+                self.stopped = f"{why} after {len(self.tried)} of {number_of(len(names), 'technique')}"
         self.recommended = self._choose()
+
+    def each(self, names: Sequence[str]) -> Iterator[Tried]:
+        """Try each of these alone, then together; yield the result of each run as it ends.
+
+        With a target, those come first that can be written into the cell: if they reach it, the others are not tried.
+        """
+        written = [name for name in names if self.target_bytes is not None and _is_written(self.subject, name)]
+        others = [name for name in names if name not in written]
+        for some in filter(None, (written, others)):
+            for name in some:
+                self._count = f"{len(self.tried) + 1} of {len(names)}: "
+                self.tried.append(self.attempt((name,)))
+                self.on_tried()
+                yield self.tried[-1]
+            yield from self._combine()
+            if some is written and any(map(self.is_enough, (*self.tried, *self.combined))):
+                self.unneeded = others
+                return
+
+    def _done(self) -> set[str]:
+        return {*self.unneeded, *(one.names[0] for one in self.tried)}
+
+    def is_enough(self, one: Tried) -> bool:
+        """Whether it is certain to reach the target with the same results."""
+        return not one.failed and not one.is_wrong and self._reached(one)
 
     def attempt(self, names: tuple[str, ...]) -> Tried:
         """Run the work with these techniques; list those that fail, with the reason."""
@@ -109,21 +144,26 @@ class Search:
         """The run of the recommendation, if it could be kept."""
         return self._runs.get(self.recommended.names) if self.recommended is not None else None
 
-    def _combine(self) -> None:
+    def _combine(self) -> Iterator[Tried]:
         """Add the best one by one; start again from the one that saves most if it was excluded."""
         alone = [one.names[0] for one in ranked(self.tried, self.before_bytes)]
         if not alone:
             return
+        if self.target_bytes is not None:  # what can be written into the code, then what saves most: fewer runs
+            peaks = {one.names[0]: max(one.peak_bytes) for one in self.tried}
+            alone.sort(key=lambda name: (not _is_written(self.subject, name), techniques[name].slower, peaks[name]))
+            found = cheapest(self.tried, self.target_bytes)
+            alone = alone if found is None else [*found.names, *(one for one in alone if one not in found.names)]
         # Those that save nothing alone may do so once the peak has moved: free ones first.
         rest = [one for one in self.tried if not one.failed and not one.is_wrong and one.names[0] not in alone]
         later = [one.names[0] for one in sorted(rest, key=lambda one: (one.changes, one.costs))][:MAX_LATER]
-        best = self._chain([*alone, *later])
+        best = yield from self._chain([*alone, *later])
         largest = min((one for one in self.tried if one.names[0] in alone), key=lambda one: max(one.peak_bytes))
         if not self._reached(best) and best is not None and largest.names[0] not in best.names:
             others = [one for one in alone if one not in largest.names]
-            self._chain([*largest.names, *others, *later])
+            yield from self._chain([*largest.names, *others, *later])
 
-    def _chain(self, wanted: Sequence[str]) -> Tried | None:
+    def _chain(self, wanted: Sequence[str]) -> Generator[Tried, None, Tried | None]:
         """Add techniques one by one, keeping those that help."""
         best: Tried | None = None
         own = getattr(self.subject, "techniques", ())
@@ -139,6 +179,8 @@ class Search:
                 self._count = "together: "
                 found = self.attempt(names)
                 self.combined.append(found)
+                self.on_tried()
+                yield found
             if found.failed or found.is_wrong:
                 continue
             now = best.peak_bytes if best is not None else self.before_bytes
@@ -169,12 +211,19 @@ class Search:
 
     def findings(self, left_out: Sequence[tuple[str, str]], notes: Sequence[str], duration_s: float) -> Findings:
         """Everything as plain values."""
-        on = self.subject.on
+        on, left_out = self.subject.on, list(left_out)
+        left_out += [(name, "not needed: the target is reached without it") for name in self.unneeded]
+        left_out += [(name, self.stopped) for name in self.names if self.stopped and name not in self._done()]
         return Findings(
             self.subject.name, str(on) if isinstance(on, str) else on.name, self.of, self.before_bytes, self.target_bytes,
             self.shares, tuple(self.tried), tuple(self.combined), self.recommended, tuple(left_out), tuple(notes),
             self.stopped, isinstance(on, Card), duration_s, on == "cuda" and simulated_gpu.is_simulated(),
         )  # fmt: skip
+
+
+def _is_written(subject: Subject, name: str) -> bool:
+    """Whether a technique can be written into the cell of this subject."""
+    return isinstance(subject, OfStep) and bool(subject.changed([name])[1])
 
 
 # --- candidates ---

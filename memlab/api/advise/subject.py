@@ -11,12 +11,14 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from memlab import workloads
+from memlab.api.advise.edits import EDITS, diff, edited
+from memlab.api.advise.observed import OBSERVED, Observer
 from memlab.api.predict import Prediction, configured, failure, prediction_from
 from memlab.api.run import Run
 from memlab.api.track import track
@@ -24,7 +26,7 @@ from memlab.api.workload_run import Work, run_workload, work_of
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import dry_run
 from memlab.prediction.cards import Card, find
-from memlab.prediction.child import Channel, Child, ChildOutcome
+from memlab.prediction.child import Channel, Child, ChildOutcome, current
 from memlab.saving_techniques import Technique, techniques
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.file import dumps, loads
@@ -91,19 +93,45 @@ class WorkloadSubject:
 
 @dataclass(frozen=True, slots=True)
 class OfStep:
-    """A function without arguments that builds and trains, or a cell's text; its parts are unknown."""
+    """A function without arguments that builds and trains, or a cell's text; its parts are unknown.
+
+    In the child `before` is called first, and `inside` on the fake GPU, where the notebook's CUDA tensors are fake.
+    """
 
     name: str
     on: str | Card
     step: Callable[[], object] | None = None
     text: str = ""
     on_parts: Callable[[], None] | None = None
+    before: Callable[[], None] | None = None
+    inside: Callable[[], None] | None = None
+    observed: dict[str, Any] = field(default_factory=dict)
+    """What the first run has shown: why techniques do not apply, and what edits of the text need."""
+
+    def changed(self, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """The cell's text with these techniques, and the names of those that could be written into it."""
+        return edited(self.text, self.observed, names) if self.text else ("", ())
+
+    def diff(self, names: Sequence[str]) -> str:
+        """The change of the cell, as it was run; "" if one of the techniques could not be written into it.
+
+        A setting of the allocator is no part of a cell: it is made before the kernel starts.
+        """
+        text, done = self.changed(names)
+        left = [one for one in names if one not in done and not techniques[one].conf]
+        return diff(self.text, text) if done and not left else ""
 
     def why_not(self, technique: Technique) -> str:
         """Why this technique cannot be tried on it; "" where it can."""
         if not isinstance(self.on, Card) and (why := technique.only_predicted):
             return why
-        if technique.patch is None and not technique.conf:
+        if why := self.observed.get("reasons", {}).get(technique.name):
+            return f"does not apply: {why}"
+        if technique.patch is None and not technique.conf and not self.changed([technique.name])[1]:
+            if technique.name in EDITS and self.text:
+                return (
+                    "cannot be written into this cell: the layer that makes its logits, or its loss, was not recognised"
+                )
             return "cannot be switched on from outside: pass the workload (a function of model, optimizer, batch, loss)"
         return ""
 
@@ -111,8 +139,13 @@ class OfStep:
         """Run it with these techniques in a child; the run is not kept among the runs."""
         what = "the cell" if self.text else "the step"
         conf = ""
+        text, written = self.changed(names)
+        names = [one for one in names if one not in written]
+        observes = not names and not written and not self.observed
 
         def hear(news: dict[str, Any]) -> None:
+            if OBSERVED in news:
+                self.observed.update(news[OBSERVED])
             if PARTS in news and self.on_parts is not None:
                 self.on_parts()
             if "peak_allocated_bytes" in news:
@@ -124,13 +157,13 @@ class OfStep:
                 why = "would be measured in a forked child, which must not touch CUDA once this process has used it"
                 how = 'predict it, memlab.advise(..., card="RTX 4060"), or pass the workload'
                 raise MemlabError(f"{what} {why}: {how}.")
-            around = functools.partial(_switched_on, list(names), card, conf, child.forks)
+            around = functools.partial(_switched_on, self, list(names), card, conf, child.forks, observes)
             if self.step is not None:
                 return child.run(functools.partial(_work, self.step, around, list(names)))
             shell = running_shell()
             if shell is None:
                 raise MemlabError("a cell can be run again only in its notebook: there is none.")
-            return child.run_cell(shell, self.text, functools.partial(_of_cell, around))
+            return child.run_cell(shell, text, functools.partial(_of_cell, around))
 
         failed = functools.partial(failure, raised=f"{what} failed when it was run again", nothing="", kind=MemlabError)
         if isinstance(self.on, Card):
@@ -195,7 +228,9 @@ def card_of(run: Run) -> Card | None:
 
 
 @contextlib.contextmanager
-def _switched_on(names: list[str], card: Card | None, conf: str, is_forked: bool) -> Iterator[tuple[Any, Any, Any]]:
+def _switched_on(
+    subject: OfStep, names: list[str], card: Card | None, conf: str, is_forked: bool, observes: bool = False
+) -> Iterator[tuple[Any, Any, Any]]:
     """Switch techniques on; yield the context for the work, its run, and a function that returns the trace."""
     with contextlib.ExitStack() as stack:
         tracked: Any = track("again", device="cpu", show=False)
@@ -206,14 +241,28 @@ def _switched_on(names: list[str], card: Card | None, conf: str, is_forked: bool
                 raise MemlabError('it works on CUDA: name a card, memlab.advise(..., card="RTX 4060")')
             return dumps(tracked.run.trace)
 
+        if subject.before is not None:
+            subject.before()
         if card is not None:
             finish = stack.enter_context(dry_run.dry_run(card, conf))
             tracked, run = contextlib.nullcontext(), None
         elif is_forked:
             torch.set_num_threads(1)
+        if subject.inside is not None:
+            subject.inside()
         for one in techniques.ordered(names):
             if one.patch is not None:
                 stack.enter_context(one.patch())
+        if observes:
+            observer, ending = stack.enter_context(Observer().on()), finish
+
+            def finish_observed() -> bytes:
+                channel, shell = current(), running_shell()
+                if channel is not None:
+                    channel.send({OBSERVED: observer.facts(shell.user_ns if shell is not None else {})})
+                return ending()
+
+            finish = finish_observed
         yield tracked, run, finish
 
 

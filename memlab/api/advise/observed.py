@@ -1,0 +1,177 @@
+"""What the unchanged work shows about itself: techniques that cannot apply to it, and what edits of its text need to know.
+
+Observed in the child process of the first run, so that no further run is spent on a technique that would only find nothing
+to change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, autograd, nn
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from memlab.errors import DoesNotApply
+from memlab.saving_techniques import techniques
+from memlab.saving_techniques.checkpoint import blocks
+from memlab.torch_internals.layers import BatchNorm, NormWithStatistics
+
+OBSERVED = "observed"
+"""The message of a child that ran the unchanged work."""
+_FOR_INFERENCE = (
+    *("no_grad", "inference_mode", "half_inference", "int8_weights"),
+    *("conv_bn_fusion", "repvgg_merge", "acnet_merge"),
+)
+
+
+class Observer:
+    """Watches one run; `facts` are plain values: "reasons" (technique -> why it does not apply) and "models"."""
+
+    def __init__(self) -> None:
+        self._models: list[weakref.ref[nn.Module]] = []
+        self._applies: dict[str, list[str]] = {}
+        self._depth = 0
+        self._last: tuple[weakref.ref[nn.Module], weakref.ref[Tensor]] | None = (
+            None  # a Linear layer that may make logits
+        )
+        self._whole: tuple[weakref.ref[nn.Module], weakref.ref[Tensor]] | None = None  # a model whose output they are
+        self._heads: set[tuple[int, int]] | None = None
+        self.calls_backward = self.retains = self.loads = self.concatenates = self.has_batch_norm = False
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[Observer]:
+        """Watch modules, backward, losses and loaded files."""
+        backward, load, loss, cat = autograd.backward, torch.load, functional.cross_entropy, torch.cat
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.calls_backward = True
+            self.retains |= bool(kwargs.get("retain_graph") or args[2:3] == (True,))
+            return backward(*args, **kwargs)
+
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            self.loads = True
+            return load(*args, **kwargs)
+
+        def concatenated(*args: Any, **kwargs: Any) -> Any:
+            self.concatenates = True
+            return cat(*args, **kwargs)
+
+        def lost(input: Any, *args: Any, **kwargs: Any) -> Any:
+            self._note_loss(input)
+            return loss(input, *args, **kwargs)
+
+        hooks = [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, always_call=True),
+        ]
+        try:
+            with (
+                mock.patch.object(autograd, "backward", called),
+                mock.patch.multiple(torch, load=loaded, cat=concatenated),
+                mock.patch.object(functional, "cross_entropy", lost),
+            ):
+                yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        self._depth += 1
+        # A block that is recomputed in backward is part of a model that was called before.
+        if self._depth == 1 and not any(known is not None and module in known.modules() for known in self._known()):
+            self._models.append(weakref.ref(module))
+            self.has_batch_norm |= any(isinstance(one, BatchNorm) for one in module.modules())
+            for name, why in _not_changeable(module).items():
+                self._applies.setdefault(name, []).append(why)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth = max(self._depth - 1, 0)
+        if type(module) is nn.Linear and module.out_features > module.in_features and isinstance(output, Tensor):
+            self._last = weakref.ref(module), weakref.ref(output)
+        if self._depth == 0:
+            logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+            whole = isinstance(logits, Tensor) and _shares(logits, self._last)
+            self._whole = (weakref.ref(module), weakref.ref(logits)) if whole and logits is not None else None
+
+    def _note_loss(self, input: Any) -> None:
+        """Note which model and layer made the input of a loss, if nothing was computed with it since."""
+        pair = (0, 0)
+        if self._last is not None and _shares(input, self._last):
+            if self._depth and (known := self._known()):  # the model computes its own loss
+                pair = id(known[-1]), id(self._last[0]())
+            elif self._whole is not None and _shares(input, self._whole):
+                pair = id(self._whole[0]()), id(self._last[0]())
+        self._heads = (self._heads or set()) | {pair}
+
+    def _known(self) -> list[nn.Module | None]:
+        return [one() for one in self._models]
+
+    def facts(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything as plain values; `names` are those of the cell."""
+        # Of several models one that can be changed is enough.
+        reasons = {name: why[0] for name, why in self._applies.items() if why and all(why)}
+        if self.calls_backward:
+            reasons |= dict.fromkeys(_FOR_INFERENCE, "this calls backward, and it is for inference")
+            if not self.retains:
+                reasons["retain_graph"] = "no backward retains its graph"
+        if not self.loads:
+            reasons["mmap_loading"] = "no file is loaded"
+        if not self.has_batch_norm:
+            reasons["recomputed_norm"] = "there is no BatchNorm"
+            if not self.concatenates:
+                reasons["densenet"] = "there is no BatchNorm and no concatenation"
+        models = {name: one for name, one in names.items() if isinstance(one, nn.Module) and one in self._known()}
+        return {"reasons": reasons, "models": {name: self._of_model(one) for name, one in models.items()}}
+
+    def _of_model(self, model: nn.Module) -> dict[str, Any]:
+        """What edits need: its blocks, and the layer that makes the logits of every loss."""
+        paths = {id(one): path for path, one in model.named_modules()}
+        found = blocks(model)
+        head = ""
+        if self._heads is not None and len(self._heads) == 1:
+            of, layer = next(iter(self._heads))
+            head = paths.get(layer, "") if of == id(model) else ""
+        return {
+            "blocks": [paths[id(one)] for one in found],
+            "has_statistics": any(isinstance(one, NormWithStatistics) for top in found for one in top.modules()),
+            "head": head,
+            "is_transformers": callable(getattr(model, "gradient_checkpointing_enable", None)),
+        }
+
+
+def _not_changeable(model: nn.Module) -> dict[str, str]:
+    """Technique -> why it finds nothing to change in the model, "" if it does: tried on a copy without memory."""
+    found = {}
+    for one in techniques.values():
+        if one.change is None:
+            continue
+        try:
+            tensors = (*model.parameters(), *model.buffers())
+            blank: dict[int, Any] = {id(it): _blank(it) for it in tensors}
+            one.change(copy.deepcopy(model, blank))
+            found[one.name] = ""
+        except DoesNotApply as error:
+            found[one.name] = str(error).rstrip(".")
+        except Exception:  # it cannot be copied: then it is tried
+            found[one.name] = ""
+    return found
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    other = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
+
+
+def _shares(tensor: Any, made: tuple[weakref.ref[nn.Module], weakref.ref[Tensor]] | None) -> bool:
+    """Whether a tensor is all of what a layer returned, or a view of it."""
+    other = made[1]() if made is not None else None
+    if not isinstance(tensor, Tensor) or other is None:
+        return False
+    return tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
