@@ -31,7 +31,7 @@ _PUBLIC = {
     "last_run": "memlab.api.runs",
     "ledger": "memlab.api.ledger",
     "load": "memlab.api.load",
-    "max_batch": "memlab.api.fit",
+    "max_batch": "memlab.api.largest_batch",
     "predict": "memlab.api.predict",
     "ranks": "memlab.api.ranks",
     "release": "memlab.api.oom",
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from memlab.api.compare import compare as compare
     from memlab.api.doctor import doctor as doctor
     from memlab.api.fit import fit as fit
-    from memlab.api.fit import max_batch as max_batch
+    from memlab.api.largest_batch import max_batch as max_batch
     from memlab.api.ledger import ledger as ledger
     from memlab.api.load import load as load
     from memlab.api.oom import explain_oom as explain_oom

@@ -1,0 +1,190 @@
+"""`memlab.max_batch`: the largest batch that fits on a GPU, by a few predictions."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from memlab.analysis.largest import Bracket
+from memlab.api.display import Progress
+from memlab.api.predict import (
+    Prediction,
+    asks_for_nothing,
+    configured,
+    first_rank,
+    mesh_of,
+    predict_ranks,
+    predict_step,
+    verdict,
+)
+from memlab.errors import PredictionError
+from memlab.prediction.cards import Card, find
+from memlab.prediction.forecast import ANSWERS, Fits
+from memlab.units import ByteRange
+from memlab.views.largest_batch import batch_scene
+from memlab.views.page import Page
+from memlab.views.scene import Scene
+from memlab.views.shown import ShownWithFigure, bundle
+from memlab.views.svg import svg
+from memlab.views.table import Column, Table
+
+_COLUMNS = (Column("batch", "count"), Column(""), Column("needs of the device", "bytes"))
+
+
+@dataclass(frozen=True, slots=True)
+class TriedBatch:
+    """The prediction of one batch size."""
+
+    batch: int
+    fits: Fits
+    device_bytes: ByteRange
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MaxBatch(ShownWithFigure):
+    """The largest batch that fits on a card, certainly and possibly; `tried` has the predictions.
+
+    Above 100 both are exact to 1 %: `tried` has the next larger batch that was predicted.
+    """
+
+    card: Card
+    batch: int
+    perhaps: int
+    tried: tuple[TriedBatch, ...]
+    at_most: int = 0
+
+    def __int__(self) -> int:
+        return self.batch
+
+    __index__ = __int__
+
+    @property
+    def title(self) -> str:
+        """The answer in one line."""
+        card, batch = self.card.name, self.batch
+        title = f"Largest batch on {card}: {batch:,}" if batch else f"No batch fits on {card}"
+        above = [one for one in self.tried if one.batch > batch]
+        if above and above[0].batch > batch + 1:
+            title += f" (to {(above[0].batch - batch) / batch:.1%})"
+        if close := [one.batch for one in above if one.fits == "close"]:
+            between = f"{close[0]:,} to {close[-1]:,} are" if len(close) > 1 else f"{close[0]:,} is"
+            title += f"{'' if batch else ' for certain'}; {between} too close to call"
+        if self.at_most and self.perhaps == self.at_most:
+            title += f" (no larger batch was tried: at_most is {self.at_most:,})"
+        return title
+
+    @property
+    def page(self) -> Page:
+        """The answer and the table of predictions."""
+        rows = tuple((one.batch, ANSWERS[one.fits], ByteRange(*one.device_bytes)) for one in self.tried)
+        largest = (place for place, one in enumerate(self.tried) if one.batch == self.batch)
+        return Page(self.title, (Table("", _COLUMNS, rows, strong=frozenset(largest)),))
+
+    def scene(self) -> Scene:
+        """The picture: what the device needs against the batch."""
+        tried = [(one.batch, one.fits, ByteRange(*one.device_bytes)) for one in self.tried]
+        card = self.card
+        return batch_scene(self.title, self.text, tried, self.batch, self.perhaps, card.name, card.usable_range)
+
+    @property
+    def figure(self) -> Any:
+        """The same as a plotly figure."""
+        from memlab.views.plotly import figure
+
+        return figure(self.scene())
+
+    def svg(self) -> str:
+        """The same as SVG."""
+        return svg(self.scene())
+
+    def figure_bundle(self) -> dict[str, Any]:
+        """MIME type -> the picture as plotly, SVG or text."""
+        return bundle(self.scene())
+
+    def to_pandas(self) -> Any:
+        """One row per predicted batch, sizes in bytes."""
+        import pandas
+
+        rows = [(one.batch, one.fits, *one.device_bytes) for one in self.tried]
+        return pandas.DataFrame(rows, columns=["batch", "fits", "device_low_bytes", "device_high_bytes"])
+
+
+def max_batch(
+    make_step: Callable[[int], Callable[[], object]],
+    card: str | Card,
+    *,
+    at_most: int = 1 << 16,
+    conf: str | None = None,
+    limit_s: float | None = None,
+    world_size: int | tuple[int, ...] | None = None,
+    local_world_size: int | None = None,
+) -> MaxBatch:
+    """The largest batch that fits on `card`, up to `at_most`: `make_step(batch)` gives the step to predict.
+
+    Takes a handful of predictions, each in a child process: of small batches first, then where a line through them meets the
+    memory of the card. The result is exact up to 100, above it to 1 %. No batch is predicted that is larger than one that does
+    not fit. All of them together take at most `limit_s`. With `world_size` it is the batch of each rank of a job, as in
+    `memlab.predict`.
+    """
+    if not callable(make_step):
+        raise PredictionError(f"max_batch needs a function of the batch, got {type(make_step).__name__}.")
+    if type(at_most) is not int or at_most < 1:
+        raise PredictionError(f"at_most is a number of 1 or more, got {at_most!r:.80}.")
+    where, tried, began = find(card), dict[int, TriedBatch](), time.monotonic()
+    predicting: Callable[..., Prediction] = predict_step
+    if world_size is not None:
+        mesh = mesh_of(world_size)
+        predicting = functools.partial(predict_ranks, job=first_rank(math.prod(mesh), local_world_size), mesh=mesh)
+    with Progress(where.name) as progress:
+        predicting = functools.partial(predicting, on_news=progress.show)
+
+        def largest(answers: tuple[Fits, ...], limit_bytes: int, end: int) -> int:
+            """The largest batch with one of these answers; `end` of what it needs is compared with the limit."""
+            known = {batch: (one.fits in answers, one.device_bytes[end]) for batch, one in tried.items()}
+            bracket = Bracket(limit_bytes, at_most, known)
+            while (batch := bracket.next_number) is not None:
+                left_s = limit_s
+                if limit_s is not None and tried and (left_s := began + limit_s - time.monotonic()) <= 0:
+                    what = f"limit_s of {limit_s:.3g} s was over before a batch of {batch} was predicted"
+                    raise PredictionError(f"{what}: allow more.")
+                progress.what = f"{where.name} with a batch of {batch:,}"
+                progress.write(f"predicting for {progress.what}: {progress.elapsed}")  # a short one sends no news
+                found = _predicted_batch(make_step, batch, where, conf, left_s, predicting)
+                tried[batch] = one = TriedBatch(batch, found.fits, found.peak_device_bytes)
+                bracket.add(batch, one.fits in answers, one.device_bytes[end])
+            return bracket.low
+
+        batch = largest(("yes",), where.usable_bytes, 1)
+        perhaps = largest(("yes", "close"), where.usable_high_bytes, 0)
+        progress.what = f"{where.name} with batches of {', '.join(map(str, tried))}"
+    return MaxBatch(where, batch, perhaps, tuple(tried[one] for one in sorted(tried)), at_most)
+
+
+def _predicted_batch(
+    make_step: Callable[[int], Callable[[], object]],
+    batch: int,
+    card: Card,
+    conf: str | None,
+    limit_s: float | None,
+    predicting: Callable[..., Prediction],
+) -> Prediction:
+    """Predict one batch; errors name it."""
+
+    def step() -> object:
+        made = make_step(batch)
+        if not callable(made):
+            raise PredictionError(f"make_step({batch}) must give a function to predict, got {type(made).__name__}")
+        return made()
+
+    try:
+        found = predicting(step, card, f"batch {batch}", configured(conf), limit_s=limit_s)
+    except PredictionError as error:
+        error.args = (f"with a batch of {batch} {error}",)
+        raise
+    if asks_for_nothing(found.forecast):
+        raise PredictionError(f"with a batch of {batch} the step {verdict(found.forecast)}.")
+    return found
