@@ -101,20 +101,28 @@ class Outcome:
         if isinstance(self.answer, Choice):
             verdict = "right" if self.ratio == 1 else f"it was {measured}"
             return f"{self.question} You said {self.answer.text(self.guessed)}: {verdict}{where}."
-        ratio = self.ratio
-        off = " (right)" if ratio and not math.isnan(ratio) else ""
-        if off and (times := max(ratio, 1 / ratio)) >= 1.05:
-            off = f" ({times:.2g} times too {'high' if ratio > 1 else 'low'})"
+        off = f" ({distance(self.ratio)})" if self.ratio > 0 else ""
         return f"{self.question} You said {self.answer.text(self.guessed)}, it was {measured}{where}{off}."
 
     __repr__ = __str__
+
+
+def distance(ratio: float) -> str:
+    """How far off a guess is, of guess divided by measurement: "7 times too high".
+
+    >>> distance(7.01), distance(0.5), distance(1.04)
+    ('7 times too high', '2 times too low', 'right')
+    """
+    times = max(ratio, 1 / ratio)
+    digits = f"{times:.2g}" if times < 100 else f"{times:,.0f}"
+    return f"{digits} times too {'high' if ratio > 1 else 'low'}" if times >= 1.05 else "right"
 
 
 class Guess:
     """`commit` a guess before the run, or `skip` it; `compare` shows it next to the measurement.
 
     `clock` changes its value with each new measurement: from then on nothing can be committed. `name` is what to type to
-    get this guess. `source` says where the figures come from that were made since.
+    get this guess, "" if no name of the learner's leads to it. `source` says where the figures come from that were made since.
     """
 
     def __init__(
@@ -132,6 +140,13 @@ class Guess:
         self.outcome: Outcome | None = None
         self.on_change = on_change
         self._clock, self._asked_at, self._source = clock, clock(), source
+
+    @property
+    def example(self) -> str:
+        """An answer, as it is typed."""
+        if isinstance(self.answer, Choice):
+            return self.answer.text(self.answer.options[0])
+        return '"300 MiB"' if isinstance(self.answer, Size) else "25"
 
     @property
     def is_late(self) -> bool:
@@ -182,14 +197,10 @@ class Guess:
             return str(self.outcome)
         if self.value is not None:
             return f"{self.question} You said {self.answer.text(self.value)}; locked."
+        hint = f"{self.name}.commit({self.example})"
         if isinstance(self.answer, Choice):
             *others, last = map(self.answer.text, self.answer.options)
-            hint = (
-                f"{self.name}.commit({self.answer.text(self.answer.options[0])}), one of {', '.join(others)} and {last}"
-            )
-        else:
-            example = '"300 MiB"' if isinstance(self.answer, Size) else "25"
-            hint = f"{self.name}.commit({example})"
+            hint += f", one of {', '.join(others)} and {last}"
         return f"{self.question} Not guessed yet: {hint}, or {self.name}.skip()."
 
     __repr__ = __str__

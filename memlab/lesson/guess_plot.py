@@ -1,4 +1,4 @@
-"""The guesses of all lessons: guess divided by measurement, one row per lesson."""
+"""The guesses of all lessons, and how far off they were: one row per lesson."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from memlab.lesson.guess import distance
 from memlab.lesson.guess_store import StoredGuess
 from memlab.units import one_line
 from memlab.views import theme
@@ -19,10 +20,10 @@ EDGE = 16.0
 """Ratios beyond this factor are drawn at the edge."""
 NEAR = 2.0
 """Within this factor a guess is near."""
-ROW, TOP, BOTTOM = 22, 12, 42
+ROW, TOP, BOTTOM = 22, 12, 62
 WRONG_AT, SKIPPED_AT = 2.9, 3.8
 """Positions of wrong words and skipped questions, right of the log4 axis."""
-_TICKS = {"1/16": 1 / 16, "1/4": 1 / 4, "1/2": 1 / 2, "right": 1.0, "2x": 2.0, "4x": 4.0, "16x": 16.0}
+_TICKS = ((1 / 16, "16x"), (1 / 4, "4x"), (1 / 2, "2x"), (1.0, "right"), (2.0, "2x"), (4.0, "4x"), (16.0, "16x"))
 _MARKS = {
     "near": ("dot", theme.SERIES["used"]), "off": ("dot", theme.SERIES["allocated"]),
     "wrong": ("cross", theme.CAPACITY), "skipped": ("ring", theme.TEXT),
@@ -62,7 +63,7 @@ class GuessPlot(ShownPicture):
             if one.ratio is not None:
                 kind = "near" if 1 / NEAR <= one.ratio <= NEAR else "off"
                 place = math.log(min(max(one.ratio, 1 / EDGE), EDGE), 4)
-                points.append(GuessPoint(row, place, kind, f"{one.question} {one.ratio:.2f} times what was measured."))
+                points.append(GuessPoint(row, place, kind, f"{one.question} {distance(one.ratio)}"))
                 continue
             alike = [two for two in self.guesses if (two.lesson, two.state, two.ratio) == (one.lesson, one.state, None)]
             shift = min(0.13, 0.7 / len(alike)) * (alike.index(one) - (len(alike) - 1) / 2)
@@ -82,11 +83,12 @@ class GuessPlot(ShownPicture):
         answered = f"Of {asked} questions you answered {asked - skipped} and skipped {skipped}."
         if skipped == asked:
             return answered
-        near = f"{kinds.count('near')} were within a factor of {NEAR:g}"
+        count = kinds.count("near")
+        near = f"{count} {'was' if count == 1 else 'were'} within a factor of {NEAR:g}"
         low, high = sum(ratio < 1 for ratio in ratios), sum(ratio > 1 for ratio in ratios)
         counts = f"{near}, {low} too low, {high} too high, {kinds.count('wrong')} the wrong word."
         middle = ratios[(len(ratios) - 1) // 2 : len(ratios) // 2 + 1]  # ratios have a geometric mean
-        median = f" The median is {statistics.geometric_mean(middle):.2f} times the truth." if middle else ""
+        median = f" The median: {distance(statistics.geometric_mean(middle))}." if middle else ""
         return f"{answered} {counts}{median}"
 
     @property
@@ -115,14 +117,16 @@ class GuessPlot(ShownPicture):
 
     def scene(self) -> Scene:
         """A mark for each guess, in the row of its lesson."""
-        ticks = [(math.log(value, 4), text) for text, value in _TICKS.items()]
+        ticks = [(math.log(value, 4), text) for value, text in _TICKS]
         ticks += [(WRONG_AT, "wrong word"), (SKIPPED_AT, "skipped")]
         rows = tuple((row, one_line(lesson, 26)) for row, lesson in enumerate(self.lessons))
-        x = Axis(-2.2, SKIPPED_AT + 0.4, tuple(ticks), "guess over measurement", has_grid=True, has_zero=True)
+        x = Axis(
+            -2.2, SKIPPED_AT + 0.4, tuple(ticks), "too low   ·   guess   ·   too high", has_grid=True, has_zero=True
+        )
         near = Shade(-math.log(NEAR, 4), math.log(NEAR, 4), _MARKS["near"][1], 0.1)
         marks = (Mark(one.place, one.row, *_MARKS[one.kind], one.words) for one in self.points)
         return Scene(
-            "Guess over measurement, lesson by lesson", self.text,
+            "How far off the guesses were, lesson by lesson", self.text,
             (Panel(Axis(len(rows) - 0.5, -0.5, rows), {"": (x,)}, (near, *marks)),),
             height=TOP + ROW * len(rows) + BOTTOM, left=190, top=TOP, bottom=BOTTOM,
         )  # fmt: skip

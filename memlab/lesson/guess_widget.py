@@ -1,4 +1,4 @@
-"""The widget of a guess, and below it its state as static text."""
+"""The widget of a guess, and its state as static text, which is hidden while the widget is alive."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from IPython.display import display
 
 from memlab import torch_internals
 from memlab.errors import MemlabError
-from memlab.lab.widgets import close_all
+from memlab.lab.widgets import close_all, hiding_style
 from memlab.lesson.guess import Choice, Guess, Share
 from memlab.torch_internals.traceback import running_shell
-from memlab.units import format_bytes
 from memlab.views.shown import print_text
 
 
@@ -29,17 +28,21 @@ class GuessWidget:
     """The controls of one guess, removed once it is committed or skipped, and its state."""
 
     def __init__(self, guess: Guess) -> None:
-        self._guess = guess
-        self._input, self._row = _inputs(guess)
+        self._name = f"memlab-guess-{id(guess):x}"
+        self._input, row = _inputs(guess)
         self._problem = ipywidgets.HTML()
         commit = ipywidgets.Button(description="Commit", button_style="primary", tooltip="Lock this guess")
         skip = ipywidgets.Button(description="Skip", tooltip="Go on without a guess; the outcome will say so")
         commit.on_click(lambda button: self._try(lambda: guess.commit(self._input.value)))
         skip.on_click(lambda button: self._try(guess.skip))
-        self._controls = ipywidgets.VBox([self._row, ipywidgets.HBox([commit, skip, self._problem])])
+        commit.disabled = True  # nothing is chosen for the learner
+        self._input.observe(lambda change: setattr(commit, "disabled", not change["new"]), "value")
+        style = ipywidgets.HTML(hiding_style(self._name), layout={"display": "none"})
+        self._controls = ipywidgets.VBox([row, ipywidgets.HBox([commit, skip, self._problem]), style])
+        self._controls.add_class(f"{self._name}-controls")
         self._next_listener, guess.on_change = guess.on_change, self._changed
         self._controls_display = display(self._controls, display_id=True)
-        self._text_display = display(_state(guess), raw=True, display_id=True)
+        self._text_display = display(self._state(guess), raw=True, display_id=True)
 
     def _try(self, change: Any) -> None:
         try:
@@ -50,33 +53,35 @@ class GuessWidget:
     def _changed(self, guess: Guess) -> None:
         self._next_listener(guess)
         if self._text_display is not None:
-            self._text_display.update(_state(guess), raw=True)
+            self._text_display.update(self._state(guess), raw=True)
         if guess.state != "open" and self._controls_display is not None:
             self._controls_display.update({"text/plain": ""}, raw=True)
             self._controls_display = None
             close_all(self._controls)
 
-
-def _state(guess: Guess) -> dict[str, str]:
-    """The state as text, and as HTML: JupyterLab breaks plain text in the middle of words."""
-    return {"text/plain": str(guess), "text/html": f"<div>{escape(str(guess))}</div>"}
+    def _state(self, guess: Guess) -> dict[str, str]:
+        """The state as text, and as HTML: JupyterLab breaks plain text in the middle of words."""
+        if guess.state != "open":
+            return {"text/plain": str(guess), "text/html": f"<div>{escape(str(guess))}</div>"}
+        waiting = f"{escape(guess.question)} <i>Not guessed yet: run this cell to answer.</i>"
+        return {"text/plain": str(guess), "text/html": f"<div class='{self._name}'>{waiting}</div>"}
 
 
 def _inputs(guess: Guess) -> tuple[Any, Any]:
     """The input widget, and the row that contains it."""
     answer, style = guess.answer, {"description_width": "initial"}
     if isinstance(answer, Choice):
-        radio = ipywidgets.RadioButtons(options=list(answer.options), description=guess.question, style=style)
+        options = list(answer.options)
+        radio = ipywidgets.RadioButtons(options=options, value=None, description=guess.question, style=style)
         return radio, radio
+    # A slider, and a box that takes "1.5 GiB" and follows it. The box is empty until one of them is used.
+    settings = {"readout": False, "description": guess.question, "style": style, "layout": {"width": "75%"}}
     if isinstance(answer, Share):
-        share = ipywidgets.IntSlider(50, 0, 100, description=guess.question, style=style, layout={"width": "95%"})
-        return share, share
-    # A slider over powers of two, and a box that takes "1.5 GiB" and follows it.
-    low, high = (max(count, 1).bit_length() - 1 for count in (answer.low_bytes, answer.high_bytes))
-    slider = ipywidgets.FloatLogSlider(
-        value=2 ** ((low + high) / 2), base=2, min=low, max=high, step=0.05, readout=False, description=guess.question,
-        style=style, layout={"width": "75%"},
-    )  # fmt: skip
-    box = ipywidgets.Text(format_bytes(int(slider.value)), description="or type", layout={"width": "14em"})
-    slider.observe(lambda change: setattr(box, "value", format_bytes(int(change["new"]))), "value")
+        slider = ipywidgets.IntSlider(50, 0, 100, **settings)
+    else:
+        low, high = (max(count, 1).bit_length() - 1 for count in (answer.low_bytes, answer.high_bytes))
+        middle = 2 ** ((low + high) / 2)
+        slider = ipywidgets.FloatLogSlider(middle, base=2, min=low, max=high, step=0.05, **settings)
+    box = ipywidgets.Text(placeholder=guess.example.strip('"'), description="or type", layout={"width": "14em"})
+    slider.observe(lambda change: setattr(box, "value", answer.text(change["new"])), "value")
     return box, ipywidgets.HBox([slider, box])

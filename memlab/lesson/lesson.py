@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -50,7 +53,7 @@ class Lesson:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", SMALL_WORKSPACE)
         self.headlines: dict[str, int | float | str] = {}
-        self.claims: list[Claim] = []
+        self._claims: dict[str, Claim] = {}  # a cell that is run again makes its claim again
         self.guesses: list[Guess] = []
         self.verdicts: list[Verdict] = []
         free_bytes, needs_bytes = HostMemory().read().available_bytes, parse_bytes(needs)
@@ -80,6 +83,11 @@ class Lesson:
                 f"{format_bytes(room_bytes)}: shut down the kernels of other notebooks, then run this cell again."
             )
 
+    @property
+    def claims(self) -> list[Claim]:
+        """The claims that held so far, each once."""
+        return list(self._claims.values())
+
     def guess(
         self,
         question: str,
@@ -91,7 +99,10 @@ class Lesson:
         answer: Answer = Choice(tuple(choices)) if choices else Share()
         if between is not None:
             answer = Size(parse_bytes(between[0]), parse_bytes(between[1]))
-        name = f"lesson.guesses[{len(self.guesses)}]"  # whatever the variables of the lesson are called
+        questions = [guess.question for guess in self.guesses]
+        place = questions.index(question) if question in questions else len(questions)  # a cell may be run again
+        lesson = self._name_in(sys._getframe(1))
+        name = f"{lesson}.guesses[{place}]" if lesson else ""
         asked_at = frozenset(map(id, runs.values()))
 
         def source() -> str:
@@ -99,9 +110,14 @@ class Lesson:
             return " and ".join(dict.fromkeys(since))
 
         guess = Guess(question, answer, lambda: tuple(map(id, runs.values())), self._store, name, source)
-        self.guesses.append(guess)
+        self.guesses[place : place + 1] = [guess]
         show_guess(guess)
         return guess
+
+    def _name_in(self, frame: FrameType) -> str:
+        """The name by which this frame knows the lesson; "" without one."""
+        names = {**frame.f_globals, **frame.f_locals}
+        return next((name for name, value in names.items() if value is self and not name.startswith("_")), "")
 
     def _store(self, guess: Guess) -> None:
         if guess.outcome is not None:
@@ -135,7 +151,7 @@ class Lesson:
     def _claimed(self, what: str, claimed: Claim) -> Claim:
         if claimed.source == "measured":  # of numbers, which do not say where they come from
             claimed = dataclasses.replace(claimed, source=self.source)
-        self.claims.append(claimed)
+        self._claims[what] = claimed
         self.headlines[f"{what}: share of the peak saved"] = round(claimed.saved_share, 4)
         return claimed
 
@@ -144,8 +160,8 @@ class Lesson:
         if not is_so:
             raise ClaimRefuted(f"not so here: {sentence}")
         where = "a simulated GPU" if self.source == "simulated" else self.device
-        self.claims.append(Claim(sentence, f"on {where}", 0.0))
-        return self.claims[-1]
+        held = self._claims[re.sub(r"\d[\d.,]*", "#", sentence)] = Claim(sentence, f"on {where}", 0.0)
+        return held
 
     def headline(self, name: str, figure: int | float | str) -> Any:
         """Record a figure that every execution on this kind of machine reproduces."""
@@ -184,7 +200,7 @@ class Lesson:
 
     def check(self, yours: Callable[[], object]) -> Check:
         """Check an exercise: `lesson.check(yours).same_as(reference).peak_below("2 GiB")`."""
-        return Check(yours, self.device, self.verdicts.append)
+        return Check(yours, self.device, self.verdicts.append, self._name_in(sys._getframe(1)))
 
     def end(self) -> LessonEnd:
         """Summarize claims and guesses; the last cell of a lesson."""
@@ -205,6 +221,9 @@ class LessonEnd(Shown):
         where = f"a {SIMULATED_GPU}" if lesson.source == "simulated" else "this machine"
         lines = [f"Lesson {lesson.name}: {number_of(len(lesson.claims), 'claim')} held on {where}."]
         lines += [f"You committed {committed} of {len(guesses)} guesses."] if guesses else []
+        if skipped := len(guesses) - committed:
+            were = "1 guess was" if skipped == 1 else f"{skipped} guesses were"
+            lines.append(f"{were} skipped. To answer, run the cell that asks again, commit, and only then go on.")
         return "\n".join([*lines, *(f"  {guess.outcome}" for guess in guesses if guess.outcome is not None)])
 
     def bundle(self) -> dict[str, Any]:

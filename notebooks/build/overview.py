@@ -14,12 +14,12 @@ _HEAD = """# The course
 Lessons that ask one question each, let you **guess**, measure plain PyTorch on your machine, and explain every large
 number. This page is made from their sources by `python -m notebooks.build map`.
 
-- **Start**: `make lab` opens the first lesson in JupyterLab. A laptop without a GPU is enough; on a GPU the same
-  cells show the GPU's numbers.
+- **Start**: `make lab` copies the lessons to `work/`, once, and opens the first in JupyterLab. The copies are yours:
+  nothing overwrites them. A laptop without a GPU is enough; on a GPU the same cells show the GPU's numbers.
 - **Order**: 01 to 04 name the parts and the instruments; each later one attacks one of them and can be read alone. 20
   uses all.
-- **Guesses** are locked once something is measured. They are kept in `.memlab-guesses.json` beside the notebooks, and
-  lesson 20 draws them.
+- **Guesses** are locked once something is measured. They are kept in `.memlab-guesses.json` beside your copies,
+  and lesson 20 draws them.
 - **Exercises** are checked on both sides: a peak below a limit *and* the same result. Hint and solution are folded.
 - **For teachers**: [docs/teaching.md](../docs/teaching.md). Every tip that you have read elsewhere:
   [docs/tips.md](../docs/tips.md).

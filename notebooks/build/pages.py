@@ -24,8 +24,8 @@ _LINK = re.compile(r'href="(\d\d_\w+)\.ipynb"')
 _ANCHOR = re.compile(r'<a class="anchor-link"[^>]*>[^<]*</a>')
 
 
-def write(chosen: Sequence[Lesson], folder: Path) -> list[Path]:
-    """Write one page a lesson and `index.html`; returns them."""
+def write(chosen: Sequence[Lesson], folder: Path, home: str = "index.html") -> list[Path]:
+    """Write one page a lesson and `index.html`; returns them. Lessons link to `home`, the page that lists them."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = [entry(one) for one in chosen]
     written = [folder / "index.html"]
@@ -34,7 +34,7 @@ def write(chosen: Sequence[Lesson], folder: Path) -> list[Path]:
         path = folder / f"{one.lesson.name}.html"
         before = entries[index - 1] if index else None
         after = entries[index + 1] if index + 1 < len(entries) else None
-        path.write_text(_lesson(one, before, after), encoding="utf-8")
+        path.write_text(_lesson(one, before, after, home), encoding="utf-8")
         written.append(path)
     return written
 
@@ -46,21 +46,21 @@ def _index(chosen: list[Lesson]) -> str:
     return _page("The course", body)
 
 
-def _lesson(one: Entry, before: Entry | None, after: Entry | None) -> str:
+def _lesson(one: Entry, before: Entry | None, after: Entry | None, home: str) -> str:
     notebook = nbformat.read(one.lesson.notebook, as_version=4)
-    around = _nav(before, after)
+    around = _nav(before, after, home)
     body = f"{around}<main>{''.join(_cells(notebook))}</main><footer>{around}</footer>"
     return _page(one.question, body)
 
 
-def _nav(before: Entry | None, after: Entry | None) -> str:
+def _nav(before: Entry | None, after: Entry | None, home: str) -> str:
     left = (
         f'<a rel="prev" href="{before.lesson.name}.html">← {escape(before.question)}</a>' if before else "<span></span>"
     )
     right = (
         f'<a rel="next" href="{after.lesson.name}.html">{escape(after.question)} →</a>' if after else "<span></span>"
     )
-    return f'<nav>{left}<a href="index.html">all lessons</a>{right}</nav>'
+    return f'<nav>{left}<a href="{home}">all lessons</a>{right}</nav>'
 
 
 def _cells(notebook: NotebookNode) -> Iterator[str]:

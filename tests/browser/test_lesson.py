@@ -41,6 +41,15 @@ def words(outputs: list[dict[str, Any]]) -> str:
     return "\n".join("".join(part) for part in parts)
 
 
+def test_nothing_is_chosen_for_the_learner_and_no_other_text_is_shown(lab):
+    commits = lab.cell(0).get_by_role("button", name="Commit")
+    assert [commits.nth(i).is_disabled() for i in range(commits.count())] == [True, True]
+    assert lab.cell(0).get_by_role("radio", checked=True).count() == 0
+    assert lab.cell(0).get_by_label("or type").input_value() == ""
+    assert not lab.cell(0).get_by_text("Not guessed yet").first.is_visible()
+    assert "Not guessed yet" in words(saved(lab, 0)), "what is saved needs no kernel"
+
+
 def test_a_guess_is_typed_committed_and_locked(lab):
     box = lab.cell(0).get_by_label("or type")
     box.fill("nonsense")

@@ -11,6 +11,7 @@ from memlab.api.runs import runs
 from memlab.errors import MemlabError
 from memlab.lesson.check import Check, Verdict
 from memlab.units import MiB
+from memlab.views import theme
 
 ROWS = 1 << 20  # 4 MiB of float32
 
@@ -39,7 +40,9 @@ def test_solved():
     heard: list[Verdict] = []
     verdict = Check(frugal, "cpu", heard.append).same_as(wasteful).peak_below(10 * MiB)
     assert verdict.passed and heard == [verdict]
-    assert re.match(r"Solved\. Peak [\d.]+ MiB, limit 10\.00 MiB\.\nThe same result bit for bit\.", str(verdict))
+    assert re.match(
+        r"✓ Solved\.\n  ✓ Peak [\d.]+ MiB, limit 10\.00 MiB\.\n  ✓ The same result bit for bit\.", str(verdict)
+    )
     assert verdict.run is not None and verdict.took_s > 0
     start = verdict.run.devices[0].levels[0].start_bytes
     assert 4 * MiB <= verdict.run.peak_allocated_bytes - start < 4 * MiB + 1024
@@ -52,22 +55,27 @@ def broken() -> None:
 @pytest.mark.parametrize(
     ("yours", "said"),
     [
-        (wasteful, r"Not yet\. Peak .*lesson\.verdicts\[-1\]\.run shows the rest"),
-        (lambda: frugal() + 1, r"Results differ.*must not change the answer"),
-        (lambda: None, "returns nothing yet"),
+        (wasteful, r"^✗ Not yet\.\n  ✗ Peak .*mine\.verdicts\[-1\]\.run shows the rest\.\n  ✓ The same"),
+        (
+            lambda: frugal() + 1,
+            r"  ✓ Peak.*\n  ✗ The results differ by .* of the largest value; no difference .*must not change the answer",
+        ),
+        (lambda: None, r"^○ Not yet\.\n .*returns nothing yet"),
         (lambda: ..., "returns nothing yet"),
-        (broken, r"^Not yet\. broken\(\) raised ValueError: half of it$"),
+        (broken, r"^✗ Not yet\.\n    broken\(\) raised ValueError: half of it$"),
     ],
 )
 def test_what_is_not_solved_says_why(yours, said):
-    verdict = Check(yours, "cpu").same_as(wasteful).peak_below("10 MiB")
+    verdict = Check(yours, "cpu", name="mine").same_as(wasteful).peak_below("10 MiB")
     assert not verdict.passed and re.search(said, str(verdict), re.DOTALL)
 
 
 def test_within_a_tolerance():
     nearly = Check(lambda: frugal() * (1 + 1e-5), "cpu")
     refused = nearly.same_as(wasteful).peak_below("10 MiB")
-    assert not refused.passed and ". Allowed: no difference. A saving" in str(refused)
+    assert not refused.passed and re.search(
+        r"results differ by [^;]* of the largest value; no difference is allowed\. A saving", str(refused)
+    )
     assert nearly.same_as(wasteful, relative=1e-4).peak_below("10 MiB").passed
 
 
@@ -86,3 +94,27 @@ def test_both_sides_are_asked():
         Check(3)  # type: ignore[arg-type]
     with pytest.raises(MemlabError, match="compare with a function"):
         Check(frugal).same_as(3)  # type: ignore[arg-type]
+
+
+def test_it_is_seen_at_a_glance_and_not_by_colour_alone():
+    """Sign and word besides the colour, which is legible on white and on black; signs are not read aloud, words are."""
+    solved = Check(frugal, "cpu").same_as(wasteful).peak_below(10 * MiB).html
+    failed = Check(wasteful, "cpu").same_as(wasteful).peak_below(10 * MiB).html
+    unwritten = Check(lambda: ..., "cpu").same_as(wasteful).peak_below(10 * MiB).html
+    for html, sign, word, colour in (
+        (solved, "✓", "Solved.", theme.SERIES["used"]),
+        (failed, "✗", "Not yet.", theme.CAPACITY),
+        (unwritten, "○", "Not yet.", theme.WARNING),
+    ):
+        assert "role='status'" in html
+        assert f"<span aria-hidden='true'>{sign}</span> {word}" in html
+        assert html.count("aria-label='met'") + html.count("aria-label='not met'") == (0 if sign == "○" else 2)
+        assert f"color:{colour}" in html
+        assert "verdicts" not in html, "no name leads to the lesson here"
+
+
+def test_what_is_shown_is_escaped():
+    def hostile() -> None:
+        raise ValueError("<script>")
+
+    assert "<script>" not in Check(hostile, "cpu").same_as(wasteful).peak_below(10 * MiB).html

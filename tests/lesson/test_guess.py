@@ -159,8 +159,8 @@ def test_every_guess_has_its_place():
 def test_the_words_count_them_and_have_one_line_a_lesson():
     plot = GuessPlot(GUESSES)
     assert plot.sentence == (
-        "Of 5 questions you answered 4 and skipped 1. 1 were within a factor of 2, 1 too low, 2 too high, "
-        "1 the wrong word. The median is 4.00 times the truth."
+        "Of 5 questions you answered 4 and skipped 1. 1 was within a factor of 2, 1 too low, 2 too high, "
+        "1 the wrong word. The median: 4 times too high."
     )
     assert str(plot).splitlines()[1:] == ["  01 one step  0.50  x  -", "  02 by hand   4.00  1000.00"]
     assert plot.to_pandas().shape == (5, 4)

@@ -76,3 +76,33 @@ def test_names_of_before_still_work():
     assert Lesson.on_card is Lesson.predict
     assert lesson.account("Peak", 2, [("weights", "P", 1, 1)], found="simulated").found == "simulated"
     assert lesson.guess("Share?").compare(30, found="predicted").found == "predicted"
+
+
+def test_a_cell_that_is_run_again_neither_asks_nor_claims_twice():
+    lesson = Lesson("x", needs="1 MiB")
+    for rows in (8, 9):
+        lesson.guess("Peak?", between=("1 MiB", "1 GiB"))
+        lesson.guess("When?", choices=["now", "never"])
+        lesson.holds(f"{rows} rows take {rows / 2} MiB", True)
+        lesson.saves("half of it", 10, rows // 2)
+    lesson.guesses[1].commit("now").compare("now")
+    lines = lesson.end().text.splitlines()
+    assert lines[0].startswith("Lesson x: 2 claims held")
+    assert lines[1] == "You committed 1 of 2 guesses."
+    assert lines[2].startswith("1 guess was skipped. To answer, run the cell that asks again")
+
+
+def test_all_guesses_of_a_run_of_all_cells_are_skipped_and_one_line_says_so():
+    lesson = Lesson("x", needs="1 MiB")
+    for question in ("Peak?", "Rest?"):
+        lesson.guess(question).compare(30)
+    assert sum("2 guesses were skipped" in line for line in lesson.end().text.splitlines()) == 1
+
+
+def test_hints_name_the_lesson_as_the_learner_does(capsys):
+    mine = Lesson("x", needs="1 MiB")
+    mine.guess("Share?")
+    Lesson("y", needs="1 MiB").guess("Other?")
+    said = capsys.readouterr().out
+    assert "Share? Not guessed yet: mine.guesses[0].commit(25), or mine.guesses[0].skip()." in said
+    assert "Other? Not guessed yet: .commit(25), or .skip()." in said, "no name leads to it"
