@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from html import escape
 from typing import Any
 
 from memlab import torch_internals
@@ -14,6 +15,10 @@ from memlab.views.plotly import figure
 from memlab.views.scene import Scene
 from memlab.views.svg import svg
 
+_TOOLBAR = {
+    "displaylogo": False, "displayModeBar": "hover",
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+}  # fmt: skip
 PLOTLY = "application/vnd.plotly.v1+json"
 SVG = "image/svg+xml"
 
@@ -55,6 +60,13 @@ class Shown:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         return self.bundle()
+
+    def _mime_(self) -> tuple[str, str]:
+        """What marimo asks for: one MIME type, and its content."""
+        html, marimo = html_of(self.bundle()), marimo_notebook()
+        if "<script" in html and marimo is not None:
+            html = marimo.iframe(html, height="760px").text  # it runs scripts nowhere else
+        return "text/html", html
 
 
 class ShownWithFigure(Shown):
@@ -110,7 +122,20 @@ def bundle(scene: Scene) -> dict[str, Any]:
     """MIME type -> content of a figure, for JupyterLab and for other front ends."""
     # Not `responsive`: JupyterLab's extension resizes by itself; with it a change of theme collapses the figure.
     content = json.loads(figure(scene).to_json())
-    return {PLOTLY: {**content, "config": {"displaylogo": False}}, SVG: svg(scene), "text/plain": scene.words}
+    return {PLOTLY: {**content, "config": _TOOLBAR}, SVG: svg(scene), "text/plain": scene.words}
+
+
+def html_of(bundle: dict[str, Any]) -> str:
+    """A bundle as one piece of HTML without scripts: its figure as SVG, and its HTML below; else its text."""
+    # In a column that is narrower than the figure, the figure shrinks.
+    figure = bundle.get(SVG, "").replace("<svg ", "<svg style='max-width:100%;height:auto' ", 1)
+    return f"{figure}{bundle.get('text/html', '')}" or f"<pre>{escape(bundle['text/plain'])}</pre>"
+
+
+def marimo_notebook() -> Any:
+    """The module `marimo` in a cell of one of its notebooks, else None; it is not imported for it."""
+    marimo = sys.modules.get("marimo")
+    return marimo if marimo is not None and marimo.running_in_notebook() else None
 
 
 def weight(bundle: dict[str, Any]) -> int:
