@@ -2,14 +2,15 @@
 
 The differences sum to the difference of the peaks exactly: what was not seen has a row of its own.
 
-Limits: only the device with the largest peak of each run is compared. Modules and lines are matched by name, lines of a cell that
-was changed by their text.
+Limits: only the device with the largest peak of each run is compared. Modules and lines are matched by name, those of a model that
+was built again without its number, and lines of a cell that was changed by their text.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from operator import attrgetter
@@ -153,12 +154,22 @@ def differences(a: Side, b: Side, by: str = "category") -> Differences:
         raise MemlabError(f"neither run knows its lines: measure with {how}.")
     names = matched(sources_of(a.trace), sources_of(b.trace)) if by == "line" else Matched()
     first, second = Counter[str](), Counter[str]()
-    for side, new, sums in ((a, names.of_a, first), (b, names.of_b, second)):
-        for name, count in side.shares(by).items():
+    shares = (a.shares(by), b.shares(by))
+    if by in ("module", "tensor"):
+        stripped = list(map(_without_numbers, shares))
+        names = Matched(*stripped) if all(stripped) else names
+    for held, new, sums in zip(shares, (names.of_a, names.of_b), (first, second), strict=True):
+        for name, count in held.items():
             sums[new.get(name, name)] += count
     rows = {name: Difference(first[name], second[name]) for name in {**first, **second}}
     largest = sorted(rows.items(), key=lambda item: (-abs(item[1].difference_bytes), -item[1].a_bytes, item[0]))
     return Differences(by, dict(largest), names.texts, a.trace.remark or b.trace.remark)
+
+
+def _without_numbers(names: Iterable[str]) -> dict[str, str]:
+    """Names without the number that a model gets which was built again ("net#2.0"); {} where two would be the same."""
+    found = {name: re.sub(r"#\d+(?=\.|$)", "", name) for name in names}
+    return found if len(set(found.values())) == len(found) else {}
 
 
 # --- which lines are the same: matched by text, as an edit moves the lines below it ----------------------------------------

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,11 @@ from memlab.trace.trace import Device, Trace
 MOST_NESTED = 1000
 """The depth of nested calls that is followed, as each level costs a pass. Python's default recursion limit is below it."""
 
+_FOLDED_FROM = 3
+"""As many equal layers become one row."""
+NUMBER = re.compile(r"\d{1,9}")
+"""A number in a name."""
+
 OUTSIDE = (ELSEWHERE, BEFORE, ROUNDING)
 """Shares of a peak outside any module, apart from library workspaces."""
 
@@ -42,6 +47,7 @@ class Module:
     they ended (all calls within one outermost forward), `kept_bytes` when the next backward began (all calls before it),
     `transient_bytes` is the highest rise inside one call; the largest of each. `calls` counts those outside backward,
     `recomputed` those made by backward, `unended` those whose end was never seen, and which have no figures.
+    `layers` is the number of equal layers that it stands for, if `folded` made it.
     """
 
     path: str
@@ -54,6 +60,7 @@ class Module:
     recomputed: int = 0
     unended: int = 0
     children: tuple[Module, ...] = ()
+    layers: int = 1
 
     @property
     def largest_bytes(self) -> int:
@@ -95,7 +102,7 @@ class ModuleTree(ByName[Module]):
         """One row per module, sizes in bytes."""
         import pandas
 
-        columns = [name for name in Module.__dataclass_fields__ if name not in ("path", "children")]
+        columns = [name for name in Module.__dataclass_fields__ if name not in ("path", "children", "layers")]
         rows = {name: [getattr(module, name) for module in self.values()] for name in columns}
         return pandas.DataFrame(rows, index=pandas.Index(list(self), name="module"))
 
@@ -108,14 +115,8 @@ def modules(trace: Trace, device: int) -> ModuleTree:
         knows_holders = True
     except MemlabError:  # the events around the peak were lost
         held, knows_holders = {}, False
-    found, outside = _of_calls(trace, device), {}
-    for path, count in held.items():
-        if path in OUTSIDE or path.startswith(WORKSPACE_OF):
-            outside[path] = count
-            continue
-        found[path]["own_bytes"] += count
-        for prefix in prefixes(path):
-            found[prefix]["held_bytes"] += count
+    found = _of_calls(trace, device)
+    outside = _add_held(found, held)
     return ModuleTree(
         device=trace.made_by.device(device),
         peak=at,
@@ -125,6 +126,26 @@ def modules(trace: Trace, device: int) -> ModuleTree:
         is_exact=not any(one.device == device for one in trace.made_by.bounded),
         remark=trace.remark,
     )
+
+
+def held_tree(shares: Mapping[str, int]) -> tuple[tuple[Module, ...], dict[str, int]]:
+    """The shares of a peak by module as a tree, equal layers folded, and those outside any module."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    outside = _add_held(found, shares)
+    return folded(_tree(found, list(shares))), outside
+
+
+def _add_held(found: defaultdict[str, Counter[str]], shares: Mapping[str, int]) -> dict[str, int]:
+    """Add shares of a peak to the figures of modules; returns those outside any."""
+    outside = {}
+    for path, count in shares.items():
+        if path in OUTSIDE or path.startswith(WORKSPACE_OF):
+            outside[path] = count
+            continue
+        found[path]["own_bytes"] += count
+        for prefix in prefixes(path):
+            found[prefix]["held_bytes"] += count
+    return outside
 
 
 def _of_calls(trace: Trace, device: int) -> defaultdict[str, Counter[str]]:
@@ -172,6 +193,43 @@ def _tree(found: Mapping[str, Mapping[str, int]], order: list[str]) -> tuple[Mod
         return Module(path, **figures, children=tuple(map(made, below[path])))
 
     return tuple(map(made, below[""]))
+
+
+def folded(modules: Sequence[Module]) -> tuple[Module, ...]:
+    """The same modules; three or more that differ only in the numbers of their paths become one, "net.0…999", with their sums.
+
+    All their figures are equal, and those of everything below them.
+    """
+
+    def figures(module: Module) -> Module:
+        return replace(module, path=NUMBER.sub("#", module.path), children=tuple(map(figures, module.children)))
+
+    alike: defaultdict[Module, list[Module]] = defaultdict(list)
+    for module in (replace(module, children=folded(module.children)) for module in modules):
+        alike[figures(module)].append(module)
+    groups = ([_sum_of(same)] if len(same) >= _FOLDED_FROM else same for same in alike.values())
+    return tuple(module for group in groups for module in group)
+
+
+def _sum_of(alike: Sequence[Module]) -> Module:
+    """Equal modules as one; of a rise inside one call the sum would mean nothing."""
+    names = ("held_bytes", "own_bytes", "left_bytes", "kept_bytes", "calls", "recomputed", "unended", "layers")
+    sums = {name: sum(getattr(one, name) for one in alike) for name in names}
+    below = zip(*(one.children for one in alike), strict=True)
+    return replace(alike[0], path=ranged([one.path for one in alike]), children=tuple(map(_sum_of, below)), **sums)
+
+
+def ranged(names: Collection[str]) -> str:
+    """Names that differ in their numbers only as one.
+
+    >>> ranged(["net.9.weight", "net.10.weight"]), ranged(["net.01", "net.01"])
+    ('net.9…10.weight', 'net.01')
+    """
+    texts, ranges = NUMBER.split(next(iter(names))), []
+    for numbers in zip(*map(NUMBER.findall, dict.fromkeys(names)), strict=True):
+        low, high = min(numbers, key=int), max(numbers, key=int)
+        ranges.append(low if int(low) == int(high) else f"{low}…{high}")
+    return "".join(text + number for text, number in zip(texts, [*ranges, ""], strict=True))
 
 
 def components(path: str) -> list[str]:

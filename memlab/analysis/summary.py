@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from memlab.analysis.breakdown import Breakdown, breakdown
 from memlab.analysis.leak import leaks, named_bytes
-from memlab.analysis.lines import backward_call_at, line_at
+from memlab.analysis.lines import backward_call_at, line_at, sources_of
 from memlab.analysis.peak import Peak, device_peak, peak
+from memlab.analysis.tensors import TensorGroup, tensors_at
 from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Phase
 from memlab.trace.trace import CPU, HOLDERS, Device, Gap, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, one_line
+
+CODE = "code"
+"""The key of a trace's notes that has the text of lines by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +43,15 @@ class Level:
 class DeviceSummary:
     """One device: its levels (allocated first), and who held the peak of *allocated*, if known.
 
-    `at` has "phase", "module" and "line" of the operation that made the peak, as far as known.
+    `at` has "phase", "module" and "line" of the operation that made the peak, as far as known. `tensors` are what
+    was alive then, if there is anything to call it by.
     """
 
     device: Device
     levels: tuple[Level, ...]
     shares: tuple[Breakdown, ...]
     at: Mapping[str, str]
+    tensors: tuple[TensorGroup, ...] = ()
 
     def level(self, of: str) -> Level | None:
         """The level named `of`."""
@@ -57,6 +63,7 @@ class Summary:
     """A run in figures. `devices` has the one with the largest peak first.
 
     `provenance` is "measured", "simulated" (on a simulated GPU, where values and times mean nothing) or "predicted".
+    `code` has the text of lines, as far as it was recorded.
     """
 
     name: str
@@ -66,6 +73,7 @@ class Summary:
     gaps: tuple[Gap, ...]
     notes: tuple[str, ...]
     provenance: str = "measured"
+    code: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_times(self) -> bool:
@@ -98,8 +106,13 @@ def summary(trace: Trace, name: str = "") -> Summary:
     if holders := named_bytes(trace.notes.get(HOLDERS)):
         named = ", ".join(f"{one_line(path, 60)} ({format_bytes(count)})" for path, count in holders)
         notes.append(f"By its size, what grew is held by {named}.")
+    recorded = trace.notes.get(CODE)
+    code = {str(line): str(text) for line, text in recorded.items()} if isinstance(recorded, dict) else {}
+    code |= {
+        f"{label}:{number}": text for label, by_line in sources_of(trace).items() for number, text in by_line.items()
+    }
     duration_s, engine = trace.made_by.duration_ns / 1e9, trace.made_by.engine
-    return Summary(name, engine, duration_s, tuple(devices), trace.gaps, tuple(notes), trace.provenance)
+    return Summary(name, engine, duration_s, tuple(devices), trace.gaps, tuple(notes), trace.provenance, code)
 
 
 def has_raised(trace: Trace) -> bool:
@@ -125,12 +138,14 @@ def _of_device(trace: Trace, device: Device) -> DeviceSummary:
         levels.append(Level("host RSS", int(host.own_bytes[0]), seen, int(host.own_bytes[-1])))
     highest, blocks = levels[0].peak, trace.blocks
     known = {"category": blocks.category > 0, "phase": blocks.phase > 0}
-    known |= {"module": blocks.module >= 0, "tensor": blocks.name >= 0}
+    known |= {"module": blocks.module >= 0, "line": blocks.line >= 0, "tensor": blocks.name >= 0}
     try:
         named = [by for by, column in known.items() if column.any()]
         shares = tuple(breakdown(trace, device.index, by, at=highest) for by in named)
+        is_known = any(column.any() for by, column in known.items() if by != "phase") or (blocks.op >= 0).any()
+        tensors = tensors_at(trace, device.index, highest) if is_known else ()
     except MemlabError:
-        shares = ()  # the peak is known but its events are not, so what held it is unknown
+        shares, tensors = (), ()  # the peak is known but its events are not, so what held it is unknown
     place: dict[str, str] = {}
     if highest.row >= 0:
         block = int(trace.events.block[highest.row])
@@ -141,7 +156,7 @@ def _of_device(trace: Trace, device: Device) -> DeviceSummary:
         if not texts["line"] and place.get("phase") == "backward":
             texts["line"] = backward_call_at(trace, highest.row)
         place |= {column: text for column, text in texts.items() if text}
-    return DeviceSummary(device, tuple(levels), shares, place)
+    return DeviceSummary(device, tuple(levels), shares, place, tensors)
 
 
 def _level(trace: Trace, device: Device, of: str) -> Level:

@@ -168,7 +168,7 @@ def compare(a: Any, b: Any, *, tolerance: float = CLOSE) -> Comparison:
     seconds, notes = _seconds(first, second), list(_notes(first, second, *sides))
     if seconds is not None and seconds.of == "run" and first is not second:
         notes.append(
-            "seconds are those of the whole runs as they were tracked, including one-time work of a first call"
+            "Seconds are those of the whole runs as they were tracked, including one-time work of a first call"
         )
     return Comparison(first, second, *sides, results, seconds, tuple(notes))
 

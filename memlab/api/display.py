@@ -25,7 +25,8 @@ from memlab.trace.spans import MarkStack
 from memlab.trace.trace import CPU
 from memlab.units import format_bytes, format_seconds
 from memlab.views import theme
-from memlab.views.shown import print_text
+from memlab.views.page import safe
+from memlab.views.shown import html_of, marimo_notebook, print_text
 
 if TYPE_CHECKING:
     from memlab.views.live import LiveView
@@ -66,7 +67,10 @@ EVERY_S = 0.2
 
 
 class Display:
-    """The output of a track: in a notebook a live view, then a static bundle; elsewhere text at the end."""
+    """The output of a track: in a notebook a live view, then a static bundle; elsewhere text at the end.
+
+    marimo takes what is shown at the end; its outputs cannot be replaced one by one.
+    """
 
     def __init__(self, run: Run, measurement: Measurement, live: bool) -> None:
         self._run, self._measurement = run, measurement
@@ -87,7 +91,7 @@ class Display:
         """Whether a track has output: as requested, else in a notebook and not inside another track."""
         if show is not None:
             return show
-        return depth == 0 and torch_internals.is_kernel(running_shell())
+        return depth == 0 and (torch_internals.is_kernel(running_shell()) or marimo_notebook() is not None)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -103,14 +107,15 @@ class Display:
 
             waiting = {"text/plain": f"memlab is measuring {self._run.name!r}; the report replaces this line."}
             if self._live:
-                from memlab.views.live import LiveView  # imported late: no widgets without a notebook
+                with contextlib.suppress(Exception):  # widgets may be refused where a report is not (Colab's manager)
+                    from memlab.views.live import LiveView  # imported late: no widgets without a notebook
 
-                series = ("allocated", "reserved", "used", "rss")
-                capacity = self._measurement.capacity_bytes
-                remark = remark_here([self._measurement.target.type or "cuda"])
-                self._view = LiveView(self._run.name, series, capacity, True, self._stop, remark)
-                self._figure = display(self._view, display_id=True)
-            else:
+                    series = ("allocated", "reserved", "used", "rss")
+                    capacity = self._measurement.capacity_bytes
+                    remark = remark_here([self._measurement.target.type or "cuda"])
+                    self._view = LiveView(self._run.name, series, capacity, True, self._stop, remark)
+                    self._figure = display(self._view, display_id=True)
+            if self._figure is None:
                 self._figure = display(waiting, raw=True, display_id=True)
             self._table = display(waiting, raw=True, display_id=True)
         except Exception:  # a broken front end must not fail the cell
@@ -191,9 +196,20 @@ class Display:
 
                 display(table, raw=True)
                 return
+            if self._append_in_marimo(table):
+                return
         except Exception:
             pass
         print_text(table["text/plain"])
+
+    @staticmethod
+    def _append_in_marimo(shown: dict[str, Any]) -> bool:
+        """Add to the outputs of a marimo cell, unless it failed: then its error takes their place, and text is printed."""
+        marimo = marimo_notebook()
+        if marimo is None or sys.exc_info()[0] is not None:
+            return False
+        marimo.output.append(marimo.Html(html_of(shown)))
+        return True
 
     def fail(self, reason: str) -> None:
         """Show that there is no report, in its place."""
@@ -208,6 +224,8 @@ class Display:
                     self._view.finish()
                 self._figure.update(figure, raw=True)
                 self._table.update(table, raw=True)
+                return
+            if self._append_in_marimo({**figure, **table}):
                 return
         except Exception:
             pass
@@ -246,11 +264,11 @@ def interrupt_main() -> None:
 class Progress:
     """A progress line: an output in a notebook, overwritten in a terminal. Errors of a front end are ignored.
 
-    As a context manager it shows the progress of predicting `what`.
+    As a context manager it shows the progress of predicting for `what`, which may change meanwhile.
     """
 
     def __init__(self, what: str = "") -> None:
-        self._what = what
+        self.what = what
         self._begin, self._shown_s, self._width = time.monotonic(), -1.0, 0
         self._place: Any = None
         self._in_notebook = torch_internals.is_kernel(running_shell())
@@ -260,19 +278,26 @@ class Progress:
         """The elapsed time as text."""
         return format_seconds(time.monotonic() - self._begin)
 
-    def write(self, line: str) -> None:
-        """Replace the line; at most five times a second."""
+    def write(self, line: str, more: Callable[[], Any] = lambda: None) -> None:
+        """Replace the line; at most five times a second. In a notebook the page that `more()` gives stands below it."""
         took_s = time.monotonic() - self._begin
         if took_s < SILENT_S or took_s - self._shown_s < EVERY_S:
             return
         self._shown_s = took_s
         with contextlib.suppress(Exception):
-            if self._in_notebook and self._place is None:
-                from IPython.display import display
+            if self._in_notebook:
+                page, shown = more(), {"text/plain": line}
+                if page is not None:
+                    shown = {
+                        "text/plain": f"{line}\n{page.text()}",
+                        "text/html": f"<div>{safe(line)}</div>{page.html()}",
+                    }
+                if self._place is None:
+                    from IPython.display import display
 
-                self._place = display({"text/plain": line}, raw=True, display_id=True)
-            elif self._place is not None:
-                self._place.update({"text/plain": line}, raw=True)
+                    self._place = display(shown, raw=True, display_id=True)
+                else:
+                    self._place.update(shown, raw=True)
             elif sys.stderr is not None and sys.stderr.isatty():
                 sys.stderr.write(f"\r{line.ljust(self._width)}")
                 sys.stderr.flush()
@@ -287,15 +312,23 @@ class Progress:
                 sys.stderr.write(f"\r{' ' * self._width}\r")
                 sys.stderr.flush()
 
+    def clear(self) -> None:
+        """Leave nothing, for what is shown by a result."""
+        with contextlib.suppress(Exception):
+            if self._place is not None:
+                self._place.update({"text/plain": "", "text/html": ""}, raw=True)
+        self._place = None
+        self.close("")
+
     def show(self, news: dict[str, Any]) -> None:
         """Show what the child process reports."""
         if "events" in news:
             peak, count = format_bytes(int(news["peak_allocated_bytes"])), int(news["events"])
-            self.write(f"predicting for {self._what}: {self.elapsed}, {count:,} events, peak so far {peak}")
+            self.write(f"predicting for {self.what}: {self.elapsed}, {count:,} events, peak so far {peak}")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        end = f"predicted for {self._what} in" if error is None else f"stopped predicting for {self._what} after"
+        end = f"predicted for {self.what} in" if error is None else f"stopped predicting for {self.what} after"
         self.close(f"{end} {self.elapsed}")

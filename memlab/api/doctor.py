@@ -22,7 +22,7 @@ from memlab.torch_internals.traceback import running_shell
 from memlab.trace.trace import CPU, SIMULATED_GPU, is_simulated_gpu
 from memlab.units import MiB, format_bytes
 from memlab.views.page import Page
-from memlab.views.shown import Shown
+from memlab.views.shown import Shown, marimo_notebook
 from memlab.views.table import Column, Table
 
 
@@ -155,7 +155,9 @@ def _host() -> Iterator[Finding]:
 
 def _notebook() -> Iterator[Finding]:
     shell = running_shell()
-    if shell is None:
+    if marimo_notebook() is not None:
+        yield Finding("notebook", "ok", "marimo: memlab.track() and results show themselves; it has no magics")
+    elif shell is None:
         yield Finding("notebook", "absent", "not inside IPython: memlab.track() works, reports are text")
     elif not torch_internals.is_kernel(shell):
         yield Finding("notebook", "absent", "a terminal: %%memtrack works, reports are text")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memlab.allocator import ConfError, parse_conf
+from memlab.analysis.summary import has_raised
 from memlab.api.display import Progress
 from memlab.api.run import Run
 from memlab.api.runs import runs
@@ -25,7 +26,7 @@ from memlab.prediction.forecast import ANSWERS, DEVICE, Fits, Forecast, forecast
 from memlab.prediction.probe import NOTES
 from memlab.prediction.workspaces import WorkspacePart
 from memlab.trace.trace import Trace
-from memlab.units import ByteRange, number_of, one_line
+from memlab.units import ByteRange, format_bytes, number_of, one_line
 
 CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """If both are set the first one counts: measured with PyTorch 2.12.1 on CUDA, unlike c10/core/AllocatorConfig.h says."""
@@ -89,6 +90,23 @@ class Prediction(Run):
     def margin_bytes(self) -> ByteRange:
         """What would be left on the card at the peak: lower and upper bound; negative: missing."""
         return self.forecast.margin_bytes
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits on the card, and what would be left or is missing, in a few words."""
+        card, (low, high) = self.card.name, self.margin_bytes
+        if asks_for_nothing(self.forecast):
+            return f"allocates nothing on {card}"
+        if self.fits == "no":
+            missing = ByteRange(max(-high, 0), max(-low, 0))
+            return f"does not fit {card}" + (f": {missing} missing" if missing.low else "")
+        if has_raised(self.trace):
+            needs = format_bytes(self.peak_device_bytes.low)
+            return f"ended with an error: needs at least {needs} of the {self.card.usable_range} of {card}"
+        if self.fits == "yes":
+            return f"fits {card} with {ByteRange(max(low, 0), max(high, 0))} to spare"
+        between = f": {format_bytes(-low)} missing to {format_bytes(high)} left" if low < 0 < high else ""
+        return f"too close to call on {card}{between}"
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The report of a finished run: figure, tables, modules, lines, and the explorer."""
+"""The report of a finished run: figure, tables, modules and lines."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from memlab.analysis.advice import is_large, pointer
 from memlab.analysis.curves import Curves, curves
 from memlab.analysis.lines import LineRow, LineTable
 from memlab.analysis.modules import ModuleTree
-from memlab.analysis.summary import Summary
-from memlab.analysis.timeline import Pyramid, timeline
 from memlab.errors import MemlabError
-from memlab.trace.trace import CPU, Trace
+from memlab.torch_internals.traceback import running_shell
 from memlab.units import format_seconds
 from memlab.views import lines as line_views
 from memlab.views import modules as module_views
@@ -34,7 +30,7 @@ class RunReport(ShownWithFigure):
         shares = self.summary.devices[0].shares if self.summary.devices else ()
         held: Mapping[str, int] = next((one.shares for one in shares if one.by == "category"), {})
         hint = advice_hint(held, self.summary.name, self.trace.notes, run.cell_text)
-        self.table: Page = report(self.summary, hint)
+        self.table: Page = report(self.summary, hint, run.verdict)
 
     @property
     def text(self) -> str:
@@ -69,8 +65,8 @@ class RunReport(ShownWithFigure):
     def title(self) -> str:
         """One line above the figure."""
         name, devices = self.summary.name, self.summary.devices
-        if "prediction" in self.trace.notes and devices:
-            return f"{name} · predicted for {devices[0].device.name}"
+        if self.run.verdict:
+            return f"{name} · predicted: {self.run.verdict}"
         if self.trace.remark and devices:
             return f"{name} · {devices[0].device.label} · {self.trace.remark}"
         where = f"{self.summary.provenance} on {devices[0].device.label}" if devices else "no device was used"
@@ -85,39 +81,6 @@ class RunReport(ShownWithFigure):
     def to_pandas(self) -> Any:
         """The figures as a pandas DataFrame."""
         return self.summary.to_pandas()
-
-    def explore(self) -> Any:
-        """Open a widget to zoom into the timeline, the table below it; closing it leaves the static figure."""
-        from IPython.display import display
-
-        from memlab.views.explorer import Explorer
-
-        detail = TimelineDetail(self.trace, self.summary)
-        explorer = Explorer(detail, detail.span_s, self.title, has_times=self.summary.has_times)
-        handle = display(explorer, display_id=True)
-        display(self.table_bundle(), raw=True)
-        explorer._on_close = lambda: handle.update(self.figure_bundle(), raw=True) if handle is not None else None
-        return explorer
-
-
-class TimelineDetail:
-    """Detail of a run for any time window: each series as times, lowest and highest values."""
-
-    def __init__(self, trace: Trace, summary: Summary) -> None:
-        if not summary.devices:
-            raise MemlabError(f"run {summary.name!r} used no device: there is nothing to explore.")
-        device = summary.devices[0].device.index
-        kinds = ("allocated",) if device == CPU else ("allocated", "reserved")
-        self._pyramids = {of: Pyramid(timeline(trace, device, of)) for of in kinds}
-        self.span_s = max(summary.duration_s, 1e-6)
-
-    def __call__(self, begin_s: float, end_s: float, bins: int) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The detail between two times, at most `bins` steps of each series."""
-        detail = {}
-        for of, pyramid in self._pyramids.items():
-            times, low, high = pyramid.window(begin_s * 1e9, end_s * 1e9, bins)
-            detail[of] = (times / 1e9, low.astype("f8"), high.astype("f8"))
-        return detail
 
 
 def advice_hint(
@@ -139,8 +102,11 @@ def advice_hint(
             can = one.patch is not None or not cell_text
             for category in one.attacks if can and one.kind == "saving" and one.equality.kind != "changes" else ():
                 counts[category] = counts.get(category, 0) + 1
+        shell = running_shell()
+        has_magic = shell is not None and "memadvise" in shell.magics_manager.magics["line"] and " --" not in name
         # `%load_ext memlab` does not bind the name
-        return pointer(shares, counts, f"import memlab; advice = memlab.advise(memlab.runs[{name!r}]); advice", of)
+        call = f"%memadvise {name}" if has_magic else f"import memlab; memlab.advise(memlab.runs[{name!r}])"
+        return pointer(shares, counts, call, of)
     except Exception:  # a failing hint must not cost the report
         return ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import linecache
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -11,18 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlab.analysis.breakdown import Breakdown, breakdown
-from memlab.analysis.summary import DeviceSummary, Summary, summary
+from memlab.analysis.summary import CODE, DeviceSummary, Summary, summary
 from memlab.errors import MemlabError
 from memlab.trace import file, snapshot_write
+from memlab.trace.columns import MarkKind
 from memlab.trace.trace import Gap, Trace
 from memlab.units import format_bytes
 
 if TYPE_CHECKING:
     from memlab.analysis.leak import Leaks
     from memlab.api.report import LineReport, RunModules, RunReport
+    from memlab.views.explorer import Explorer
 
 CELLS = "cells"
 """The key of a trace's notes that has the execution counts of the cells by the names of their code."""
+_MOST_CODE, _LONGEST_CODE = 200, 120  # lines whose text is saved with a run, and characters of each
 
 
 class Run:
@@ -38,6 +42,8 @@ class Run:
         self._result: dict[str, Any] | None = None
         self._offered: Any = None
         self._failed = ""
+        self.measured_by = 0
+        """The id of the process that measured it; 0 for a run from a file, and a prediction."""
         self.is_running = False
         self.started_ranks: tuple[Any, ...] = ()
         """The ranks of each job that the measured cell started, as `memlab.ranks` gives them; they are not saved with the run."""
@@ -57,11 +63,16 @@ class Run:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         return {"text/plain": repr(self)} if self._trace is None else self.report().bundle()
 
+    def _mime_(self) -> tuple[str, str]:
+        return ("text/plain", repr(self)) if self._trace is None else self.report()._mime_()
+
     # --- while it is measured ---
 
     def finish(self, trace: Trace, notes: Sequence[str] = ()) -> None:
         """Set the measured trace; the run now has figures."""
         facts = {**trace.notes, "name": self.name, "notes": list(notes)}
+        if code := _code(trace):
+            facts[CODE] = code
         if self._offered is not None and self._result is None:
             from memlab.api.results import serialized
 
@@ -72,6 +83,7 @@ class Run:
         if self._result is not None:
             facts["result"] = self._result
         self._trace = dataclasses.replace(trace, notes=facts)
+        self.measured_by = 0 if trace.provenance == "predicted" else os.getpid()
 
     def note(self, key: str, facts: Any) -> None:
         """Store plain JSON with the trace, under this key of its notes; saved files include it."""
@@ -122,8 +134,11 @@ class Run:
             devices = []
             for one in found.devices:
                 at = {key: self.cell_line(text) if key == "line" else text for key, text in one.at.items()}
-                devices.append(dataclasses.replace(one, at=at, shares=tuple(map(self.with_cells, one.shares))))
-            self._summary = dataclasses.replace(found, devices=tuple(devices))
+                shares = tuple(map(self.with_cells, one.shares))
+                tensors = tuple(dataclasses.replace(group, line=self.cell_line(group.line)) for group in one.tensors)
+                devices.append(dataclasses.replace(one, at=at, shares=shares, tensors=tensors))
+            code = {self.cell_line(line): text for line, text in found.code.items()}
+            self._summary = dataclasses.replace(found, devices=tuple(devices), code=code)
         return self._summary
 
     def cell_line(self, line: str) -> str:
@@ -168,6 +183,11 @@ class Run:
     def _peak(self, of: str) -> int:
         level = self.devices[0].level(of) if self.devices else None
         return level.peak.low_bytes if level is not None else 0
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits on its card and what is left, in a few words; "" unless it was predicted."""
+        return ""
 
     @property
     def is_exact(self) -> bool:
@@ -228,9 +248,17 @@ class Run:
 
         return RunReport(self)
 
-    def explore(self) -> Any:
-        """Open a widget to zoom into the timeline; closing it leaves the static figure."""
-        return self.report().explore()
+    def explore(self, other: Run | None = None, device: int | None = None) -> Explorer:
+        """The stack of single allocations over time, to zoom, search and click; with `other`, that of two runs.
+
+        It shows itself in a notebook, and stays in a saved one; `.save("explorer.html")` writes a page of its own.
+        """
+        from memlab.api.explore import explore
+
+        if other is not None and not isinstance(other, Run):
+            raise MemlabError(f"explore() takes another run, got a {type(other).__name__}. Give memlab.runs['name'].")
+        runs = [run for run in (self, other) if run is not None]
+        return explore([(run, run._device(device, "there is nothing to explore")) for run in runs])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the run to a file, whole or not at all; `memlab.load` reads it.
@@ -243,3 +271,15 @@ class Run:
     def nbytes(self) -> int:
         """The host memory of the run, in bytes."""
         return 0 if self._trace is None else self._trace.nbytes()
+
+
+def _code(trace: Trace) -> dict[str, str]:
+    """The text of the lines that allocated or called backward, by their names, as long as it is known."""
+    called = trace.marks.name[trace.marks.kind == MarkKind.BACKWARD_CALL]
+    lines = dict.fromkeys([*trace.texts["line"], *(trace.texts["mark"][name] for name in set(called.tolist()))])
+    found: dict[str, str] = {}
+    for line in list(lines)[:_MOST_CODE]:
+        path, _, number = line.rpartition(":")
+        text = linecache.getline(path, int(number)).strip() if path and number.isdecimal() else ""
+        found |= {line: text[:_LONGEST_CODE]} if text else {}
+    return found

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from memlab.analysis.curves import BUDGET
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
 from memlab.api.child_ranks import ChildRanks
@@ -158,7 +159,13 @@ class Track:
                 raise
             error.add_note(f"memlab has no report of run {self.run.name!r}: {_described(problem)}")
             return
-        if over is not None and error is None:
+        if error is not None:
+            from memlab.api.ledger import the_ledger  # both are much, and most runs need none of it
+            from memlab.api.oom import note_oom
+
+            if running_shell() is None or not the_ledger.is_on:  # else it is noted at the end of the cell
+                note_oom(error, self.run)
+        elif over is not None:
             raise over
 
     def start(self, at: FrameType | None = None) -> None:
@@ -280,6 +287,8 @@ class Track:
             trace = dataclasses.replace(trace, notes={**trace.notes, CELLS: counts})
         self.run.finish(trace, notes)
         self.run.note("raised", error is not None)
+        if self.options.budget_bytes is not None:
+            self.run.note(BUDGET, self.options.budget_bytes)
         if error is not None:
             from memlab.api.oom import oom_error  # it is much, and most runs need none of it
 

@@ -53,14 +53,15 @@ def lines_at(frame: FrameType, functions: Sequence[Any] = ()) -> Lines:
 def label_of(file: str, current: str = "") -> str:
     """The label of a file in listings: "cell" for the measured cell, "In[5]" for another, else its name.
 
-    The statement of a line magic is "statement".
+    The statement of a line magic is "statement". The cells of marimo have no numbers.
     """
     number = cell_code.cell_number(file)
     if number is None:
         return PurePath(file).name or file
     if file == current:
         return "cell"
-    return f"In[{number}]" if number else "statement"
+    unnumbered = "another cell" if "__marimo__" in file else "statement"
+    return f"In[{number}]" if number else unnumbered
 
 
 def source_of(file: str) -> list[str]:

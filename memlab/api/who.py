@@ -38,8 +38,8 @@ PATH = 200
 _OF_MODELS = ("parameter", "buffer", "gradient", "optimizer")
 """Categories that exist without a graph."""
 _COLUMNS = (
-    Column("size", "bytes"), Column("shape"), Column("dtype"), Column("category"), Column("device"),
-    Column("path", limit=PATH),
+    Column("size", "bytes"), Column("tensors", "count"), Column("shape"), Column("dtype"), Column("category"),
+    Column("device"), Column("path", limit=PATH),
 )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _of_one(who: Who) -> Page:
         f"{format_bytes(one.nbytes)}, {shape_text(one.shape)} {one.dtype} on {one.device}, {one.category}"
         for one in who.storages
     )
-    held = f"kept alive by {len(paths)} path{'s' if len(paths) != 1 else ''}" if paths else "no name leads to it"
+    held = f"kept alive by {number_of(len(paths), 'path')}" if paths else "no name leads to it"
     rows = tuple((number, cut_in_the_middle(path)) for number, path in enumerate(paths, 1))
     table = Table("", (Column("", "count"), Column("path", limit=PATH)), rows)
     title = " · ".join(filter(None, ("memlab who", who.of, what, held)))
@@ -190,11 +190,10 @@ def _of_many(who: Who) -> Page:
     for fold in folds[:SHOWN]:
         first, shape = fold.storages[0], fold.common("shape")
         shape = shape if shape == "various" else shape_text(first.shape)
-        more = f" (+{first.others} more)" if first.others else ""
-        if len(fold.storages) > 1:
-            more = f"  {len(fold.storages):,} tensors"
+        count = len(fold.storages) if len(fold.storages) > 1 else None
+        more = f" (+{first.others} more)" if first.others and not count else ""
         path = cut_in_the_middle(fold.path, PATH - len(more)) + more or "(no name leads here)"
-        rows.append((fold.nbytes, shape, first.dtype, first.category, first.device, path))
+        rows.append((fold.nbytes, count, shape, first.dtype, first.category, first.device, path))
     notes = []
     if rest := [one for fold in folds[SHOWN:] for one in fold.storages]:
         notes.append(f"{len(rest):,} more with {format_bytes(sum(one.nbytes for one in rest))}; .to_pandas() has all.")

@@ -7,11 +7,13 @@ simulated GPU there are no seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from html import escape
 
 import numpy as np
 
+from memlab.analysis.breakdown import ELSEWHERE
 from memlab.analysis.comparison import Difference, Differences, Picture, Side, saved
 from memlab.analysis.curves import Curve
 from memlab.analysis.results import ResultCheck
@@ -26,6 +28,7 @@ SIDES = (theme.SERIES["reserved"], theme.SERIES["allocated"])
 """The colours of both runs."""
 _ABOVE = 1.12  # space above the higher peak, for its label
 _SHOWN = 7  # rows of a table, before the rest is summarized
+_FEW = 3  # layers that are alike, before they become one row
 _NAME, _CODE = 44, 48
 
 
@@ -102,19 +105,39 @@ def _differences(table: Differences) -> Table:
     rows = list(table.items())
     if table.by != "category":
         rows = [row for row in rows if row[1].difference_bytes] or rows
-    shown = rows if len(rows) <= _SHOWN + 1 and len(rows) >= len(table) - 1 else rows[:_SHOWN]
+    groups = _layers(rows) if table.by == "module" else [([name], one) for name, one in rows]
+    shown = groups if len(groups) <= _SHOWN + 1 and len(rows) >= len(table) - 1 else groups[:_SHOWN]
     named: list[tuple[str, Difference]] = []
-    for name, one in shown:
-        code = one_line(table.texts.get(name, ""), _CODE)
-        named.append((f"{one_line(name, _NAME)}  {code}" if code else one_line(name, _NAME), one))
-    rest = [one for name, one in table.items() if name not in dict(shown)]
+    for names, one in shown:
+        code, name = one_line(table.texts.get(names[0], ""), _CODE), one_line(names[0], _NAME)
+        name = "outside any module" if table.by == "module" and name == ELSEWHERE else name
+        if len(names) > 1:
+            name = f"{len(names):,} layers, {name} … {one_line(names[-1], _NAME)}"
+        named.append((f"{name}  {code}" if code else name, one))
+    seen = {name for names, _ in shown for name in names}
+    rest = [one for name, one in table.items() if name not in seen]
     if rest:
         more = Difference(sum(one.a_bytes for one in rest), sum(one.b_bytes for one in rest))
         named.append((f"{len(rest)} more", more))
     named.append(("peak allocated", table.total))
     cells = tuple((name, one.a_bytes or None, one.b_bytes or None, one.difference_bytes) for name, one in named)
-    colours = tuple(theme.CATEGORIES.get(name, "") if table.by == "category" else "" for name, _ in shown)
+    colours = tuple(theme.CATEGORIES.get(names[0], "") if table.by == "category" else "" for names, _ in shown)
     return Table("", _columns(f"peak by {table.by}"), cells, colours=colours)
+
+
+def _layers(rows: Sequence[tuple[str, Difference]]) -> list[tuple[list[str], Difference]]:
+    """Merge layers that differ in their number alone; the largest difference first."""
+    alike: dict[tuple[str, Difference], list[str]] = {}
+    for name, one in rows:
+        alike.setdefault((re.sub(r"\d+", "#", name), one), []).append(name)
+    merged = []
+    for (_, one), names in alike.items():
+        if len(names) < _FEW:
+            merged += [([name], one) for name in names]
+            continue
+        names.sort(key=lambda name: [int(digits) for digits in re.findall(r"\d+", name)])
+        merged.append((names, Difference(one.a_bytes * len(names), one.b_bytes * len(names))))
+    return sorted(merged, key=lambda group: -abs(group[1].difference_bytes))
 
 
 def comparison_scene(picture: Picture, words: str, heading: str = "") -> Scene:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 from memlab.analysis.growth import Accounts, Entry, Growth, Left, LevelAfterRun
 from memlab.units import format_bytes, number_of, one_line
@@ -12,6 +13,7 @@ from memlab.views.table import Cell, Column, Table
 
 ROWS_SHOWN = 30
 _NAMES_SHOWN = 3
+_FEW = 3  # runs of a cell that are alike, before they become one row
 _LEAST_UNNAMED = 1 << 20
 _EMPTY = "No cell yet: after %load_ext memlab each cell gets an entry."
 _FREED_SINCE = (
@@ -32,9 +34,10 @@ def ledger_page(accounts: Accounts) -> Page:
             rose = level.peak is not None and level.peak.low_bytes > max(level.before_bytes, level.after_bytes)
             if level.left_bytes or rose or any(one.device == level.device for one in entry.left):
                 busy.append((entry, level))
-    shown = busy[-ROWS_SHOWN:]
     numbers = {entry.index: entry.number for entry in accounts.entries}
-    rows = tuple(_row(entry, level, numbers) for entry, level in shown)
+    groups = _alike(busy)[-ROWS_SHOWN:]
+    shown = [one for group in groups for one in group]
+    rows = tuple(_row(group, numbers) for group in groups)
     quiet = len(accounts.entries) - len({entry.index for entry, _ in busy})
     earlier = len(busy) - len(shown)
     notes = [f"{number_of(earlier, 'earlier row')} not shown; .to_pandas() has all."] if earlier else []
@@ -43,7 +46,7 @@ def ledger_page(accounts: Accounts) -> Page:
     notes += [f"{one_line(note, 200)}." for note in accounts.notes]
     notes += [] if accounts.entries else [_EMPTY]
     notes += [_FREED_SINCE] if any("(freed since" in str(row[-1]) for row in rows) else []
-    count = f"{len(accounts.entries)} cell{'s' if len(accounts.entries) != 1 else ''}"
+    count = number_of(len(accounts.entries), "cell")
     parts: list[Part] = [Table("", _COLUMNS, rows)] if rows else []
     parts += [
         PageLines(tuple(map(_growth, accounts.growths)), colour=theme.WARNING),
@@ -52,14 +55,34 @@ def ledger_page(accounts: Accounts) -> Page:
     return Page(f"memlab ledger · {count}{'' if accounts.is_on else ' · off (%memledger on)'}", tuple(parts))
 
 
-def _row(entry: Entry, level: LevelAfterRun, numbers: Mapping[int, int]) -> tuple[Cell, ...]:
-    mine = [one for one in entry.left if one.device == level.device]
+Busy = tuple[Entry, LevelAfterRun]
+"""A cell that did something on a device."""
+
+
+def _alike(busy: Sequence[Busy]) -> list[list[Busy]]:
+    """Merge runs of one cell that follow each other and leave the same; fewer than three stay as they are."""
+    groups: list[list[Busy]] = []
+    for _, run in itertools.groupby(busy, lambda one: (one[0].text, one[0].status, one[1].device, one[1].left_bytes)):
+        group = list(run)
+        groups += [group] if len(group) >= _FEW else [[one] for one in group]
+    return groups
+
+
+def _row(group: Sequence[Busy], numbers: Mapping[int, int]) -> tuple[Cell, ...]:
+    """One run of a cell on one device, or several that are alike: levels before the first, after the last, the highest peak."""
+    (first, begin), (entry, level) = group[0], group[-1]
+    mine = [one for of, _ in group for one in of.left if one.device == level.device]
     again = f" (run {entry.again + 1})" if entry.again else ""
+    number = _number(entry.number)
+    if len(group) > 1:
+        again, number = f" ({len(group)} runs)", f"{_number(first.number)} … {number}"
     status = "" if entry.status == "ok" else f" ({one_line(entry.status, 40)})"
-    text, peak = one_line(entry.text, 40) + again + status, level.peak.bytes if level.peak is not None else None
+    text, peaks = one_line(entry.text, 40) + again + status, [of.peak.bytes for _, of in group if of.peak is not None]
     alive = sum(one.nbytes for one in mine if one.died is None) if mine else None
-    levels = (level.device, level.before_bytes, peak, level.after_bytes, level.left_bytes, alive)
-    return _number(entry.number), text, *levels, _names(entry, level, mine, numbers)
+    left = sum(of.left_bytes for _, of in group)
+    levels = (level.device, begin.before_bytes, max(peaks, default=None), level.after_bytes, left, alive)
+    names = _names(entry, level, [one for one in entry.left if one.device == level.device], numbers)
+    return number, text, *levels, f"each: {names}" if len(group) > 1 and names else names
 
 
 def _number(number: int) -> str:

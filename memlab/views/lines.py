@@ -70,7 +70,7 @@ def listing_html(table: LineTable, name: str = "", limit: int = 0) -> str:
     columns = _columns(table)
     largest = max((row.peak_bytes for row in table.rows), default=0)
     at_peak = 1 + columns.index("peak")
-    heads = "".join(f"<th>{head}</th>" for head in columns)
+    heads = "".join(f"<th>{_GAP}{head}</th>" for head in columns)
     notes = "".join(f"<div>{escape(line)}</div>" for line in _closing(table))
 
     def render(found: list[Section]) -> str:
@@ -82,7 +82,7 @@ def listing_html(table: LineTable, name: str = "", limit: int = 0) -> str:
                 if isinstance(entry, int):
                     body += f"<tr><td align=right>{texts[0]}</td><td colspan={len(columns) + 1}>{code}</td></tr>"
                     continue
-                cells = [f"<td>{escape(text).replace(' ', _NO_BREAK)}</td>" for text in texts]
+                cells = [f"<td>{_GAP}{escape(text).replace(' ', _NO_BREAK)}</td>" for text in texts]
                 if entry.row is not None and entry.row.peak_bytes:
                     end = max(round(100 * entry.row.peak_bytes / largest), 1)
                     bar = f"linear-gradient(90deg,{_BAR} {end}%,transparent {end}%)"
@@ -90,7 +90,7 @@ def listing_html(table: LineTable, name: str = "", limit: int = 0) -> str:
                 body += f"<tr align=right>{''.join(cells)}<td {_LEFT}>{escape(code)}</td></tr>"
         return (
             f"<details open><summary>{escape(_title(table, name))}</summary>"
-            f"<table cellpadding='3' style='{_TABLE}' title='{escape(LEGEND)}'>{body}</table>{notes}</details>"
+            f"<table style='{_TABLE}' title='{escape(LEGEND)}'>{body}</table>{notes}</details>"
         )
 
     return _shortened(table, limit, render)
@@ -100,6 +100,7 @@ _TABLE = "border-collapse:collapse;margin:2px 0;color:inherit;font-family:monosp
 # JupyterLab styles every cell of a table, so these are set again where they matter.
 _LEFT = "style='text-align:left;white-space:pre;padding:1px 0 1px 16px'"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
+_GAP = 2 * _NO_BREAK  # marimo resets the padding of cells
 _BAR = theme.shade(theme.SERIES["allocated"], 0.35)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from memlab.analysis.modules import Module, ModuleTree, components
+from memlab.analysis.modules import Module, ModuleTree, components, folded
 from memlab.errors import MemlabError
 from memlab.units import format_bytes, one_line
 from memlab.views import theme
@@ -52,22 +52,24 @@ class Row:
 
 def rows(tree: ModuleTree, limit: int) -> tuple[Row, ...]:
     """At most about `limit` rows."""
-    unfolded = _unfolded(tree.roots, limit)
+    roots = folded(tree.roots)
+    unfolded = _unfolded(roots, limit)
 
-    def level(modules: Sequence[Module], depth: int) -> Iterator[Row]:
+    def level(modules: Sequence[Module], depth: int, layers: int = 1) -> Iterator[Row]:
         shown = _largest(modules)
         for module in shown:
-            below = tuple(level(module.children, depth + 1)) if module.path in unfolded else ()
-            yield Row(depth, _name(module, depth), _cells(module), module, below)
+            below = tuple(level(module.children, depth + 1, module.layers)) if module.path in unfolded else ()
+            each = f": {each_of(module)}" if module.layers > layers and module.held_bytes else ""
+            yield Row(depth, f"{_name(module, depth)}{each}", _cells(module), module, below)
         paths = {module.path for module in shown}
         rest = [module for module in modules if module.path not in paths]
         if rest:
             held, kept = (sum(getattr(one, name) for one in rest) for name in ("held_bytes", "kept_bytes"))
             sizes = (held, kept, max(one.transient_bytes for one in rest))
-            yield Row(depth, f"{len(rest)} more", (*map(format_bytes, sizes), ""))
+            yield Row(depth, f"{sum(one.layers for one in rest):,} more", (*map(format_bytes, sizes), ""))
 
     outside = [Row(0, name, (format_bytes(count), "", "", "")) for name, count in tree.outside.items() if count]
-    return (*level(tree.roots, 0), *outside)
+    return (*level(roots, 0), *outside)
 
 
 def _unfolded(roots: Sequence[Module], limit: int) -> set[str]:
@@ -92,6 +94,11 @@ def _largest(modules: Sequence[Module]) -> list[Module]:
     """The largest few, in their original order."""
     numbers = sorted(range(len(modules)), key=lambda i: -modules[i].largest_bytes)[:_CHILDREN]
     return [modules[i] for i in sorted(numbers)]
+
+
+def each_of(module: Module) -> str:
+    """How many equal layers it stands for, and what each held."""
+    return f"{module.layers:,} × {format_bytes(module.held_bytes // module.layers)}"
 
 
 def _name(module: Module, depth: int) -> str:
@@ -140,7 +147,7 @@ def html(tree: ModuleTree, limit: int = HTML_ROWS) -> str:
         cells = ""
         for at, cell in enumerate(row.cells):
             size = getattr(row.module, list(_SIZES)[at], 0) if at < len(_SIZES) else 0
-            bare = round(100 - 100 * size / tops[at]) if size else 100
+            bare = round(100 - 100 * min(size / tops[at], 1)) if size else 100
             bar = f";background:linear-gradient(90deg,#0000 {bare}%,{_BARS[at]}44 0)" if bare < 100 else ""
             cells += f"<span style='{_CELL}{bar}'>{escape(cell)}</span>"
         line = f"{escape(row.name)}<span style='float:right'>{cells}</span>"

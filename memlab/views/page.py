@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from html import escape
 
 from memlab.units import one_line
-from memlab.views.table import BOX, Table
+from memlab.views.table import BOX, Table, safe
 
 _LIMIT = 500  # characters of a line
 
@@ -56,7 +56,7 @@ class Folded:
     """A collapsed part, which a notebook expands on a click."""
 
     heading: str
-    part: PageLines | Table | Markup
+    part: PageLines | Table | Beside | Markup
     is_open: bool = False
 
     def text(self) -> str:
@@ -140,8 +140,3 @@ def code_block(code: str) -> Markup:
 
 def _heading(text: str) -> str:
     return f"<div><b>{safe(text)}</b></div>" if text else ""
-
-
-def safe(text: str) -> str:
-    """One line of text, escaped."""
-    return escape(one_line(text, _LIMIT))

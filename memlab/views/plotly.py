@@ -11,7 +11,7 @@ import numpy as np
 from memlab.trace.columns import Array
 from memlab.units import plain
 from memlab.views import theme
-from memlab.views.scene import Axis, Bands, Bars, Item, Label, Line, Mark, Panel, Rule, Scene, Shade, Strip
+from memlab.views.scene import EVENTS, Axis, Bands, Bars, Item, Label, Line, Mark, Panel, Rule, Scene, Shade, Strip
 
 _CLEAR = "rgba(0,0,0,0)"
 _AXIS = {"gridcolor": theme.GRID, "zeroline": False, "linecolor": theme.GRID, "ticks": ""}
@@ -97,7 +97,8 @@ def _drawn(item: Item, panel: Panel, axes: list[str]) -> Iterator[tuple[str, dic
         case Mark():
             look = {"width": 1.6, "color": item.colour}
             yield "data", {
-                "type": "scatter", "x": [item.x], "y": [item.y], "mode": "markers", "text": [escaped(item.text)],
+                "type": "scatter", "x": [item.x], "y": [float(_counted(item.y, panel.y))],
+                "mode": "markers", "text": [escaped(item.text)],
                 "marker": {"symbol": _SYMBOLS[item.kind], "size": 10, "color": item.colour, "opacity": 0.85, "line": look},
                 "hovertemplate": "%{text}<extra></extra>", "showlegend": False, **place,
             }  # fmt: skip
@@ -105,6 +106,8 @@ def _drawn(item: Item, panel: Panel, axes: list[str]) -> Iterator[tuple[str, dic
             level = float(_counted(item.y, panel.y))
             ends = {"xref": "x domain", "x0": 0, "x1": 1, "y0": level, "y1": level}
             yield "shapes", {"type": "line", **ends, "line": {"color": item.colour, "dash": "dash", "width": 1}}
+            below = {"xref": "x domain", "x": 1, "xanchor": "right", "y": level, "yanchor": "top", "showarrow": False}
+            yield "annotations", {"text": escaped(item.text), "font": {"size": 11, "color": item.colour}, **below}
         case Shade():
             across = {"yref": "paper", "x0": item.begin, "x1": item.end, "y0": 0, "y1": 1}
             look = {"fillcolor": item.colour, "opacity": item.opacity, "line": {"width": 0}}
@@ -146,6 +149,7 @@ def _layout(scene: Scene) -> dict[str, Any]:
         "paper_bgcolor": _CLEAR,
         "plot_bgcolor": _CLEAR,
         "font": {"color": theme.TEXT, "size": 12},
+        "modebar": {"bgcolor": _CLEAR, "color": theme.TEXT, "activecolor": theme.SERIES["allocated"]},
         "hovermode": "closest" if has_bars or not any(isinstance(item, Line) for item in items) else "x unified",
         "hoverlabel": {"namelength": -1},
         "legend": _LEGEND,
@@ -190,15 +194,16 @@ def _axes(scene: Scene, panel: Panel, names: list[str]) -> Iterator[tuple[str, d
 
 
 def _counts(axis: Axis) -> bool:
-    """Whether plotly chooses the ticks: for an axis of seconds or percent, which can be zoomed."""
-    return axis.unit in ("s", "%")
+    """Whether plotly chooses the ticks: for an axis of seconds or events, which can be zoomed."""
+    return axis.unit in ("s", EVENTS)
 
 
 def _scale(axis: Axis) -> dict[str, Any]:
     """The range and the ticks of an axis; a button sets all of them."""
     scale: dict[str, Any] = {"range": [axis.low, axis.high], "tickmode": "auto", "ticksuffix": f" {axis.unit}"}
     if _counts(axis):
-        return {**scale, "tickvals": None, "ticktext": None}
+        one = {"showticksuffix": "last", "tickformat": ","} if axis.unit == EVENTS else {}
+        return {**scale, "tickvals": None, "ticktext": None, **one}
     texts = [escaped(text) for _, text in axis.ticks]
     return {**scale, "tickmode": "array", "ticksuffix": "", "tickvals": [at for at, _ in axis.ticks], "ticktext": texts}
 

@@ -17,7 +17,7 @@ from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import format_bytes, format_seconds, number_of, one_line
 from memlab.views import theme
 from memlab.views.page import Beside, Folded, Page, PageLines, Part
-from memlab.views.scene import Axis, Bands, Bars, Item, Label, Line, Mark, Panel, Rule, Scene, Shade
+from memlab.views.scene import Axis, Bands, Bars, Item, Label, Line, Mark, Panel, Rule, Scene, Shade, round_ticks
 from memlab.views.table import Cell, Column, Table
 
 _NAMED, _FEW, _ROWS, _BARS = 3, 8, 16, 32  # up to so many ranks get a name, a line, a row, a bar of their own
@@ -194,7 +194,7 @@ def ranks_scene(job: JobRanks, words: str) -> Scene:
     has_steps = len(numbers) > 1
     panels = []
     if has_steps:
-        ticks = tuple((at, f"{at:,}") for at in _round_ticks(int(numbers[0]), int(numbers[-1])))
+        ticks = tuple((at, f"{at:,}") for at in round_ticks(int(numbers[0]), int(numbers[-1])))
         axis = Axis(float(numbers[0]), float(numbers[-1]), ticks, "optimizer step: the highest allocated in each")
         panels.append(Panel(height, {"": (axis,)}, (*_step_lines(job, named, numbers, levels), *limit), end=0.56))
         limit = [Rule(one.y, one.colour, "") for one in limit]  # its text once
@@ -255,14 +255,6 @@ def _rank_bars(job: JobRanks, named: dict[RankRun, tuple[str, str]]) -> Iterator
     for one in job.ranks:
         if one.is_failed and (job.world_size <= _BARS or one in named):
             yield Mark(one.rank, 0, "cross", theme.CAPACITY, f"rank {one.rank}: {one.error or one.ending}")
-
-
-def _round_ticks(first: int, last: int, count: int = 5) -> list[int]:
-    """About `count` round numbers between two."""
-    step = next(
-        size * 10**power for power in range(18) for size in (1, 2, 5) if size * 10**power * count >= last - first
-    )
-    return list(range(-(-first // step) * step, last + 1, step))
 
 
 def _rank_ticks(world_size: int) -> list[int]:

@@ -1,21 +1,24 @@
-"""The report of a run and of an out-of-memory error, as pages."""
+"""The report of a run, as a page."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from memlab.analysis.breakdown import ELSEWHERE, Breakdown
+from memlab.analysis.breakdown import BEFORE, ELSEWHERE, Breakdown
 from memlab.analysis.leak import short_line
-from memlab.analysis.oom.explain import Explanation, Named, amount_text
+from memlab.analysis.modules import Module, held_tree
 from memlab.analysis.summary import DeviceSummary, Summary
+from memlab.analysis.tensors import TensorGroup
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import UNBOUNDED, format_bytes, format_seconds, one_line
 from memlab.views import theme
+from memlab.views.modules import each_of
 from memlab.views.page import Beside, Folded, Page, PageLines, Part
 from memlab.views.table import Cell, Column, Table
 
-_ROWS_SHOWN = {"category": 7, "phase": 5, "module": 5, "tensor": 5}
+_ROWS_SHOWN = {"category": 7, "phase": 5, "module": 6, "line": 4, "tensor": 6}
 _NAME = 48
 _OUTSIDE = "outside any module"
 _LEVELS = (
@@ -23,10 +26,13 @@ _LEVELS = (
     Column("not freed", "change"),
 )  # fmt: skip
 _WHEN = Column("when", "seconds")
+_LEAST = 200  # a row is at least this part of the whole
+_Bar = tuple[str, str, int, str]
+"""A row with a bar: name, how many of which size, bytes, colour."""
 
 
-def report(summary: Summary, pointer: str = "") -> Page:
-    """The page of a run; `pointer` is a line with the next step."""
+def report(summary: Summary, pointer: str = "", verdict: str = "") -> Page:
+    """The page of a run; `pointer` is a line with the next step, `verdict` whether a predicted run fits."""
     held = ("allocated", "reserved")
     shown = [one for one in summary.devices if any(lv.peak.high_bytes > 0 for lv in one.levels if lv.of in held)]
     shown = shown or list(summary.devices[:1])
@@ -36,11 +42,18 @@ def report(summary: Summary, pointer: str = "") -> Page:
     for number, device in enumerate(shown):
         parts += [PageLines((), headline(device, summary.provenance))] if number else []
         parts.append(_levels(device, summary.has_times))
-        # Categories imply phases.
+        # Categories imply phases; single tensors are more than sums of them.
         known = {share.by for share in device.shares}
-        left_out = "phase" if "category" in known else ""
-        parts.append(Beside(tuple(share_table(share) for share in device.shares if share.by != left_out)))
+        left_out = {"tensor", "phase" if "category" in known else ""}
+        tables = {share.by: share_table(share, summary.code) for share in device.shares if share.by not in left_out}
+        lines = tables.pop("line", None)
+        parts.append(Beside(tuple(tables.values())))
+        if device.tensors:
+            parts.append(Folded("Largest tensors at the peak", _tensors(device, summary.code), is_open=True))
+        if lines is not None and len(lines.rows) > 1:
+            parts.append(Folded("Lines that hold the peak", lines))
     title = headline(shown[0], summary.provenance) if shown else "No device was used."
+    title = f"{verdict[:1].upper()}{verdict[1:]}. {title}" if verdict else title
     parts.append(PageLines(summary.notes, colour=theme.WARNING))
     if summary.gaps:
         parts.append(Folded("Not seen", PageLines(tuple(f"{gap.name}: {gap.text}" for gap in summary.gaps))))
@@ -85,83 +98,84 @@ def _levels(summary: DeviceSummary, has_times: bool) -> Table:
     return Table(f"{device.label} ({device.name}{capacity})", columns, tuple(rows), tuple(notes))
 
 
-def share_table(share: Breakdown) -> Table:
-    """The largest shares with bars, and the rest in one more row."""
-    is_folded = share.by in ("tensor", "module")
-    named = _folded(share) if is_folded else [(_called(share.by, name), count) for name, count in share.items()]
-    total = max(share.total_bytes, 1)
-    large = [one for one in named if one[1] * 200 >= total]  # no row for "0 %"
-    shown = (large or named)[: _ROWS_SHOWN.get(share.by, 5)]
-    rows: list[tuple[Cell, ...]] = [(name, count, count / total) for name, count in shown]
+def share_table(share: Breakdown, code: Mapping[str, str] | None = None) -> Table:
+    """The largest shares with bars, and the rest in one more row; `code` is the text of lines."""
+    named: list[_Bar] = []
+    if share.by == "module":
+        named = _modules(share)
+    else:
+        for name, count in share.items():
+            colour = theme.CATEGORIES.get(name, "") if share.by == "category" else ""
+            called = _with_code(name, code or {}) if share.by == "line" else one_line(name, _NAME)
+            named.append((called, "", count, colour))
+    return _bars(f"peak by {share.by}", named, share.total_bytes, _ROWS_SHOWN.get(share.by, 5))
+
+
+def _bars(head: str, named: Sequence[_Bar], total: int, most: int) -> Table:
+    """The largest, and the rest in one more row."""
+    total = max(total, 1)
+    large = [one for one in named if one[2] * _LEAST >= total]  # no row for "0 %"
+    shown = (large or named)[:most]
+    rows: list[tuple[Cell, ...]] = [(name, each, count, count / total) for name, each, count, _ in shown]
     if len(named) > len(shown):
-        rest = share.total_bytes - sum(count for _, count in shown)
-        rows.append((f"{len(named) - len(shown)} more", rest, rest / total))
-    head = "largest tensors" if share.by == "tensor" else f"peak by {share.by}"
-    colours = tuple(theme.CATEGORIES.get(name, "") if share.by == "category" else "" for name, _ in shown)
-    columns = (Column(head, limit=2 * _NAME), Column("allocated", "bytes"), Column("share", "share"))
-    return Table("", columns, tuple(rows), bar=1, colours=colours)
+        rest = total - sum(count for _, _, count, _ in shown)
+        rows.append((f"{len(named) - len(shown):,} more", "", rest, rest / total))
+    columns = (
+        Column(head, limit=2 * _NAME),
+        Column("", limit=40),
+        Column("allocated", "bytes"),
+        Column("share", "share"),
+    )
+    return Table("", columns, tuple(rows), bar=2, colours=tuple(colour for *_, colour in shown))
 
 
-def _folded(share: Breakdown) -> list[tuple[str, int]]:
-    """Merge equal layers (different index, same bytes) into one row; the largest first."""
-    alike: dict[tuple[str, int], list[str]] = {}
-    for name, count in share.items():
-        alike.setdefault((re.sub(r"\d+", "#", name), count), []).append(name)
-    groups = []
-    for (_, count), names in alike.items():
-        if len(names) < 3:
-            groups += [(_called(share.by, name), count) for name in names]
-            continue
-        first, *_, last = sorted(names, key=lambda name: [int(digits) for digits in re.findall(r"\d+", name)])
-        ends = f"{one_line(_called(share.by, first), 40)} … {one_line(last.rpartition(' of ')[2], 24)}"
-        groups.append((f"{ends}: {len(names):,} × {format_bytes(count)}", count * len(names)))
-    return sorted(groups, key=lambda group: -group[1])
+def _modules(share: Breakdown) -> list[_Bar]:
+    """The modules, equal layers folded; the largest are split into their submodules as long as the rows are few."""
+    roots, outside = held_tree(share)
+    waiting, whole = list(roots), list[Module]()
+    while waiting:
+        largest = max(waiting, key=lambda module: module.held_bytes)
+        waiting.remove(largest)
+        below = [replace(largest, held_bytes=largest.own_bytes, children=())] if largest.own_bytes else []
+        below += [child for child in largest.children if child.held_bytes]
+        large = [one for one in (*waiting, *whole, *below) if one.held_bytes * _LEAST >= share.total_bytes]
+        if largest.children and len(large) <= _ROWS_SHOWN["module"] - 1:
+            waiting += below
+        else:
+            whole.append(largest)
+    named = [(one_line(one.path, _NAME), each_of(one) if one.layers > 1 else "", one.held_bytes, "") for one in whole]
+    named += [(_OUTSIDE if name == ELSEWHERE else name, "", count, "") for name, count in outside.items()]
+    return sorted(named, key=lambda bar: -bar[2])
 
 
-def _called(by: str, name: str) -> str:
-    """The name of a share; an unnamed tensor is called after the operator and line that made it."""
-    if by == "line":
-        return _line(name)
-    if by == "module" and name == ELSEWHERE:
-        return _OUTSIDE
-    category, of, place = name.partition(" of ")
-    if by == "tensor" and of and category in theme.CATEGORIES:
-        where = _OUTSIDE if place == ELSEWHERE else f"of {_line(place) if ':' in place else place}"
-        return one_line(f"unnamed {category} {where}", _NAME + 24)
-    return one_line(name, _NAME)
+def _tensors(device: DeviceSummary, code: Mapping[str, str]) -> Table:
+    """The largest tensors, alike ones in one row."""
+    named: list[_Bar] = []
+    for group in device.tensors:
+        each = f"{group.count:,} × {format_bytes(group.tensor_bytes)}" if group.count > 1 else ""
+        called = one_line(group.name, 2 * _NAME) if group.name else _origin(group, code)
+        named.append((called, each, group.nbytes, theme.CATEGORIES.get(group.category, "")))
+    return _bars("", named, sum(group.nbytes for group in device.tensors), _ROWS_SHOWN["tensor"])
 
 
-_HOLDS = (Column("", limit=160), Column("", "bytes"), Column("", limit=300, wraps=True))
+def _origin(group: TensorGroup, code: Mapping[str, str]) -> str:
+    """What made a tensor that has no name: its category, operator, module and line, as far as they are known."""
+    operator = re.sub(r"^aten[.:]+|\.\w+$", "", group.operator)
+    what = group.category if group.category != "other" else "tensor"
+    made = [f"made by {operator}" if operator else "", f"in {group.module}" if group.module else ""]
+    if group.phase == BEFORE:
+        made.append(f"from {BEFORE}")
+    elif not group.module and group.phase in ("backward", "optimizer"):
+        made.append(f"in {group.phase}")
+    line = f", {_with_code(group.line, code)}" if group.line else ""
+    if not any(made) and not line:
+        made.append("of unknown origin")
+    return one_line(" ".join(filter(None, (what, *made))) + line, 2 * _NAME)
 
 
-def oom_page(found: Explanation, cell: str = "", pointer: str = "") -> Page:
-    """What happened, what to do, the numbers, and what is still alive."""
-    actions: list[tuple[Cell, ...]] = []
-    for number, action in enumerate(found.actions, 1):
-        about = "about " if action.is_estimate and action.gives.low > 0 else ""
-        enough = {True: " [enough for this request]", False: " [not enough alone]", None: ""}[action.is_enough]
-        actions.append((f"{number}.", about + amount_text(action.gives), f"{action.text}{enough}"))
-    terms = tuple((term.name, amount_text(term.amount), term.meaning) for term in found.terms)
-    alive = f"Still alive on {found.label} afterwards: {format_bytes(found.alive_bytes)}, by what references it"
-    parts: list[Part] = [PageLines(found.sentences)]
-    parts += [Table("What to do", _HOLDS, tuple(actions))] if actions else []
-    parts += [Table("The numbers", _HOLDS, terms)] if terms else []
-    parts += [named_table(alive, found.named, found.more_named)] if found.named else []
-    if found.shares:
-        parts.append(Beside(tuple(map(share_table, found.shares)), "Allocated when memory ran out"))
-    if found.gaps:
-        parts.append(PageLines(tuple(f"- {gap}" for gap in found.gaps), "Not seen"))
-    parts += [pointer] if pointer else []
-    return Page(
-        f"memlab · {f'{one_line(cell, 80)} · ' if cell else ''}{found.title}", tuple(parts), theme.WARNING
-    ).remarked(found.remark)
-
-
-def named_table(title: str, named: Sequence[Named], more: int = 0) -> Table:
-    """What keeps memory alive, and the number of further entries."""
-    rows: list[tuple[Cell, ...]] = []
-    for one in named:
-        count = f"{one.count} storages, " if one.count > 1 else ""
-        rows.append((one.path or "(no name found)", one.nbytes, f"{count}{one.category}"))
-    rows += [(f"and {more} more", None, None)] if more else []
-    return Table(title, _HOLDS, tuple(rows))
+def _with_code(line: str, code: Mapping[str, str]) -> str:
+    """A line with its text, where it is known."""
+    if line == ELSEWHERE:
+        return "no known line"
+    text = code.get(line, "").strip()
+    return f"{_line(line)}  {one_line(text, _NAME)}" if text else _line(line) if ":" in line else line

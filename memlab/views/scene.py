@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memlab.trace.columns import Array
-from memlab.units import GiB, KiB, MiB, format_seconds, one_line
+from memlab.units import GiB, KiB, MiB, one_line
 from memlab.views import theme
 
 _LINE_OF_HEADING = 105  # characters
+EVENTS = "events"
+"""The unit of an axis of the order of events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,19 @@ class Axis:
     @classmethod
     def of_seconds(cls, duration_s: float, count: int, title: str = "") -> Axis:
         """An axis of time from the start of a run."""
-        ends = [duration_s * i / count for i in range(count + 1)]
-        ticks = tuple((at, format_seconds(at) if at else "0") for at in ends)
+        scales = ((60, "min", 180), (1, "s", 1), (1e-3, "ms", 1e-3))
+        scale, unit = next((one[:2] for one in scales if duration_s >= one[2]), (1e-6, "µs"))
+        ticks = tuple(
+            (at * scale, f"{at:g} {unit}" if at else "0") for at in ticks_from_zero(duration_s / scale, count)
+        )
         return cls(0.0, duration_s, ticks, title, unit="s")
 
     @classmethod
-    def of_percent(cls) -> Axis:
-        """An axis of the share of a run whose seconds mean nothing."""
-        return cls(0.0, 100.0, tuple((at, f"{at} %") for at in range(0, 101, 20)), unit="%")
+    def of_events(cls, count: int) -> Axis:
+        """An axis of the order of events, for a run whose seconds mean nothing."""
+        first, *further = ticks_from_zero(max(count, 1), 5)
+        ticks = ((first, "0"), *((at, f"{at:,.0f}") for at in further))
+        return cls(0.0, max(count, 1), ticks, "allocations and frees, in order", unit=EVENTS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,6 +211,17 @@ class Scene:
         return () if self.layers == ("other",) else self.layers
 
 
+def ticks_from_zero(top: float, count: int) -> list[float]:
+    """About `count` steps of 1, 2 or 5 times a power of ten, from 0.
+
+    >>> ticks_from_zero(618, 5), ticks_from_zero(3.1, 5)
+    ([0, 100, 200, 300, 400, 500, 600], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+    """
+    power = 10 ** math.floor(math.log10(top / count))
+    step = next(power * by for by in (1, 2, 5, 10) if power * by * (count + 1.5) >= top)
+    return [step * i for i in range(int(top / step * (1 + 1e-9)) + 1)]
+
+
 def byte_ticks(top_bytes: float, count: int = 4) -> list[int]:
     """About `count` round steps, in the unit that suits the top.
 
@@ -212,6 +230,14 @@ def byte_ticks(top_bytes: float, count: int = 4) -> list[int]:
     """
     step = 2 ** round(math.log2(max(top_bytes / count, 1)))
     return [int(step * i) for i in range(int(top_bytes // step) + 1)]
+
+
+def round_ticks(first: int, last: int, count: int = 5) -> list[int]:
+    """About `count` round numbers between two."""
+    step = next(
+        size * 10**power for power in range(18) for size in (1, 2, 5) if size * 10**power * count >= last - first
+    )
+    return list(range(-(-first // step) * step, last + 1, step))
 
 
 def short_bytes(count: int) -> str:

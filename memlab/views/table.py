@@ -5,6 +5,7 @@ Texts come from users and files: each is kept to one line, without terminal esca
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
@@ -93,9 +94,9 @@ class Table:
         used, bars = self._used(), self._bars()
         for place, (at, column, values) in enumerate(used):
             wide = f";min-width:{_BAR_WIDTH}em" if at == self.bar else ""
-            heads += f"<th style='{column.style}{wide}'>{_safe(column.name)}</th>"
+            heads += f"<th style='{column.style}{wide}'>{safe(column.name)}</th>"
             for number, value in enumerate(values):
-                text = escape(column.text(value))
+                text = safe(column.text(value))
                 colour = self.colours[number] if number < len(self.colours) else ""
                 style = column.style
                 if number in self.strong:
@@ -110,11 +111,11 @@ class Table:
                 if at == self.bar and length:
                     style += f";box-shadow:inset {length:g}em 0 {colour or theme.SERIES['allocated']}55"
                 rows[number] += f"<td style='{style}'>{text}</td>"
-        caption = f"<caption style='text-align:left;{_CELL}'>{_safe(self.title)}</caption>" if self.title else ""
+        caption = f"<caption style='text-align:left;{_CELL}'>{safe(self.title)}</caption>" if self.title else ""
         head = f"<thead><tr>{heads}</tr></thead>" if any(column.name for _, column, _ in used) else ""
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         table = f"<table style='{_TABLE}'>{caption}{head}<tbody>{body}</tbody></table>"
-        notes = "".join(f"<div>{_safe(note)}</div>" for note in self.notes)
+        notes = "".join(f"<div>{safe(note)}</div>" for note in self.notes)
         return (table if self.rows or caption else "") + notes
 
     def to_pandas(self) -> Any:
@@ -170,8 +171,13 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if not 0 < share < 0.005 else "<1 %"
 
 
-def _safe(text: str) -> str:
-    return escape(one_line(text))
+def safe(text: str, limit: int = 500) -> str:
+    """One line of text, escaped; what stands in backticks is code.
+
+    >>> safe("`x.item()` < 3")
+    '<code>x.item()</code> &lt; 3'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(one_line(text, limit)))
 
 
 _FORMATS: dict[str, Callable[[Any], str]] = {

@@ -8,21 +8,20 @@ import numpy as np
 
 from memlab.analysis.curves import Curve, Curves
 from memlab.trace.columns import Phase
-from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import format_bytes, format_seconds
 from memlab.views import theme
 from memlab.views.scene import Axis, Bands, Item, Label, Line, Panel, Rule, Scene, Shade, Strip
 
-_CAPACITY_SHOWN_FROM = 0.25  # the capacity is drawn if the curves come at least this close to it
+_CAPACITY_SHOWN_FROM = 0.5  # the capacity is drawn if the curves come at least this close to it, or memory ran out
 
 
 def timeline_scene(curves: Curves, title: str = "") -> Scene:
-    """The curves, the capacity, the peak and the phases; over the share of the run where seconds mean nothing."""
+    """The curves, the limits, the peak and the phases; over the events in their order where seconds mean nothing."""
     capacity, peak, duration_s = curves.device.capacity_bytes, curves.peak, max(curves.duration_s, 1e-9)
-    axis = Axis.of_seconds(duration_s, 5) if curves.has_times else Axis.of_percent()
+    axis = Axis.of_seconds(duration_s, 5) if curves.has_times else Axis.of_events(round(duration_s))
     scale = axis.high / duration_s
     top = max(curves.top_bytes, 1)
-    shows_capacity = capacity > 0 and top >= _CAPACITY_SHOWN_FROM * capacity
+    shows_capacity = capacity > 0 and (top >= _CAPACITY_SHOWN_FROM * capacity or curves.device.num_ooms > 0)
     items: list[Item] = []
     if curves.areas is not None:
         items.append(Bands(scale * curves.curves[0].time_s, curves.areas.layers))
@@ -35,29 +34,41 @@ def timeline_scene(curves: Curves, title: str = "") -> Scene:
     if curves.lowest is not None:
         colour = theme.LOWEST if curves.areas else theme.SERIES["allocated"]
         items.append(Line("lowest", scale * curves.lowest.time_s, curves.lowest.bytes, colour, 1.0, named=False))
+        # Above the middle of the line, which is white only across areas.
+        middle = len(curves.lowest.bytes) // 2
+        at = float(scale * curves.lowest.time_s[middle])
+        items.append(Label(at, int(curves.lowest.bytes[middle]), "lowest of each moment", colour))
     names = [phase.name.lower() for phase in Phase]
     if len(curves.phases):
         items.append(Strip(curves.phases, ("", *(theme.PHASE_COLOURS[name] for name in names[1:]))))
     lost = "not all events of this stretch are known"
     items += [Shade(scale * begin_s, scale * end_s, theme.TEXT, 0.12, lost) for begin_s, end_s in curves.lost]
-    if shows_capacity:
-        items.append(Rule(capacity, theme.CAPACITY, f"capacity {format_bytes(capacity)}"))
+    limits = {"capacity": capacity if shows_capacity else 0, "budget": curves.budget_bytes}
+    if curves.budget_bytes * _CAPACITY_SHOWN_FROM > top:
+        del limits["budget"]
+    for what, limit in limits.items():
+        items += [Rule(limit, theme.CAPACITY, f"{what} {format_bytes(limit)}")] if limit else []
     if peak.time_ns >= 0:
         text = f"peak {'' if peak.is_exact else '≥ '}{format_bytes(peak.low_bytes)}"
         items.append(
             Label(scale * peak.time_ns / 1e9, peak.low_bytes, text, theme.SERIES["allocated"], True, points=True)
         )
-    y = Axis.of_bytes(max(top, capacity if shows_capacity else 0) * 1.06)
+    y = Axis.of_bytes(max(top, *limits.values()) * 1.06)
     panel = Panel(y, {"": (axis,)}, tuple(items))
     present = [names[code] for code in np.unique(curves.phases) if code]
     keys = tuple((name, theme.PHASE_COLOURS[name]) for name in present)
-    return Scene(title, described(curves), (panel,), title, keys)
+    keys += tuple(
+        (f"{names[code]} {round(100 * share)} %", theme.PHASE_COLOURS[names[code]])
+        for code, share in curves.phase_shares.items()
+    )
+    below = 30 if curves.has_times else 52  # the title of the axis
+    return Scene(title, described(curves), (panel,), title, keys, height=230 + below, bottom=below)
 
 
 def described(curves: Curves) -> str:
     """The text alternative of the figure, in a sentence or two."""
     allocated, peak = curves.curves[0], curves.peak
-    over = f" over {format_seconds(curves.duration_s)}" if curves.has_times else f" ({SIMULATED_GPU})"
+    over = f" over {format_seconds(curves.duration_s)}" if curves.has_times else f" ({curves.source})"
     when = f" at {format_seconds(peak.time_ns / 1e9)}" if peak.time_ns >= 0 and curves.has_times else ""
     bound = "" if peak.is_exact else "at least "
     first, last = format_bytes(curves.start_bytes), format_bytes(int(allocated.bytes[-1]))

@@ -97,5 +97,5 @@ const memlabChart = (() => {
     return () => { themes.disconnect(); sizes.disconnect(); };
   }
 
-  return {TIME_STEPS, bytesText, clockText, roomyTop, ink, axes, make, makeRoot, write, transparent, own, watchPage};
+  return {bytesText, byteTicks, clockText, timeTicks, roomyTop, ink, axes, make, makeRoot, write, transparent, own, watchPage};
 })();
