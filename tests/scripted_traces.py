@@ -87,11 +87,13 @@ class Script:
         """The trace of it all."""
         module, modules = self._texts("module")
         line, lines = self._texts("line")
+        op, ops = self._texts("op")
+        name, named = self._texts("name")
         codes = {name: np.array([b.get(name, 0) for b in self.blocks], "u1") for name in ("phase", "category")}
         names = list(dict.fromkeys(name for *_, name in self.marks))
         return Trace(
             events=Events(*np.array(self.rows, "i8").reshape(-1, 8).T),
-            blocks=Blocks.unknown(len(self.blocks), module=module, line=line, **codes),
+            blocks=Blocks.unknown(len(self.blocks), module=module, line=line, op=op, name=name, **codes),
             made_by=MadeBy(
                 "hand", self.devices, duration_ns=self.now if duration is None else duration,
                 gaps=made_by.pop("gaps", (Gap("hand", "written by hand"),)), **made_by,
@@ -99,7 +101,7 @@ class Script:
             first_row=self.first_row,
             marks=Marks(*np.array([(*m[:3], names.index(m[3])) for m in self.marks], "i8").reshape(-1, 4).T),
             samples=Samples(*np.array(self.samples, "i8").reshape(-1, 7).T),
-            texts={"module": modules, "line": lines, "mark": tuple(names)},
+            texts={"module": modules, "line": lines, "op": ops, "name": named, "mark": tuple(names)},
             notes=notes or {},
         )  # fmt: skip
 

@@ -22,7 +22,12 @@ from memlab.magics.track import _parser
 PACKAGE = Path(memlab.__file__).parent
 CALL = re.compile(r"(?<![\w.'])memlab\.([a-z]\w*)(\((?:[^()]|\([^()]*\))*\))?")
 MAGIC = re.compile(r"(%%?)(mem\w+)((?: --?\w[\w-]*| (?:on|off|clear|release)\b)*)")
-WORDS = {"memledger": {"on", "off", "clear"}, "memoom": {"release", "--keep-outputs"}, "memwho": {"-d"}}
+WORDS = {
+    "memledger": {"on", "off", "clear"},
+    "memoom": {"release", "--keep-outputs"},
+    "memwho": {"-d"},
+    "memadvise": {"--target"},
+}
 
 
 def printed(path: Path) -> Iterator[str]:

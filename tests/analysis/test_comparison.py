@@ -54,6 +54,16 @@ def test_differences_are_of_b_less_a_the_largest_first():
     assert str(found).splitlines()[0].split() == ["activation", "700", "B", "300", "B", "−400", "B"]
 
 
+def test_the_modules_of_a_model_that_was_built_again_match():
+    a = held((100, {"module": "net.0.fc"}), (50, {"module": "net"}))
+    b = held((300, {"module": "net#2.0.fc"}), (50, {"module": "net#2"}))
+    found = differences(a, b, "module")
+    assert dict(found.items()) == {"net.0.fc": Difference(100, 300), "net": Difference(50, 50)}
+    both = held((300, {"module": "net.0"}), (50, {"module": "net#2.0"}))  # a student and its teacher
+    assert set(differences(both, both, "module")) == {"net.0", "net#2.0"}
+    assert set(differences(a, both, "module")) == {"net.0.fc", "net", "net.0", "net#2.0"}
+
+
 @pytest.mark.parametrize("by", ["category", "module", "line", "tensor", "phase"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_differences_sum_to_that_of_the_peaks_exactly(by, seed):

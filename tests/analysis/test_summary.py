@@ -46,9 +46,9 @@ def test_the_operation_that_made_the_peak_is_named():
 
 def test_shares_are_by_category_only_where_somebody_knows_one():
     script = step()
-    assert [share.by for share in summary(script.trace()).devices[0].shares] == ["phase", "module"]
+    assert [share.by for share in summary(script.trace()).devices[0].shares] == ["phase", "module", "line"]
     script.blocks[0]["category"] = Category.PARAMETER
-    assert [share.by for share in summary(script.trace()).devices[0].shares] == ["category", "phase", "module"]
+    assert [share.by for share in summary(script.trace()).devices[0].shares] == ["category", "phase", "module", "line"]
 
 
 def test_the_device_with_the_largest_peak_comes_first():

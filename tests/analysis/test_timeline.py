@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scripted_traces import GPU, Script
 
-from memlab.analysis.timeline import Pyramid, Timeline, timeline
+from memlab.analysis.timeline import Timeline, timeline
 from memlab.errors import MemlabError
 from memlab.trace import Device, Kind
 
@@ -61,49 +58,3 @@ def test_an_empty_trace_is_one_step_at_zero_and_an_unknown_quantity_is_refused()
     assert points(timeline(Script().trace(duration=7), 0)) == [(0, 0, -1)]
     with pytest.raises(MemlabError, match="'used'"):
         timeline(Script().trace(), 0, "used")
-
-
-@st.composite
-def lines(draw: st.DrawFn) -> Timeline:
-    changes = draw(st.lists(st.tuples(st.integers(0, 50), st.integers(-1000, 1000)), min_size=1, max_size=400))
-    times = np.cumsum([gap for gap, _ in changes])
-    level = np.maximum(np.cumsum([change for _, change in changes]), 0)
-    end = int(times[-1]) + draw(st.integers(0, 100))
-    return Timeline(times - times[0], level, np.arange(len(level)) - 1, end - int(times[0]))
-
-
-def brute(line: Timeline, begin: int, end: int, reach: int = 0) -> np.ndarray:
-    """The levels that hold at some time in [begin, end), and those of so many steps around."""
-    first = max(int(np.searchsorted(line.time_ns, begin, side="right")) - 1, 0)
-    last = max(int(np.searchsorted(line.time_ns, end)), first + 1)
-    return line.bytes[max(first - reach, 0) : last + reach]
-
-
-@settings(deadline=None, max_examples=60)
-@given(lines(), st.integers(-10, 20_000), st.integers(1, 20_000), st.integers(1, 300))
-def test_a_window_has_the_extremes_of_brute_force(line, begin, length, bins):
-    _, low, high = Pyramid(line).window(begin, begin + length, bins)
-    assert len(low) <= bins
-    expected = brute(line, begin, begin + length)
-    assert (low.min(), high.max()) == (expected.min(), expected.max())
-    assert np.all(low <= high)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_window_of_a_long_line_loses_no_extreme_and_reaches_over_by_less_than_a_bin(seed):
-    random = np.random.default_rng(seed)
-    level = np.abs(np.cumsum(random.integers(-500, 501, 300_000)))
-    times = np.cumsum(random.integers(1, 100, len(level)))
-    line = Timeline(times - times[0], level, np.arange(len(level)) - 1, int(times[-1]))
-    pyramid = Pyramid(line)
-    for _ in range(40):
-        begin, end = np.sort(random.integers(0, line.end_ns, 2))
-        at, low, high = pyramid.window(float(begin), float(end) + 1, bins=100)
-        expected = brute(line, begin, end + 1)
-        assert low.min() <= expected.min()
-        assert high.max() >= expected.max()
-        # Beyond the window a bin may reach, but by no more than a bin's share of the steps inside.
-        wide = brute(line, begin, end + 1, len(expected) // 100 + 1)
-        assert wide.min() <= low.min()
-        assert high.max() <= wide.max()
-        assert np.all(np.diff(at) > 0)

@@ -168,7 +168,7 @@ def test_without_timed_steps_the_runs_of_one_engine_are_compared():
     found = compare(made("a", 9, duration=10**9), made("b", 9, duration=3 * 10**9))
     assert (*found.seconds,) == (1.0, 3.0)
     assert "the run took 3.00 times as long" in found.sentence
-    assert "seconds are those of the whole runs" in found.text
+    assert "Seconds are those of the whole runs" in found.text
     before, now = by(made("a", 9), engine="CPU dispatch tally"), by(made("b", 9), engine="CPU tensor tracker")
     assert compare(before, now).seconds is not None  # an engine that was renamed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from processes import python
 from torch import nn
 
 import memlab
-from memlab.api import fit as batch
+from memlab.api import largest_batch
 from memlab.api.predict import predict_step
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import child, dry_run
@@ -78,7 +79,7 @@ def test_it_says_that_it_is_one_and_what_it_assumed(prediction):
     assert "fake CUDA" in text
     assert "assumed:" in text
     assert repr(prediction).startswith("<Prediction 'training': fits on a card: needs ")
-    assert prediction.report().title == "training · predicted for a card"
+    assert prediction.report().title == f"training · predicted: fits a card with {prediction.margin_bytes} to spare"
     assert "image/svg+xml" in prediction.report().figure_bundle()
 
 
@@ -105,6 +106,31 @@ def test_a_step_that_fails_gives_one_line_and_its_traceback():
         memlab.predict(step, CARD)
     assert "\n" not in str(raised.value).strip()
     assert any("in step" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("mib", "begins"),
+    [
+        (150, r"Fits small with 1\d\d\.\d to 1\d\d\.\d MiB to spare\. Predicted peak"),
+        (254, r"Too close to call on small: [\d.]+ MiB missing to [\d.]+ MiB left\. Predicted peak"),
+        (300, r"Does not fit small: 3\d\.\d\d to 5\d\.\d\d MiB missing\. Predicted peak"),
+    ],
+)
+def test_the_first_line_is_the_verdict(mib, begins, tmp_path):
+    found = memlab.predict(takes(mib), card_of("small", 256 * MiB))
+    again = memlab.load(found.save(tmp_path / "p.memlab"))
+    for report in (found.report(), again.report()):
+        assert re.match(begins, report.text.splitlines()[0]), report.text.splitlines()[0]
+        picture = report.figure_bundle()["image/svg+xml"]
+        assert found.verdict in picture and "capacity 256.0 MiB" in picture
+
+
+def test_the_verdict_on_what_raised_is_a_lower_bound_and_on_nothing_is_none():
+    found = memlab.predict(takes(100), card_of("small", 256 * MiB))
+    found.note("raised", True)
+    assert found.verdict == "ended with an error: needs at least 98.00 MiB of the 256.0 MiB of small"
+    assert str(memlab.predict(lambda: None, CARD)).startswith("Allocates nothing on a card")
+    assert memlab.Run("measured").verdict == ""
 
 
 def test_where_the_card_is_full_it_goes_on_or_meets_the_error():
@@ -201,11 +227,17 @@ def test_the_largest_batch_is_the_last_that_fits():
     found = memlab.max_batch(lambda batch: takes(16 * batch), card_of("small", 128 * MiB))
     assert list(memlab.runs) == before  # its trials are nobody's runs
     assert (int(found), found.perhaps) == (7, 8)  # 2 % of *reserved* are too close to call
-    assert {7: "yes", 8: "close", 9: "no"}.items() <= {one.batch: one.fits for one in found.tried}.items()
+    assert [(one.batch, one.fits) for one in found.tried] == [
+        (1, "yes"), (7, "yes"), (8, "close"), (9, "no"), (16, "no")
+    ]  # fmt: skip
     assert str(found).startswith("Largest batch on small: 7; 8 is too close to call\n")
+    assert "128.0 MiB usable" in found.svg() and "largest: 7" in found.svg()
+    assert found.scene().words == found.text
+    marks = [one for one in found.figure.data if one.mode == "markers"]
+    assert len(marks) == 5 and all(0 < one.y[0] < found.figure.layout.yaxis.range[1] for one in marks)
 
 
-@pytest.mark.parametrize(("yes", "close"), [(0, 0), (0, 1), (0, 5), (1, 1), (7, 9), (100, 260), (64, 64)])
+@pytest.mark.parametrize(("yes", "close"), [(0, 0), (0, 1), (0, 5), (1, 1), (7, 9), (30, 100), (64, 64)])
 def test_no_batch_is_predicted_that_is_larger_than_one_that_does_not_fit(monkeypatch, yes, close):
     failed: list[int] = []
 
@@ -215,7 +247,7 @@ def test_no_batch_is_predicted_that_is_larger_than_one_that_does_not_fit(monkeyp
         failed.extend([batch] * (fits == "no"))
         return SimpleNamespace(fits=fits, peak_device_bytes=ByteRange(batch, batch))
 
-    monkeypatch.setattr("memlab.api.fit._predicted_batch", predicted)
+    monkeypatch.setattr(largest_batch, "_predicted_batch", predicted)
     found = memlab.max_batch(lambda batch: None, CARD)
     assert (found.batch, found.perhaps) == (yes, max(yes, close))
     title = str(found).splitlines()[0]
@@ -290,15 +322,15 @@ def test_news_of_every_child_go_to_who_asked_for_them(capsys):
 
 def test_the_limit_is_for_all_batches_together(monkeypatch):
     clock = iter([0.0, 4.0, 11.0])
-    monkeypatch.setattr(batch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(largest_batch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     limits: list[float] = []
 
     def predicted(make_step, number, card, conf, limit_s, job):
         limits.append(limit_s)
         return SimpleNamespace(fits="yes", peak_device_bytes=ByteRange.exact(number))
 
-    monkeypatch.setattr(batch, "_predicted_batch", predicted)
-    with pytest.raises(PredictionError, match="limit_s of 10 s was over before a batch of 4 was predicted"):
+    monkeypatch.setattr(largest_batch, "_predicted_batch", predicted)
+    with pytest.raises(PredictionError, match="limit_s of 10 s was over before a batch of 256 was predicted"):
         memlab.max_batch(lambda number: None, CARD, limit_s=10)
     assert limits == [10, 6]
 
@@ -310,8 +342,10 @@ def test_a_run_that_raised_fits_nowhere_for_certain():
     table = memlab.fit(whole, [memlab.Card("tiny", 256 * MiB, (8, 6), 0, multiprocessors=28), "T4", "H100"])
     assert [row.fits for row in table.rows] == ["no", "unknown", "unknown"]
     assert table["T4"].needs_bytes.high == UNBOUNDED
-    assert "unknown: the run raised, its whole step needs more" in str(table)
-    assert " fits" not in str(table).replace("it does not fit", "")
+    title, advice = str(table).splitlines()[0], str(table).splitlines()[2]
+    assert title.endswith("the run raised: too small are 1 of 3 GPUs, unknown the others")
+    assert advice.startswith("Its whole step needs at least what is shown") and advice.endswith("then %memfit.")
+    assert "  fits" not in str(table)
     assert table.to_pandas()["needs_high_bytes"].isna().all()
 
 
@@ -319,7 +353,7 @@ def test_a_batch_that_fails_is_named():
     def make_step(batch: int):
         return lambda: torch.ones(1 // (batch < 2), device="cuda")
 
-    with pytest.raises(PredictionError, match="with a batch of 2 the step raised in the dry run: ZeroDivisionError"):
+    with pytest.raises(PredictionError, match="with a batch of 16 the step raised in the dry run: ZeroDivisionError"):
         memlab.max_batch(make_step, CARD)
     with pytest.raises(PredictionError, match=r"make_step\(1\) must give a function to predict, got NoneType"):
         memlab.max_batch(lambda batch: None, CARD)
@@ -328,6 +362,9 @@ def test_a_batch_that_fails_is_named():
 def test_a_run_against_all_cards(prediction):
     table = memlab.fit(prediction)
     assert len(table) == len(memlab.cards)
+    smallest, fits = table.rows[0], sum(row.fits == "yes" for row in table.rows)
+    size = f"{smallest.card.total_bytes / GiB:g} GiB"
+    assert str(table).startswith(f"training · smallest GPU: {smallest.card.name}, {size}; {fits} of {len(table)} fit\n")
     usable = [row.usable_bytes for row in table.rows]
     assert usable == sorted(usable)
     assert table["T4"].fits == "yes"

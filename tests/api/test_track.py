@@ -242,6 +242,7 @@ def test_a_budget_that_is_exceeded_fails_the_block_after_it_ran_and_one_that_is_
     assert ran == [1]
     assert "run 'big': cpu peaked at" in str(caught.value)
     assert "above its budget of 1000 B." in str(caught.value)
+    assert memlab.runs["big"].trace.notes["budget_bytes"] == 1000  # its picture has a line for it
     assert "memlab · big" in capsys.readouterr().out
     # The user's error matters more.
     with pytest.raises(ValueError, match="mine"), memlab.track(budget=1000, show=False):

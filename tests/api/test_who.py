@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 import torch
@@ -128,16 +129,30 @@ def test_what_a_list_gathers_is_one_row(notebook):
         losses = [net(torch.ones(8, 1000)).sum() for _ in range(20)]
     """)
     found = who()
-    rows = {line.split("  ")[-2 if line.endswith("tensors") else -1].strip(): line for line in str(found).splitlines()}
-    assert "20 tensors" in rows["losses[…]"]
-    assert rows["losses[…]"].split()[:3] == ["80", "B", "()"]
-    graphs = rows["losses[…].grad_fn -> ..."]
-    assert graphs.split()[:2] == ["625.0", "KiB"]
-    assert "20 tensors" in graphs
+    rows = {line.split("  ")[-1].strip(): line for line in str(found).splitlines()}
+    assert rows["losses[…]"].split()[:4] == ["80", "B", "20", "()"]
+    assert rows["losses[…].grad_fn -> ..."].split()[:3] == ["625.0", "KiB", "20"]
     assert "various" in rows["batches[…]['x']"]
     assert {"few[0]", "few[1]", "few[2]"} <= set(rows)
     assert {f"losses[{i}]" for i in range(20)} <= set(found.to_pandas().path)  # the frame has them all
     assert "losses[…]" in found.html
+
+
+def test_layers_and_what_one_graph_keeps_are_a_row_for_each_shape(notebook):
+    notebook.run("""
+        net = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(12)), torch.nn.Linear(16, 7))
+        optimizer = torch.optim.Adam(net.parameters())
+        net(torch.ones(64, 16)).sum().backward()
+        optimizer.step()
+        y = net(torch.ones(64, 16))
+    """)
+    lines = [re.split(r"  +", line.strip()) for line in str(who()).splitlines()]
+    counts = {line[-1]: int(line[1]) for line in lines if len(line) == 7 and line[1].isdecimal()}
+    weights = ["net.*.weight", "net.*.weight.grad", "optimizer.state[net.*.weight]['exp_avg']"]
+    assert [counts[path] for path in weights] == [12, 12, 12]
+    (kept,) = (path for path in counts if path.startswith("y.grad_fn"))
+    assert counts[kept] == 12 and kept.endswith("saved mat1")
+    assert "net.12.weight" in str(who())  # of another shape
 
 
 def test_a_tensor_says_what_its_graph_keeps(notebook):

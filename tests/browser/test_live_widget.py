@@ -1,8 +1,7 @@
-"""In a real JupyterLab: the curve moves while the cell runs, Stop stops it, zooming refetches, with no network."""
+"""In a real JupyterLab: the curve moves while the cell runs, Stop stops it, with no network."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 import pytest
@@ -64,32 +63,6 @@ for tick in range(120):
 view.finish()
 print("broken", view.broken)
 """
-
-EXPLORER = """
-import numpy as np
-from IPython.display import display
-from memlab.views.explorer import Explorer
-
-calls, closed = [], []
-def window(begin_s, end_s, bins):
-    if end_s - begin_s < 1e-3:
-        raise RuntimeError("<b>too deep</b>")
-    calls.append((begin_s, end_s))
-    times = np.linspace(begin_s, end_s, bins, endpoint=False)
-    held = (1.2 + np.abs(np.sin(5 * times)) + 0.1 * np.sin(300 * times)) * 2**30
-    noise = 2**26 * min(1.0, (end_s - begin_s) / 5)
-    return {"allocated": (times, held - noise, held + noise), "reserved": (times[:1], [2.6 * 2**30], [2.6 * 2**30])}
-
-explorer = Explorer(window, 12.0, "training", on_close=lambda: closed.append(1))
-display(explorer)
-"""
-BUSY = """
-import time
-while len(calls) < 4 and not explorer.error:
-    time.sleep(0.05)
-print("refetched while busy", len(calls) >= 4)
-"""
-AFTER = "print(explorer.selection, closed, [len(calls) > 1, explorer.error])"
 
 
 @pytest.fixture(scope="module")
@@ -188,74 +161,3 @@ def test_a_long_run_is_thinned_without_losing_its_peak(lab: harness.Lab) -> None
       return [data.map(row => row.length), Math.max(...data[1]), sorted, dropped]; }""")
     assert lengths[0] == lengths[1] <= 20_000
     assert (highest, sorted_, dropped) == (4e9, True, 0)
-
-
-def test_the_view_can_be_moved_by_mouse_keys_and_python(lab: harness.Lab) -> None:
-    lab.write("moves.ipynb", [EXPLORER, "explorer.selection = (1.0, 2.0)", "print(explorer.selection)"])
-    lab.open("moves.ipynb")
-    lab.run_cell(0)
-    lab.page.wait_for_function(
-        "() => window.__memlab_explorer && window.__memlab_explorer.answered > 0", timeout=30_000
-    )
-    lab.run_cell(1)
-    assert_seen(lab, 1.0, 2.0)
-    lab.cell(0).locator(".memlab-plot").focus()
-    lab.page.keyboard.press("ArrowRight")
-    assert_seen(lab, 1.2, 2.2)
-    lab.page.keyboard.press("-")
-    assert_seen(lab, 0.7, 2.7)
-    box = lab.cell(0).locator(".u-over").bounding_box()
-    lab.page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 50)
-    lab.page.keyboard.down("Shift")
-    lab.page.mouse.down()
-    lab.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 50, steps=20)
-    lab.page.mouse.up()
-    lab.page.keyboard.up("Shift")
-    assert_seen(lab, 1.2, 3.2)
-    lab.page.wait_for_function("() => window.__memlab_explorer.answeredAll")
-    lab.run_cell(2)
-    assert ast.literal_eval(lab.text(2)) == pytest.approx((1.2, 3.2), abs=0.02)
-    assert (lab.foreign, errors(lab)) == ([], [])
-
-
-def assert_seen(lab: harness.Lab, begin_s: float, end_s: float) -> None:
-    near = (
-        "([b, e]) => { const [x, y] = window.__memlab_explorer.seen; return Math.abs(x - b) + Math.abs(y - e) < 0.02; }"
-    )
-    lab.page.wait_for_function(near, arg=[begin_s, end_s], timeout=5000)
-
-
-def test_zooming_refetches_while_a_cell_runs_and_errors_are_shown(lab: harness.Lab) -> None:
-    lab.write("explorer.ipynb", [EXPLORER, BUSY, AFTER])
-    lab.open("explorer.ipynb")
-    lab.run_cell(0)
-    lab.page.wait_for_function(
-        "() => window.__memlab_explorer && window.__memlab_explorer.answered > 0", timeout=30_000
-    )
-    picture(lab, "explorer-whole")
-    lab.run_cell(1, wait=False)
-    box = lab.cell(0).locator(".u-over").bounding_box()
-    across, middle = (lambda share: box["x"] + share * box["width"]), box["y"] + box["height"] / 2
-    for _ in range(2):
-        lab.page.mouse.move(across(0.25), middle)
-        lab.page.mouse.down()
-        lab.page.mouse.move(across(0.75), middle, steps=4)
-        lab.page.mouse.up()
-    lab.wait_cell(1, 20)
-    assert "refetched while busy True" in lab.text(1)
-    picture(lab, "explorer-zoomed")
-    for _ in range(12):
-        lab.cell(0).get_by_role("button", name="Zoom in").click()
-    lab.page.wait_for_function(
-        "() => document.querySelector('.memlab-explorer .memlab-said').textContent.includes('<b>too deep</b>')"
-    )
-    lab.theme("dark")
-    picture(lab, "explorer-error-dark")
-    lab.page.mouse.dblclick(across(0.5), middle)
-    lab.page.wait_for_function("() => document.querySelector('.memlab-explorer .memlab-said').textContent === ''")
-    picture(lab, "explorer-dark")
-    lab.theme("light")
-    lab.cell(0).get_by_role("button", name="Close the explorer").click()
-    lab.run_cell(2)
-    assert "(0.0, 12.0) [1] [True, '']" in lab.text(2)
-    assert (lab.foreign, errors(lab)) == ([], [])

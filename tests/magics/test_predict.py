@@ -112,14 +112,31 @@ def test_one_statement_is_predicted_too(notebook: Kernel):
 
 def test_the_table_of_cards(notebook: Kernel):
     notebook.run(TRAINING)
-    assert "predicted on 65 cards" in notebook.run("%memfit predicted").out or ""
+    assert " of 65 fit\n" in (notebook.run("%memfit predicted").out or "")
     reply = notebook.run("%memfit predicted T4, 8GiB")
     assert reply.out is not None
-    assert reply.out.splitlines()[0] == "predicted on 2 cards, the smallest that fits: 8.00 GiB card"
+    assert reply.out.splitlines()[0] == "predicted · smallest GPU: 8.00 GiB card; 2 of 2 fit"
     assert "fits" in reply.out
     reply = notebook.run("%memfit no such thing")
     assert reply.error == "UsageError"
     assert "Nor is there a run of that name" in reply.said
+
+
+def test_a_run_that_ran_out_of_memory_is_predicted_to_its_end(notebook: Kernel):
+    cell = "%%memtrack --predict 2GiB --raises-oom --quiet --name cut\nx = torch.ones(1 << 28, device='cuda')\n"
+    assert notebook.run(f"{cell}y = torch.ones(1 << 30, device='cuda')\n").error == "OutOfMemoryError"
+    notebook.run("import memlab\ncut = memlab.fit(memlab.runs['cut'])\nmemlab.runs['cut'].cell_text = ''")
+    assert "cut (it raised; its cell predicted to the end)" in (notebook.ok("cut").out or "")
+    # 1 GiB had been allocated when it raised, the whole cell needs 5.
+    answers = "cut['RTX 3050 Laptop'].fits, cut['RTX 4060'].fits, cut['T4'].needs_bytes.low >> 30"
+    assert notebook.value(f"({answers})") == ("no", "yes", 5)
+    least = notebook.ok("memlab.fit(memlab.runs['cut'], ['RTX 4060', 'T4']).to_pandas().fits.tolist()")
+    assert least.out == "['unknown', 'unknown']"
+
+
+def test_a_cell_that_fails_again_is_given_as_at_least(notebook: Kernel):
+    notebook.run("%%memtrack --predict T4 --quiet --name broken\nx = torch.ones(1 << 28, device='cuda')\n1 / 0\n")
+    assert notebook.value("memlab.fit(memlab.runs['broken'], ['T4']).rows[0].fits") == "unknown"
 
 
 def test_ctrl_c_ends_the_child(notebook: Kernel):

@@ -158,6 +158,20 @@ def test_of_many_modules_the_largest_differences_are_shown_and_the_rest_is_summe
     assert rows[8][:2] == ["peak", "allocated"]
 
 
+def test_layers_that_differ_alike_are_one_row():
+    script = {name: Script(HOST) for name in "ab"}
+    for i in range(12):
+        script["a"].alloc(4 * MiB, module=f"net.{i}.fc")
+        script["b"].alloc(1 * MiB, module=f"net.{i}.fc")
+    for one in script.values():
+        one.alloc(3 * MiB, module="net.head")
+    a, b = (Run(name, one.trace(duration=10)) for name, one in script.items())
+    found = compare(a, b)
+    (row,) = (line for line in found.text.splitlines() if "layers" in line)
+    assert row.split("  ")[1:] == ["12 layers, net.0.fc … net.11.fc", "48.00 MiB", "12.00 MiB", "−36.00 MiB"]
+    assert len(found.by("module")) == 13  # every layer has its own figures
+
+
 def test_lines_stand_with_their_code_where_both_runs_have_them():
     a, b = run("a", 5, line="cell:2"), run("b", 9, line="cell:3")
     assert "by line" in compare(a, b).text

@@ -71,10 +71,22 @@ def test_what_was_not_looked_at_says_so():
 
 def test_quiet_cells_are_counted_and_old_rows_left_out():
     quiet = [entry(i) for i in range(5)]
-    busy = [entry(10 + i, Left("x", "cpu", MiB)) for i in range(ROWS_SHOWN + 7)]
+    busy = [entry(10 + i, Left("x", "cpu", MiB), text=f"code {i}") for i in range(ROWS_SHOWN + 7)]
     shown = text(*quiet, *busy)
     assert "5 cells freed everything and had no peak." in shown and "7 earlier rows not shown" in shown
     assert len(shown) < 12_000
+
+
+def test_runs_of_a_cell_that_leave_the_same_are_one_row():
+    def run(index: int, size: int = MiB) -> Entry:
+        level = LevelAfterRun("cpu", index * MiB, index * MiB + size)
+        return entry(index, Left(f"losses[{index}]", "cpu", size), level=level, text="train()", again=index)
+
+    lines = text(*map(run, range(4)), run(4, 2 * MiB)).splitlines()
+    wanted = r"\s+\[1\] … \[4\]\s+train\(\) \(4 runs\)\s+cpu\s+0 B\s+4.00 MiB\s+\+4.00 MiB\s+4.00 MiB\s+"
+    assert re.match(wanted + r"each: losses\[3\] 1.00 MiB$", lines[3]), lines[3]
+    assert "[5]" in lines[4] and "train() (run 5)" in lines[4]
+    assert text(run(0), run(1)).count("train()") == 2
 
 
 def test_an_empty_ledger_and_one_that_is_off():

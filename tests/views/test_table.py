@@ -11,7 +11,7 @@ from memlab.views.page import Beside, Folded, Page, PageLines, code_block
 from memlab.views.shown import Shown, ShownWithFigure
 from memlab.views.table import Column, Table
 
-TAGS = "div b table caption thead tbody tr th td span details summary ul li pre"
+TAGS = "div b table caption thead tbody tr th td span details summary ul li pre code"
 HOSTILE = ["<script>alert(1)</script>", "\x1b[2J\n", "a' onload='x", "x" * 10_000, "&amp;"]
 
 HELD = Table(
@@ -140,3 +140,15 @@ def test_what_gives_words_alone_has_html():
 
     assert "a &lt; b" in Words().html
     assert str(Words()) == "a < b\nsecond"
+
+
+def test_what_stands_in_backticks_is_code_in_html_and_stays_in_text():
+    page = Page("`a < b`", ("call `x.item()`, not `y`", Table("", (Column("what"),), (("`z`",),), ("a ` alone",))))
+    for code in (
+        "<code>a &lt; b</code>",
+        "call <code>x.item()</code>, not <code>y</code>",
+        "<code>z</code>",
+        "a ` alone",
+    ):
+        assert code in page.html()
+    assert "call `x.item()`, not `y`" in page.text()

@@ -16,6 +16,7 @@ from memlab.trace import Bounded, Category, Device, MarkKind
 from memlab.views import theme
 from memlab.views.plotly import figure
 from memlab.views.scene import Axis, Label, Line, Panel, Scene, Shade, byte_ticks, short_bytes
+from memlab.views.shown import PLOTLY, bundle
 from memlab.views.svg import WIDTH, Space, svg
 from memlab.views.timeline import described, sparkline, timeline_scene
 
@@ -187,6 +188,68 @@ def test_the_kinds_of_curves_labels_and_shades_are_told_apart_in_both():
     assert [text for text in texts(found) if text.isalpha()] == ["there", "stair", "samples", "joined"]
     dashes = [path.get("stroke-dasharray") for path in paths(found) if path.get("stroke") == "#123456"]
     assert dashes == [None, None, "5 3", None]  # the first curve is drawn last
+
+
+def test_a_limit_is_a_named_line_in_both_and_the_budget_is_one():
+    script = Script(Device(0, "small", capacity_bytes=8 << 20))
+    script.alloc(6 << 20, at=1)
+    found = curves(script.trace(notes={"budget_bytes": 5 << 20}), script.devices[0])
+    named = {"capacity 8.00 MiB", "budget 5.00 MiB"}
+    assert named <= set(texts(picture(found)))
+    assert named <= {note["text"] for note in plotted(found)["layout"]["annotations"]}
+    assert found.budget_bytes == 5 << 20
+    far = curves(script.trace(notes={"budget_bytes": 1 << 40}), script.devices[0])
+    assert not any("budget" in text for text in texts(picture(far)))
+
+
+def test_host_memory_does_not_stretch_the_axis():
+    script = Script(HOST)
+    script.alloc(1 << 20, at=1)
+    script.sample(2, -1, -1, -1, 2 << 20)
+    found = drawn(script, duration=10)
+    assert [curve.name for curve in found.curves] == ["allocated", "rss"] and found.top_bytes == 1 << 20
+    assert "rss" not in texts(picture(found))
+
+
+@pytest.mark.parametrize(("name", "notes"), [("card (simulated)", {}), ("card", {"prediction": {"peaks": {
+    of: [3 << 20, 3 << 20] for of in ("allocated", "reserved", "device used")}}})])  # fmt: skip
+def test_without_times_the_axis_is_the_order_of_events(name, notes):
+    script = step()
+    script.devices = (Device(0, name),)
+    found = curves(script.trace(notes=notes), script.devices[0])
+    axis = timeline_scene(found).panels[0].axes[0]
+    assert (axis.high, axis.unit, axis.title) == (3, "events", "allocations and frees, in order")
+    assert found.peak.time_ns == 2_000_000_000  # the second event
+    (note,) = plotted(found)["layout"]["annotations"]
+    assert note["x"] == 2 and "allocations and frees, in order" in texts(picture(found))
+    assert ("predicted" if notes else "simulated GPU") in described(found)
+
+
+def test_phases_that_are_too_short_to_draw_are_shares_and_the_lowest_line_has_a_name():
+    few, many = Script(HOST), Script(HOST)
+    for script, steps in ((few, 4), (many, 4000)):
+        for begin in range(0, 2000 * steps, 2000):
+            block = script.alloc(1 << 20, at=begin)
+            script.mark(MarkKind.PHASE_BEGIN, "backward", begin)
+            script.mark(MarkKind.PHASE_END, "backward", begin + 1000)
+            script.free(block, at=begin + 1100)
+    assert len(drawn(few).phases) and not timeline_scene(drawn(few)).keys[0][0].endswith("%")
+    found = drawn(many)
+    assert not len(found.phases)
+    assert [name for name, _ in timeline_scene(found).keys] == ["backward 50 %"]
+    assert "lowest of each moment" in texts(picture(found))
+
+
+@pytest.mark.parametrize(
+    ("duration", "texts"), [(0.618, ["0", *(f"{i}00 ms" for i in range(1, 7))]), (2.2, ["0", "0.5 s", "1 s", "1.5 s", "2 s"]),
+    (805, ["0", "5 min", "10 min"]), (4e-6, ["0", "1 µs", "2 µs", "3 µs", "4 µs"])])  # fmt: skip
+def test_ticks_of_time_are_round_and_in_one_unit(duration, texts):
+    assert [text for _, text in Axis.of_seconds(duration, 5).ticks] == texts
+
+
+def test_the_toolbar_shows_on_hover_alone():
+    config = bundle(timeline_scene(drawn(step())))[PLOTLY]["config"]
+    assert config["displayModeBar"] == "hover" and not config["displaylogo"]
 
 
 # --- plotly -----------------------------------------------------------------------------------------------------------
