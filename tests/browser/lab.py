@@ -38,6 +38,11 @@ IDLE = ".jp-NotebookPanel [data-status='idle'], .jp-Notebook-ExecutionIndicator[
 PROMPT = """([i, pattern]) => {
   const prompt = document.querySelectorAll('.jp-Notebook .jp-Cell')[i].querySelector('.jp-InputPrompt');
   return prompt && new RegExp(pattern).test(prompt.innerText); }"""
+# What is sent to a kernel before it has answered once, as after another one was shut down, can be lost: the cell waits for ever.
+ANSWERS = """async () => {
+  const context = window.jupyterapp.shell.currentWidget.sessionContext;
+  await context.ready;
+  await context.session.kernel.info; }"""
 STARTED, DONE = r"\[(\d+|\*)\]", r"\[\d+\]"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
@@ -180,6 +185,7 @@ class Lab:
         self.page.goto(f"{self.url}/lab/tree/{name}?token={self.token}&reset")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self.page.wait_for_selector(IDLE, timeout=90_000, state="attached")
+        self.page.evaluate(ANSWERS)
 
     def cell(self, i: int) -> Any:
         """The locator of cell number `i`."""

@@ -88,10 +88,8 @@ def test_guesses_made_in_the_folder_of_the_lessons_go_along(tmp_path, lessons):
 
 def test_make_lab_copies_and_opens_the_copy_which_git_ignores_and_clean_leaves():
     def plan(*arguments: str) -> str:
-        done = subprocess.run(
-            ["make", "--dry-run", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-        )
-        return done.stdout
+        command = ["make", "--dry-run", "--no-print-directory", *arguments]  # whose path may have a folder named work
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
 
     for target in ("lab", "lab-simulated"):
         text = plan(target)

@@ -195,9 +195,9 @@ def test_sigterm_leaves_the_report_and_the_page(folder):
 def test_sigterm_ends_a_script_that_hangs_in_c(folder):
     # Locking a mutex twice waits forever, and no signal interrupts it: so does a collective whose partner is gone.
     hangs = """
-import ctypes
+import ctypes, threading
 mutex, lib = ctypes.create_string_buffer(64), ctypes.CDLL(None)
-print("now", flush=True)
+threading.Timer(1.0, print, ("now",), {"flush": True}).start()  # when it hangs: between two calls the handler would be run
 while True: lib.pthread_mutex_lock(mutex)
 """
     process = started(folder, TRAIN + hangs)
