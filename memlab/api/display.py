@@ -236,18 +236,8 @@ class Display:
     def discard_view(self) -> None:
         """Close the live view after its output was replaced."""
         view, self._view = self._view, None
-        if view is None:
-            return
-        with contextlib.suppress(Exception):
-            # nbconvert saves the last state of every widget, 70 kB of JavaScript each.
-            with view.hold_sync():
-                view.set_trait("_esm", "export default {}")
-                view.set_trait("_css", "")
-                view.set_trait("key", b"")
-                view.set_trait("setup", {})
-            layout = view.layout  # a separate widget, which closing the view leaves open
+        if view is not None:
             view.close()
-            layout.close()
 
 
 def interrupt_main() -> None:

@@ -246,6 +246,7 @@ def predict_ranks(
     raises_oom: bool = False,
     mesh: Sequence[int] = (),
     on_news: OnNews | None = None,
+    is_quiet: bool = False,
 ) -> Prediction:
     """Predict the ranks of a job that may differ; the prediction of the one that needs most, which has all of them.
 
@@ -263,7 +264,7 @@ def predict_ranks(
             raise PredictionError(f"limit_s of {limit_s:.3g} s was over before rank {rank} was predicted: allow more.")
         try:
             this = dataclasses.replace(job, rank=rank, stages=stages)
-            one = predict_step(step, card, name, conf, left_s, raises_oom, on_news, this)
+            one = predict_step(step, card, name, conf, left_s, raises_oom, on_news, this, is_quiet)
         except PredictionError as error:
             error.args = (f"rank {rank} of {job.world_size}: {error}",)
             raise
@@ -302,13 +303,17 @@ def predict_step(
     raises_oom: bool = False,
     on_news: OnNews | None = None,
     job: ThisRank | None = None,
+    is_quiet: bool = False,
 ) -> Prediction:
-    """Predict a step, without listing it among the runs. `on_news` gets the child's messages; `job` is the rank of a job."""
+    """Predict a step, without listing it among the runs.
+
+    `on_news` gets the child's messages; `job` is the rank of a job; `is_quiet` hides what the step prints.
+    """
     dry_run.prepare()
     with Progress(card.name) as progress:
 
         def run(variant: Card, left_s: float | None, is_first: bool) -> ChildOutcome:
-            child = Child(left_s, on_news or progress.show, is_quiet=not is_first)
+            child = Child(left_s, on_news or progress.show, is_quiet=is_quiet or not is_first)
             around = functools.partial(dry_run.dry_run, variant, conf, raises_oom, job)
             return child.run(functools.partial(_work, step, around))
 

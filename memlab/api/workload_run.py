@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from memlab import torch_internals, workloads
+from memlab.api.display import LevelNow
 from memlab.api.predict import configured, first_rank, predict_ranks, predict_step
 from memlab.api.run import Run
 from memlab.api.runs import runs
@@ -74,13 +75,17 @@ def run_workload(
     name: str | None = None,
     timed: bool = True,
     on_step: OnStep | None = None,
+    on_level: Callable[[LevelNow], None] | None = None,
     keep: bool = True,
     world_size: int = WORLD_SIZE,
+    is_quiet: bool = False,
 ) -> Run:
     """Run the work with these techniques and habits: on "cpu" or "cuda" measured, on a Card predicted (a Prediction).
 
-    `on_step(done, total)` is called after each step and may raise to stop. With `keep` the run is listed among the runs.
-    A technique for several GPUs is predicted over `world_size` of them: the run is that of the rank that needs most.
+    `on_step(done, total)` is called after each step, of a prediction more often, and may raise to stop. `on_level` is called
+    with what a measured run holds, on another thread. With `keep` the run is listed among the runs. A technique for several
+    GPUs is predicted over `world_size` of them: the run is that of the rank that needs most. `is_quiet` hides the output of
+    a prediction.
     Raises DoesNotApply if a technique finds nothing to change; then there is no run.
     """
     if type(steps) is not int or not 1 <= steps <= 1000:
@@ -101,12 +106,12 @@ def run_workload(
     why = next((f"{one}: {why}" for one in used if (why := techniques[one].only_predicted)), "")
     if isinstance(on, Card):
         over = world_size if any(techniques[one].shards for one in used) else None
-        run, found = _predicted(prepare, steps, conf, on, called, on_step, over), {"on": on.name}
+        run, found = _predicted(prepare, steps, conf, on, called, on_step, over, is_quiet), {"on": on.name}
         facts |= {} if over is None else {"world_size": over}
     elif why:
         raise DoesNotApply(f"{why}.")
     else:
-        run, found = _measured(prepare, steps, TIMED_STEPS if timed else 0, on, called, on_step)
+        run, found = _measured(prepare, steps, TIMED_STEPS if timed else 0, on, called, on_step, on_level)
     run.note("trial", facts | found)
     if keep:
         runs.add(run)
@@ -114,7 +119,13 @@ def run_workload(
 
 
 def _measured(
-    prepare: Callable[[Job], None], steps: int, timed_steps: int, on: str, name: str, on_step: OnStep | None
+    prepare: Callable[[Job], None],
+    steps: int,
+    timed_steps: int,
+    on: str,
+    name: str,
+    on_step: OnStep | None,
+    on_level: Callable[[LevelNow], None] | None,
 ) -> tuple[Run, dict[str, Any]]:
     """The run of a job, and the seconds of some further steps."""
     job, tell, total = Job(on, steps), on_step or (lambda done, total: None), steps + timed_steps
@@ -122,6 +133,7 @@ def _measured(
     try:
         tracked = track(name, device=on, show=False)
         tracked.is_kept = False  # an incomplete run is not listed
+        tracked.on_level = on_level
         with seeded(), tracked as run:
             prepare(job)
             job.run(lambda done: tell(done, total))
@@ -144,7 +156,10 @@ def _predicted(
     name: str,
     on_step: OnStep | None,
     over: int | None,
+    is_quiet: bool,
 ) -> Run:
+    steps_done = 0
+
     def step() -> None:
         channel = child.current()
         assert channel is not None
@@ -156,14 +171,16 @@ def _predicted(
             channel.note(sentence)
 
     def heard(news: dict[str, Any]) -> None:
-        if STEPS_DONE in news and on_step is not None:
-            on_step(int(news[STEPS_DONE]), steps)
+        nonlocal steps_done
+        steps_done = int(news.get(STEPS_DONE, steps_done))
+        if on_step is not None:
+            on_step(steps_done, steps)
 
     all_conf = ",".join(filter(None, [configured(None), conf]))
     on_news = heard if on_step is not None else None
     if over is None:
-        return predict_step(step, card, name, all_conf, on_news=on_news)
-    return predict_ranks(step, card, name, all_conf, first_rank(over, None), on_news=on_news)
+        return predict_step(step, card, name, all_conf, on_news=on_news, is_quiet=is_quiet)
+    return predict_ranks(step, card, name, all_conf, first_rank(over, None), on_news=on_news, is_quiet=is_quiet)
 
 
 def _seconds(job: Job, on: str, steps: int, on_step: Callable[[int], None]) -> list[float]:

@@ -1,7 +1,12 @@
-"""The widgets of a Lab: they set and show its state, without logic of their own."""
+"""The widgets of a Lab: they set and show its state, without logic of their own.
+
+What to train on stands on the left, the techniques on the right; below them one line says what they save, predicted until it
+is run, and a curve shows the memory while it is measured.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -11,24 +16,24 @@ from typing import Any
 import ipywidgets
 
 from memlab import simulated_gpu
-from memlab.lab import technique_list, widgets
+from memlab.api.display import LevelNow
+from memlab.api.provenance import remark_here
+from memlab.lab import technique_cards, widgets
+from memlab.lab.estimates import Estimates
 from memlab.lab.experiment import error_details, error_line
+from memlab.lab.runs_panel import RunsPanel
 from memlab.lab.session import LabSession
 from memlab.lab.state import MAX_STEPS, MAX_WORLD_SIZE
-from memlab.lab.widgets import clickable, flowing, line, problem, set_options
+from memlab.lab.widgets import button, clickable, flowing, line, problem, set_options
 from memlab.trace.trace import SIMULATED_GPU
+from memlab.views import theme
+from memlab.views.live import LiveView, static
 
-DEVICES = {"cpu": "measured here: CPU", "cuda": "measured here: CUDA", "card": "predicted for a GPU"}
+DEVICES = {"cpu": "CPU, measured here", "cuda": "CUDA, measured here", "card": "GPU, predicted"}
 SIMULATED_CUDA = f"CUDA, a {SIMULATED_GPU}"
 TICK_S = 0.1
-_NONE = ("no run yet", "")
-STYLE = """
-.memlab-lab { max-width: 1100px }
-.memlab-lab .widget-html-content { line-height: 1.45; white-space: normal; overflow-wrap: anywhere }
-.memlab-lab .memlab-problem { border-left: 3px solid #d74450; padding-left: 8px }
-.memlab-lab .memlab-problem pre { max-height: 240px; overflow: auto; font-size: 12px }
-.memlab-lab button:focus-visible, .memlab-lab select:focus-visible { outline: 2px solid currentColor; outline-offset: 1px }
-"""
+TWICE_S = 0.5
+"""A second press of the button within so many seconds of a start is no stop."""
 
 
 class LabControls:
@@ -40,60 +45,76 @@ class LabControls:
         self._lock = threading.RLock()
         self._settings: dict[str, Any] = {}
         self._settings_of = ("", "")
-        self._next_tick = 0.0
+        self._next_tick = self._began_s = 0.0
+        self._live: Any = None
+        self.estimates = Estimates(choices, self._estimated)
         self.workload = self._choice("Workload", choices.workloads, "workload")
         self.size = self._choice("Size", [""], "size")
         said = DEVICES | ({"cuda": SIMULATED_CUDA} if simulated_gpu.is_simulated() else {})
         self.device = self._choice("Device", [(said[one], one) for one in choices.devices], "device")
         self.card = self._choice("GPU", choices.cards, "card")
-        steps = ipywidgets.BoundedIntText(description="Steps", min=1, max=MAX_STEPS)
-        self.steps = self._observed(clickable(steps, "120px"), "steps")
         gpus = ipywidgets.BoundedIntText(description="GPUs", min=1, max=MAX_WORLD_SIZE)
-        self.world_size = self._observed(clickable(gpus, "120px"), "world_size")
+        self.world_size = self._observed(clickable(gpus, "auto"), "world_size")
+        steps = ipywidgets.BoundedIntText(description="Steps", min=1, max=MAX_STEPS)
+        self.steps = self._observed(clickable(steps, "auto"), "steps")
         text = "measure even if host memory may not be enough"
-        self.force = self._observed(clickable(ipywidgets.Checkbox(description=text, indent=False)), "force")
-        self.idea, self.settings = ipywidgets.HTML(), flowing()
-        self.techniques = technique_list.TechniqueList(choices.techniques, self._toggled)
-        self.run = self._button("Run", session.start, "Run the selection, and its baseline if it has not been run yet")
+        self.force = self._observed(clickable(ipywidgets.Checkbox(description=text, indent=False), "auto"), "force")
+        self.idea, self.settings = ipywidgets.HTML(), ipywidgets.VBox()
+        self.run = button(
+            "Run", self._guarded(self._run), "Run the selection, and its baseline if it has not been run yet"
+        )
         self.run.button_style = "primary"
-        self.stop = self._button("Stop", session.stop, "Stop the active run")
-        self.bar = ipywidgets.IntProgress(description="Progress", max=1, layout=ipywidgets.Layout(width="260px"))
+        self.bar = ipywidgets.IntProgress(description="Progress", max=1, layout=ipywidgets.Layout(width="150px"))
         self.bar.style.description_width = "initial"
-        self.status, self.problem = ipywidgets.HTML(), ipywidgets.HTML()
-        self.chosen_run, self.against = self._choice("Run", [_NONE]), self._choice("Against", [_NONE])
-        self.pin = self._button("Pin as baseline", self._pin, "Compare with this run from now on")
-        self.unpin = self._button("Unpin", lambda: self._set(baseline=""), "Compare with the plain job again")
-        self.compare = self._button("Compare", self._compare, "Show this run against the other")
-        self.folder = clickable(ipywidgets.Text("memlab-lab", description="Folder", continuous_update=False))
-        self.save = self._button("Save", self._save, "Write all runs and the table into the folder")
-        self.code = self._button("Code", self._code, "Show a script that repeats this run")
-        self.script = ipywidgets.Textarea(description="Script", rows=14, layout=ipywidgets.Layout(width="auto"))
-        self.script.layout.display = "none"
-        style = ipywidgets.HTML(f"<style>{STYLE}{technique_list.STYLE}</style>{widgets.hiding_style(name)}")
+        self.more, more = self._opening("More settings", self.steps, self.settings, self.force)
+        self.techniques = technique_cards.TechniqueCards(choices.techniques, self._toggled)
+        self.verdict, self.status, self.problem = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
+        self.verdict.add_class("memlab-verdict")
+        self.runs = RunsPanel(session, self._guarded, self.say)
+        self.about_runs, runs = self._opening("Runs, baseline, save, code", self.runs.box)
+        self.live = ipywidgets.VBox()
+        fields = ipywidgets.VBox([
+            self.workload, self.size, self.device, self.card, self.world_size, self.idea, self.more, more,
+            flowing(self.run, self.bar),
+        ])  # fmt: skip
+        fields.add_class("memlab-fields")
+        self.techniques.box.add_class("memlab-choice")
+        columns = ipywidgets.HBox([fields, self.techniques.box])
+        columns.add_class("memlab-columns")
+        colours = (
+            f"--memlab-less: {theme.SERIES['allocated']}; --memlab-more: {theme.CAPACITY}; --memlab-grid: {theme.GRID}"
+        )
+        rules = f".memlab-lab {{ {colours} }}\n{static('lab.css')}"
+        style = ipywidgets.HTML(f"<style>{rules}</style>{widgets.hiding_style(name)}")
         style.layout.display = "none"
         self.box = ipywidgets.VBox([
-            style, flowing(self.workload, self.size, self.device, self.card, self.world_size, self.steps), self.idea, self.settings,
-            self.techniques.box, flowing(self.run, self.stop, self.bar, self.force), self.status, self.problem,
-            flowing(self.chosen_run, self.against, self.pin, self.unpin, self.compare),
-            flowing(self.folder, self.save, self.code), self.script,
+            style, columns, self.verdict, self.status, self.problem, self.live, self.about_runs, runs,
         ])  # fmt: skip
         self.box.add_class(widgets.CONTROLS)
         self.box.add_class(f"{name}-controls")
         self.show()
         self.show_result()
 
-    def _choice(self, description: str, options: list[Any], key: str = "") -> Any:
-        widget = clickable(ipywidgets.Dropdown(description=description, options=options))
-        return self._observed(widget, key) if key else widget
+    def _choice(self, description: str, options: list[Any], key: str) -> Any:
+        return self._observed(clickable(ipywidgets.Dropdown(description=description, options=options), "auto"), key)
 
     def _observed(self, widget: Any, key: str) -> Any:
         widget.observe(self._guarded(lambda: self._set(**{key: widget.value})), "value")
         return widget
 
-    def _button(self, text: str, action: Callable[[], object], tooltip: str) -> Any:
-        widget = clickable(ipywidgets.Button(description=text, tooltip=tooltip))
-        widget.on_click(self._guarded(action))
-        return widget
+    @staticmethod
+    def _opening(text: str, *children: Any) -> tuple[Any, Any]:
+        """A button that opens and closes a part, which is closed at first."""
+        part = ipywidgets.VBox(list(children), layout=ipywidgets.Layout(display="none"))
+        opens = clickable(ipywidgets.ToggleButton(description=f"▸ {text}", tooltip="Open or close"))
+        opens.layout.align_self = "flex-start"
+
+        def show(change: Any) -> None:
+            part.layout.display = "flex" if change["new"] else "none"
+            opens.description = f"{'▾' if change['new'] else '▸'} {text}"
+
+        opens.observe(show, "value")
+        return opens, part
 
     def _guarded(self, action: Callable[[], object]) -> Callable[..., None]:
         """The callback of a press or change; errors are shown, and the widgets reset."""
@@ -113,6 +134,14 @@ class LabControls:
     def _set(self, **wanted: Any) -> None:
         self._session.state = wanted
 
+    def _run(self) -> None:
+        """The button: it starts, and then it stops. It is one, so that the focus stays."""
+        if not self._session.is_running:
+            self._began_s = time.monotonic()
+            self._session.start()
+        elif time.monotonic() - self._began_s > TWICE_S:
+            self._session.stop()
+
     def _toggled(self, name: str, on: bool) -> None:
         def change() -> None:
             chosen = [one for one in self._session.chosen.techniques if one != name]
@@ -124,27 +153,22 @@ class LabControls:
         if (entry := self._settings.get(name)) is not None:  # else it belongs to a workload that is no longer chosen
             self._set(settings={**self._session.chosen.settings, name: entry.value})
 
-    def _pin(self) -> None:
-        self.say(f"Pinned: {self._session.pin(self.chosen_run.value or None)}")
-
-    def _compare(self) -> None:
-        self._session.compare(self.against.value or None, self.chosen_run.value or None)
-
-    def _save(self) -> None:
-        self.say(f"Saved to {self._session.save(self.folder.value)}")
-
-    def _code(self) -> None:
-        self.script.value = self._session.code(self.chosen_run.value or None)
-        self.script.layout.display = "flex"
-
     def show(self) -> None:
         """Set every widget from the session's state."""
+        with self._as_shown():
+            self._show_choices()
+            self._show_settings()
+            self._show_running()
+            self.runs.show()
+        self.show_estimates()
+
+    @contextlib.contextmanager
+    def _as_shown(self) -> Any:
+        """Changes of widgets in this block are not the user's."""
         with self._lock:
             before, self._showing_thread = self._showing_thread, threading.get_ident()
             try:
-                self._show_choices()
-                self._show_settings()
-                self._show_runs()
+                yield
             finally:
                 self._showing_thread = before
 
@@ -154,12 +178,11 @@ class LabControls:
         set_options(self.size, choices.sizes(state.workload) or [("as it is", "")], state.size)
         self.device.value = state.device
         set_options(self.card, choices.cards, state.card)
-        self.card.disabled = state.device != "card"
+        self.card.layout.display = "flex" if state.device == "card" else "none"
         self.steps.value, self.force.value, self.world_size.value = state.steps, state.force, state.world_size
         self.world_size.layout.display = "flex" if state.is_sharded else "none"
         self.force.layout.display = "flex" if state.device == "cpu" else "none"
         self.idea.value = line(choices.idea(state.workload), "note")
-        self.techniques.show(state.techniques, choices.excluded(state))
 
     def _show_settings(self) -> None:
         state = self._session.chosen
@@ -178,22 +201,43 @@ class LabControls:
         for name, entry in self._settings.items():
             entry.value = state.settings.get(name, values[name])
 
-    def _show_runs(self) -> None:
-        session = self._session
-        names, pinned, result = session.names, session.chosen.baseline, session.result
-        newest = names[-1] if names else ""
-        is_new = newest not in [value for _, value in self.chosen_run.options]
-        runs = [(name, name) for name in reversed(names)] or [_NONE]
-        set_options(self.chosen_run, runs, newest if is_new else self.chosen_run.value)
-        against = pinned or (result.baseline.name if result is not None and result.baseline is not None else "")
-        others = [(f"{text} (pinned)" if name and name == pinned else text, name) for text, name in runs]
-        set_options(self.against, others, against if against in names else others[-1][1])
+    def _show_running(self) -> None:
+        is_running = self._session.is_running
+        self.run.description = "Stop" if is_running else "Run"
+        self.run.button_style = "warning" if is_running else "primary"
+        self.bar.layout.display = "flex" if is_running else "none"
+        if not is_running and self._live is not None:
+            self.live.children, live, self._live = (), self._live, None
+            live.close()
+
+    def _estimated(self) -> None:
+        try:
+            self.show_estimates()
+        except Exception as error:  # it must not end the thread that calls this
+            self.error(error)
+
+    def show_estimates(self) -> None:
+        """Show what each technique would save, and in one line what those that are chosen save."""
+        session, state = self._session, self._session.chosen
+        known = {name: self.estimates.of(state, (name,)) for name in session.choices.techniques}
+        with self._as_shown():
+            self.techniques.show(state.techniques, session.choices.excluded(state), known)
+            if None not in known.values():
+                self.techniques.rank(known)
+            is_shown = session.result is not None and session.result.row.state == state
+            if not is_shown and not session.is_running and not session.problem:
+                done, total = self.estimates.done(state)
+                self.verdict.value = line(self.estimates.sentence(state))
+                at_work = f"What each would save, predicted for {state.card}: {done} of {total} techniques."
+                self.status.value = line(at_work if 0 < done < total else "")
 
     def show_result(self) -> None:
         """Show the outcome of the last run, or what prevented it."""
         session = self._session
         note = session.result.row.note if session.result is not None else ""
-        self.bar.value, self.status.value = 0, line(session.sentence)
+        self.bar.value, self.status.value = 0, ""
+        if session.result is not None or session.problem:
+            self.verdict.value = line(session.sentence)
         self.problem.value = problem(session.problem or note, session.details if session.problem else "")
 
     def progress(self, what: str, done: int, total: int) -> None:
@@ -204,6 +248,20 @@ class LabControls:
         self._next_tick = now + TICK_S
         self.bar.max, self.bar.value = max(total, 1), done
         self.status.value = line(f"{what}: step {done} of {total}")
+
+    def level(self, now: LevelNow) -> None:
+        """Draw what a measured run holds, on one curve for a baseline and what is compared with it."""
+        if self._live is None:
+            remark = remark_here([self._session.chosen.device])
+            self._live = LiveView(
+                str(self._session.choices.work(self._session.chosen)), ("allocated",), now.capacity_bytes, remark=remark
+            )
+            self.live.children = (self._live,)
+        since_s = time.monotonic() - self._began_s
+        self._live.push(
+            [since_s], {"allocated": [float(now.allocated_bytes)]}, peak_bytes=now.peak_bytes,
+            peak_is_exact=now.peak_is_exact, elapsed_s=since_s,
+        )  # fmt: skip
 
     def say(self, text: str) -> None:
         """Show a line."""
@@ -221,4 +279,9 @@ class LabControls:
 
     def close(self) -> None:
         """Close every widget."""
+        self.estimates.close()
+        live, self._live = self._live, None
+        if live is not None:
+            self.live.children = ()
+            live.close()
         widgets.close_all(self.box)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from memlab.api import workload_run
 from memlab.api.compare import compare
+from memlab.api.display import LevelNow
 from memlab.api.run import Run
 from memlab.errors import DoesNotApply, MemlabError
 from memlab.lab.run_table import LabRun, RunTable
@@ -49,8 +50,10 @@ class LabResult:
 class Experiment:
     """Runs what a state describes, and keeps each run as a row."""
 
-    def __init__(self, choices: LabChoices, table: RunTable, tell: OnProgress) -> None:
-        self._choices, self._table, self._tell = choices, table, tell
+    def __init__(
+        self, choices: LabChoices, table: RunTable, tell: OnProgress, on_level: Callable[[LevelNow], None]
+    ) -> None:
+        self._choices, self._table, self._tell, self._on_level = choices, table, tell, on_level
         self._pinned = ""  # never dropped to bound memory
 
     def __call__(self, state: LabState) -> LabResult:
@@ -166,6 +169,7 @@ class Experiment:
         self._tell(what, 0, steps)
         told = functools.partial(self._tell, what)
         more = {"on": self._choices.on(state), "on_step": told, "steps": steps, "world_size": state.world_size, **more}
+        more["on_level"] = self._on_level
         return workload_run.run_workload(self._choices.work(state), chosen, habits, **more)
 
 

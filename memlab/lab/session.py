@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memlab.api.display import LevelNow
 from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.lab.experiment import Experiment, LabResult, error_details, error_line
@@ -26,7 +27,7 @@ class LabSession:
     """`state` reads and sets all choices; widgets are one way to set it.
 
     `listener` shows it, as LabView does: it has `changed(what)`, with "state", "running", "ended" or "result",
-    `progress(what, done, total)`, `say(line)` and `close()`.
+    `progress(what, done, total)`, `level(now)`, `say(line)` and `close()`.
     """
 
     def __init__(self, choices: LabChoices, state: Mapping[str, Any]) -> None:
@@ -40,7 +41,7 @@ class LabSession:
         self._table = RunTable()
         self._lock = threading.RLock()
         self._worker: Worker | None = None
-        self._experiment = Experiment(self.choices, self._table, self.tell)
+        self._experiment = Experiment(self.choices, self._table, self.tell, self._level)
         self._state = self.choices.first()
         self.state = state
 
@@ -139,6 +140,10 @@ class LabSession:
             self._worker.check()
         if self.listener is not None:
             self.listener.progress(what, done, total)
+
+    def _level(self, now: LevelNow) -> None:
+        if self.listener is not None:
+            self.listener.level(now)
 
     @property
     def comparison(self) -> Any:

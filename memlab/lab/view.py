@@ -35,7 +35,7 @@ class LabView:
         with contextlib.suppress(Exception):
             self.cell = str(running_shell().get_parent().get("metadata", {}).get("cellId") or "")
         self.controls = LabControls(session, self.name)
-        self.progress, self.say = self.controls.progress, self.controls.say
+        self.progress, self.say, self.level = self.controls.progress, self.controls.say, self.controls.level
         self._handles: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._is_open = False
@@ -52,6 +52,7 @@ class LabView:
         outputs = {"controls": self.controls.bundle(), "placeholder": widgets.placeholder(self.name), **self.results()}
         for name, content in outputs.items():
             self._handles[name] = display(content, raw=True, display_id=True)
+        self.controls.estimates.want(self.session.chosen)
 
     def close(self) -> None:
         """Replace the controls by a line and close them; the results stay."""
@@ -69,6 +70,7 @@ class LabView:
         """Show what has changed: "state", "running", "ended" or "result"."""
         with self._lock:
             self.controls.show()
+            self.controls.estimates.want(self.session.chosen)
             if what not in ("ended", "result"):
                 return
             self.controls.show_result()
@@ -106,7 +108,8 @@ class LabView:
             return {"text/plain": "", "text/html": ""}
         problem = [session.problem] if session.problem and session.problem not in session.sentence else []
         lines, table = [*problem, session.sentence], session.listing()
-        heads = "".join(f"<p style='margin:2px 0 6px'><b>{escape(line)}</b></p>" for line in lines)
+        said = f"class='{self.name}-said' style='margin:2px 0 6px'"
+        heads = "".join(f"<p {said}><b>{escape(line)}</b></p>" for line in lines)
         if not session.rows:
             return {"text/plain": "\n".join(lines), "text/html": heads}
         return {"text/plain": "\n".join([*lines, "", table.text()]), "text/html": heads + table.html()}

@@ -8,6 +8,7 @@ placeholder, one in the placeholder hides the output that has lost its controls.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -34,12 +35,12 @@ def placeholder(name: str) -> dict[str, Any]:
 
 
 def hiding_style(name: str) -> str:
-    """The style inside the controls that hides the placeholder while they are alive.
+    """The style inside the controls that hides the placeholder, and the verdict that they show, while they are alive.
 
     Controls of a restarted kernel are hidden instead: ipywidgets 8 marks widgets that have lost their kernel.
     """
     live = f"body:has(.{name}-controls:not(.{_LOST}))"
-    hidden = f"{live} {_CHILD}:has(.{name}), {live} .{name}, .{name}-controls.{_LOST}"
+    hidden = f"{live} {_CHILD}:has(.{name}), {live} .{name}, {live} .{name}-said, .{name}-controls.{_LOST}"
     return f"<style>{hidden} {{ display: none !important }}</style>"
 
 
@@ -49,6 +50,13 @@ def clickable(widget: Any, width: str = "auto") -> Any:
     widget.layout.width, widget.layout.max_width = width, "100%"
     if hasattr(widget.style, "description_width"):
         widget.style.description_width = "initial"
+    return widget
+
+
+def button(text: str, pressed: Callable[..., None], tooltip: str) -> Any:
+    """A button, also usable while a cell runs."""
+    widget = clickable(ipywidgets.Button(description=text, tooltip=tooltip))
+    widget.on_click(pressed)
     return widget
 
 

@@ -116,7 +116,15 @@ class LiveView(anywidget.AnyWidget):
     def close(self) -> None:
         """Close the widget; the caller has already replaced its output."""
         with contextlib.suppress(Exception):
+            # nbconvert saves the last state of every widget, 70 kB of JavaScript each.
+            with self.hold_sync():
+                self.set_trait("_esm", "export default {}")
+                self.set_trait("_css", "")
+                self.set_trait("key", b"")
+                self.set_trait("setup", {})
+            layout = self.layout  # a separate widget, which closing the view leaves open
             super().close()
+            layout.close()
 
     def _quietly(self, send: Callable[[], None]) -> None:
         if self.broken is not None:

@@ -49,12 +49,21 @@ print('hooks', [hook for hook in get_ipython().events.callbacks['pre_run_cell'] 
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
     with harness.opened(tmp_path_factory, "lab.ipynb", [OPEN, STATE, BUSY, PROGRAM, AGAIN, LEFT]) as made:
         made.run_cell(0)
-        made.cell(0).get_by_role("button", name="Run").wait_for(timeout=120_000)  # a first import takes long
+        made.cell(0).get_by_role("button", name="Run", exact=True).wait_for(
+            timeout=120_000
+        )  # a first import takes long
         yield made
 
 
 def press(lab: harness.Lab, name: str, cell: int = 0) -> None:
     lab.cell(cell).get_by_role("button", name=name, exact=True).click()
+
+
+def open_part(lab: harness.Lab, name: str) -> None:
+    """Open a closed part of the controls."""
+    opens = lab.cell(0).get_by_role("button", name=name)
+    if "▸" in opens.inner_text():
+        opens.click()
 
 
 def status(lab: harness.Lab) -> str:
@@ -104,10 +113,19 @@ def test_a_switch_and_run_by_mouse_give_the_sentence_and_the_figure(lab):
     picture(lab, "lab")
 
 
+def test_what_each_would_save_is_predicted_while_nobody_waits_and_what_is_chosen_together(lab):
+    card = lab.cell(0).locator(".memlab-card", has=lab.page.get_by_label("accumulation", exact=True))
+    card.get_by_text("saves").first.wait_for(timeout=60_000)
+    lab.cell(0).get_by_label("accumulation", exact=True).check()
+    wait_status(lab, f"With {SAVING} + accumulation: peak", 60)
+    assert "predicted for RTX 4060" in status(lab)
+    lab.cell(0).get_by_label("accumulation", exact=True).uncheck()
+
+
 def test_what_is_excluded_says_why_in_words(lab):
     box = lab.cell(0).get_by_label(OTHER, exact=True)
     assert box.is_disabled()
-    row = lab.cell(0).locator(".memlab-toggle", has=lab.page.get_by_label(OTHER, exact=True))
+    row = lab.cell(0).locator(".memlab-card", has=lab.page.get_by_label(OTHER, exact=True))
     assert "exclude each other" in row.inner_text()
     lab.cell(0).get_by_label(SAVING, exact=True).uncheck()
     lab.page.wait_for_timeout(500)
@@ -116,10 +134,11 @@ def test_what_is_excluded_says_why_in_words(lab):
 
 def test_the_price_is_told_of_the_one_in_focus(lab):
     box = lab.cell(0).get_by_label(SAVING, exact=True)
-    row = lab.cell(0).locator(".memlab-toggle", has=lab.page.get_by_label(SAVING, exact=True))
-    lab.cell(0).get_by_label("Filter").focus()
-    lab.page.mouse.move(1, 1)
+    row = lab.cell(0).locator(".memlab-card", has=lab.page.get_by_label(SAVING, exact=True))
+    lab.cell(0).get_by_label("Filter").click()
     assert "Price" not in row.inner_text()
+    assert "Price" in row.locator("div[title]").get_attribute("title")
+    lab.page.keyboard.press("Tab")
     box.focus()
     assert "Price" in row.inner_text()
 
@@ -151,11 +170,13 @@ def test_by_keyboard_alone(lab):
 
 def test_a_run_is_stopped(lab):
     choose(lab, "Workload", "slow")
+    open_part(lab, "More settings")
     lab.cell(0).get_by_label("Steps").fill("500")
     lab.cell(0).get_by_label("Steps").press("Enter")
     press(lab, "Run")
     wait_status(lab, " of 503")
-    press(lab, "Run")  # does nothing
+    lab.cell(0).locator(".memlab-lab canvas").first.wait_for(timeout=10_000)  # the live curve
+    picture(lab, "lab-running")
     press(lab, "Stop")
     lab.cell(0).get_by_role("alert").get_by_text("Stopped").first.wait_for(timeout=20_000)
     assert "slow" not in status(lab)
@@ -186,6 +207,7 @@ def test_an_error_is_shown_and_not_run_as_html(lab):
 
 def test_what_is_wrong_is_refused_where_it_was_chosen(lab):
     choose(lab, "Workload", "tiny")
+    open_part(lab, "Runs, baseline")
     lab.cell(0).get_by_label("Folder").fill("/dev/null/x")
     press(lab, "Save")
     lab.cell(0).get_by_role("alert").get_by_text("cannot save").wait_for(timeout=10_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,7 @@ def all_of(widget: Any) -> Iterator[Any]:
 
 
 def rows(controls: LabControls) -> dict[str, tuple[Any, Any, Any]]:
-    """Technique -> its row, check box and text."""
+    """Technique -> its card, check box and text."""
     pairs = (one for one in all_of(controls.techniques.box) if len(getattr(one, "children", ())) == 2)
     return {
         row.children[0].description: (row, *row.children)
@@ -72,9 +73,10 @@ def test_widgets_set_the_state_and_the_state_sets_the_widgets(shown):
     lab.state = {"workload": "gpt", "size": "laptop", "techniques": [OTHER], "card": "RTX 4060", "steps": 9}
     assert (controls.workload.value, controls.size.value, rows(controls)[OTHER][1].value) == ("gpt", "laptop", True)
     assert (controls.device.value, controls.card.value, controls.steps.value) == ("card", "RTX 4060", 9)
-    assert not (controls.card.disabled or rows(controls)[SAVING][1].value)
+    assert not rows(controls)[SAVING][1].value
+    assert controls.card.layout.display == "flex"
     lab.state = {"device": "cpu"}
-    assert controls.card.disabled
+    assert controls.card.layout.display == "none"
 
 
 def test_settings_are_those_of_the_size_and_a_refused_one_goes_back(shown):
@@ -105,13 +107,10 @@ def test_there_is_a_check_box_for_each_technique_that_changes_a_job(shown):
     assert set(rows(shown[1])) == {name for name, one in techniques.items() if one.apply or one.baseline_pattern}
 
 
-def test_filter_and_groups_hide_rows_and_empty_heads(shown):
+def test_filter_and_groups_hide_cards(shown):
     lab, controls = shown
     controls.techniques.filter.value = "CHECKPOINT_seq"
     assert visible(controls) == [SAVING]
-    texts = [one for one in all_of(controls.techniques.box) if isinstance(one, ipywidgets.HTML)]
-    heads = [one for one in texts if one.value.startswith("<b>Attacks") and one.layout.display != "none"]
-    assert [head.value for head in heads] == [f"<b>Attacks: {techniques[SAVING].attacks[0]}</b>"]
     controls.techniques.filter.value = ""
     lab.state = {"techniques": [SAVING]}
     controls.techniques.group.value = "chosen"
@@ -124,32 +123,62 @@ def test_a_press_of_run_and_what_came_of_it(shown):
     controls.run.click()
     assert lab.wait(60)
     assert lab.problem == ""
-    assert SAVING in controls.status.value
-    assert [name for name, _ in controls.chosen_run.options] == [f"tiny + {SAVING}", "tiny"]
-    assert controls.against.value == "tiny"
-    controls.pin.click()
+    assert SAVING in controls.verdict.value
+    assert controls.run.description == "Run"
+    runs = controls.runs
+    assert [name for name, _ in runs.chosen_run.options] == [f"tiny + {SAVING}", "tiny"]
+    assert runs.against.value == "tiny"
+    assert runs.unpin.disabled
+    runs.pin.click()
     assert lab.state["baseline"] == f"tiny + {SAVING}"
-    assert controls.against.options[0] == (f"tiny + {SAVING} (pinned)", f"tiny + {SAVING}")
-    controls.against.value = "tiny"
-    controls.compare.click()
+    assert runs.against.options[0] == (f"tiny + {SAVING} (pinned)", f"tiny + {SAVING}")
+    runs.against.value = "tiny"
+    runs.compare.click()
     assert lab.comparison.a.name == "tiny"
-    controls.code.click()
-    assert "lab.run()" in controls.script.value
-    controls.unpin.click()
+    runs.code.click()
+    assert "lab.run()" in runs.script.value
+    runs.unpin.click()
     assert lab.state["baseline"] == ""
     results = lab.listener.results()
-    for html in (controls.status.value, widgets.placeholder("n")["text/html"], results["table"]["text/html"]):
+    for html in (controls.verdict.value, widgets.placeholder("n")["text/html"], results["table"]["text/html"]):
         Words(html)
     assert "text/html" not in results["figure"]
 
 
-def test_presses_that_make_no_sense_are_answered(shown):
+def test_a_press_that_would_mean_nothing_is_not_offered_and_answered_all_the_same(shown):
     lab, controls = shown
     lab.problem = "an older one"
-    for button in (controls.pin, controls.compare, controls.save):
+    runs = controls.runs
+    for button in (runs.pin, runs.compare, runs.save):
+        assert button.disabled
         button.click()
         assert "no run yet" in controls.problem.value
-    controls.stop.click()
+    assert runs.unpin.disabled
+
+
+def test_the_button_stops_what_it_has_started_but_not_by_a_double_click(shown, monkeypatch):
+    lab, controls = shown
+    running = threading.Event()
+    monkeypatch.setattr(lab, "start", running.set)
+    monkeypatch.setattr(type(lab), "is_running", property(lambda _: running.is_set()))
+    monkeypatch.setattr(lab, "stop", running.clear)
+    controls.run.click()
+    controls.run.click()
+    assert running.is_set()
+    controls.show()
+    assert controls.run.description == "Stop"
+    monkeypatch.setattr(controls, "_began_s", -10.0)
+    controls.run.click()
+    assert not running.is_set()
+
+
+def test_parts_are_closed_at_first_and_opened_by_their_button(shown):
+    _, controls = shown
+    for opens, inside in ((controls.more, controls.steps), (controls.about_runs, controls.runs.box)):
+        part = next(one for one in all_of(controls.box) if inside in getattr(one, "children", ()))
+        assert part.layout.display == "none"
+        opens.value = True
+        assert part.layout.display == "flex"
 
 
 def test_errors_of_a_run_are_shown_with_details_and_escaped(shown):
