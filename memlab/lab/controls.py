@@ -137,7 +137,7 @@ class LabControls:
     def _run(self) -> None:
         """The button: it starts, and then it stops. It is one, so that the focus stays."""
         if not self._session.is_running:
-            self._began_s = time.monotonic()
+            self._began_s, self.verdict.value = time.monotonic(), ""
             self._session.start()
         elif time.monotonic() - self._began_s > TWICE_S:
             self._session.stop()
