@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
+PIPE_CLOSED = 141
+"""The exit status of a command that SIGPIPE ends, as a shell gives it."""
 USAGE = """memlab run          measure a script while it runs
 memlab predict      what a script would take on a GPU, without one
 memlab show         the report of a saved run
@@ -30,11 +33,23 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     work = _command(command)
     if work is not None:
-        return work(rest)
+        return work(rest) if command in ("run", "predict", "simulate") else _printing(work, rest)
     is_help = command in ("-h", "--help", "")
     wrong = "" if is_help else f"memlab: there is no command {' '.join((command, *rest))[:80]!r}.\n"
     print(f"{wrong}{USAGE}", file=sys.stdout if is_help else sys.stderr)
     return 0 if is_help else 2
+
+
+def _printing(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """A command that only prints, also to a reader that has read enough (`memlab show runs | head`)."""
+    try:
+        status = work(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # What is left would be written, and fail, when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int] | None:
@@ -57,7 +72,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
 
             return simulate
         case "calibrate":
-            from memlab.prediction.calibration import main as calibrate
+            from memlab.cli.machine import calibrate
 
             return calibrate
         case "cards":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 
 import pytest
+import torch
 from processes import python
 
-from memlab.__main__ import main
+from memlab.__main__ import PIPE_CLOSED, main
 
 
 def test_the_cards_are_listed(capsys):
@@ -83,3 +85,21 @@ def test_every_command_has_help_with_an_example(capsys, command):
     with contextlib.suppress(SystemExit):
         assert main([command, "--help"]) == 0
     assert f"  memlab {command}" in capsys.readouterr().out.partition("examples:")[2]
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    """`memlab cards | head -1`."""
+    command = [sys.executable, "-m", "memlab", "cards", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.wait(60) == PIPE_CLOSED
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_calibrating_without_a_gpu_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.count("\n") == 1

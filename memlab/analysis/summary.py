@@ -16,7 +16,7 @@ from memlab.analysis.tensors import TensorGroup, tensors_at
 from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Phase
-from memlab.trace.trace import CPU, HOLDERS, Device, Gap, Trace
+from memlab.trace.trace import CPU, HOLDERS, UNFINISHED, Device, Gap, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, one_line
 
 CODE = "code"
@@ -160,8 +160,15 @@ def _of_device(trace: Trace, device: Device) -> DeviceSummary:
 
 
 def _level(trace: Trace, device: Device, of: str) -> Level:
-    """If early rows were dropped, the events begin later and only the counter has the level at the start."""
+    """If early rows were dropped, the events begin later and only the counter has the level at the start.
+
+    A run that did not end left samples and no events.
+    """
     line = timeline(trace, device.index, of)
+    if trace.made_by.engine == UNFINISHED:
+        seen = getattr(trace.samples, f"{of}_bytes")[trace.samples.device == device.index]
+        start, end = seen[[0, -1]].tolist() if len(seen) else (-1, -1)
+        return Level(of, start, peak(trace, device.index, of, line), end)
     bounded = (one for one in trace.made_by.bounded if one.device == device.index)
     was_dropped = any(one.is_exact and one.begin_ns == 0 for one in bounded)
     counter = int(getattr(device, f"start_{of}_bytes"))

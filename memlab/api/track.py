@@ -9,6 +9,7 @@ import functools
 import inspect
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -57,6 +58,9 @@ from memlab.trace.trace import (
 from memlab.units import format_bytes, number_of, one_line, parse_bytes
 
 _MAX_NAME = 200
+_SECRET = re.compile(r"secret|token|passw|pwd|key|credential|auth", re.IGNORECASE)
+"""In names of environment variables whose values are written into no file."""
+_LEAST_SECRET = 6
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -429,16 +433,28 @@ def _device(index: int) -> Device:
 
 
 def _described(error: BaseException) -> str:
-    """An error in one line, even if its `str()` fails."""
+    """An error in one line, even if its `str()` fails; in place of a secret of the environment stands its name."""
     try:
-        text = one_line(str(error).strip().split("\n")[0], 200)
+        text = str(error).strip().split("\n")[0]
+        for name, value in os.environ.items():
+            if len(value) >= _LEAST_SECRET and _SECRET.search(name):
+                text = text.replace(value, f"[{name}]")
+        text = one_line(text, 200)
     except Exception:
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def track(name: str | None = None, **kwargs: Any) -> Track:
-    """Measure a block: `with memlab.track("baseline") as run: ...`, then use `run`; or a function, `@memlab.track()`.
+@overload
+def track(name: str | None = None, **kwargs: Any) -> Track: ...
+
+
+@overload
+def track(name: Callable[..., Any]) -> Callable[..., Any]: ...
+
+
+def track(name: Any = None, **kwargs: Any) -> Any:
+    """Measure a block: `with memlab.track("baseline") as run: ...`, then use `run`; or each call of a function, `@memlab.track`.
 
     `device` chooses what is measured ("cpu", "cuda", "cuda:1"; by default what the block uses); `budget` ("2GiB") makes a
     higher peak raise BudgetExceeded; `save` names a file; `rate_hz` is the rate of the live view; `entries` the length of
@@ -447,4 +463,6 @@ def track(name: str | None = None, **kwargs: Any) -> Track:
     script, and of `functions` (names or functions, methods, classes), for `run.lines()`; `shapes=True` records the shapes of
     tensors (on CUDA operators become slower).
     """
+    if inspect.isroutine(name) and not kwargs:  # the decorator without parentheses
+        return Track(Options())(name)
     return Track(Options(name, **kwargs))

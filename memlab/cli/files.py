@@ -38,11 +38,11 @@ def show(arguments: Sequence[str]) -> int:
         shown: list[Run | Ranks] = list(_runs(asked.path))
         if asked.html is not None and len(shown) != 1:
             raise MemlabError(f"--html is for one run or job, and {asked.path!r:.200} has {len(shown)}. Name one file.")
+        if asked.html is not None:
+            _write(asked.html, page.as_html(shown[0]))
         for one in shown:
             text = page.as_json(one) if asked.json else page.as_text(one)
             print(text, end="\n" if one is shown[-1] or asked.json else "\n\n\n")
-        if asked.html is not None:
-            _write(asked.html, page.as_html(shown[0]))
     return 0
 
 
@@ -119,7 +119,7 @@ def fit(arguments: Sequence[str]) -> int:
 def check(arguments: Sequence[str]) -> int:
     """`memlab check RUN --baseline FILE`: 1 if the peak grew beyond the tolerance, with what grew; 3 if that is not known."""
     parser = Parser(
-        "check", "RUN --baseline FILE [--tolerance 2%%]",
+        "check", "[--json] RUN --baseline FILE [--tolerance 2%%]",
         "Compare the peak of a run with a baseline; exit with 1 if it grew, with 3 if that is not known.",
         "  memlab check runs/train.memlab --baseline main.memlab --tolerance 2%",
     )  # fmt: skip

@@ -1,7 +1,9 @@
-"""`memlab cards` and `memlab doctor`: the GPUs that memlab knows, and this machine."""
+"""`memlab cards`, `calibrate` and `doctor`: the GPUs that memlab knows, and this machine."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
 
 from memlab.cli.parser import Parser
@@ -38,3 +40,25 @@ def show_doctor(arguments: Sequence[str]) -> int:
     found = doctor()
     print(found.to_pandas().reset_index().to_json(orient="records") if asked.json else found)
     return 0 if found.is_well else 1
+
+
+def calibrate(arguments: Sequence[str]) -> int:
+    """`memlab calibrate [DEVICE]`: measure a GPU of this machine once, for predictions."""
+    parser = Parser(
+        "calibrate",
+        "[--json] [DEVICE]",
+        "Measure the context of a GPU of this machine, once; predictions for it use the result from then on.",
+        "  memlab calibrate\n  memlab calibrate 1",
+    )
+    parser.add_argument(
+        "device", metavar="DEVICE", nargs="?", type=int, default=0, help="the number of the GPU (default: 0)"
+    )
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    asked = parser.parse_args(arguments)
+    from memlab.prediction.calibration import calibrate as measured
+    from memlab.prediction.calibration_file import path
+
+    with parser.refusing(1):
+        found = measured(asked.device)
+        print(json.dumps(dataclasses.asdict(found)) if asked.json else f"{found}\nkept in {path()}")
+    return 0

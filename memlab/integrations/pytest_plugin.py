@@ -8,6 +8,7 @@ with those in the file; `--memlab-update` writes them. The file is JSON: sizes i
 from __future__ import annotations
 
 import json
+import unittest
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MARK = "memory_budget"
 BY = ("module", "line", "category")
 VERSION = 1
+PEAKS = "memlab_peaks"
+"""The key under which workers of pytest-xdist send what they found."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -105,9 +108,24 @@ class Baseline:
                 lines.append(f"  {by}: not known, {why_unknown(by, run.trace.provenance == 'predicted')}")
         return "\n".join(lines)
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the file if that was asked for; what this session did not run stays."""
-        if self.updates and self.found:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over what a worker of pytest-xdist has found."""
+        self.found.update(getattr(node, "workeroutput", {}).get(PEAKS, {}))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name what the baseline does not know, which is compared with nothing."""
+        new = sorted(self.found.keys() - self.known.keys())
+        if new and not self.updates:
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            terminalreporter.write_line(f"memlab: not in the baseline: {new[0]}{more}; --memlab-update adds them.")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the file if that was asked for; what this session did not run stays. Workers only hand on what they found."""
+        if (output := getattr(session.config, "workeroutput", None)) is not None:
+            output[PEAKS] = self.found
+        elif self.updates and self.found:
             content = {"version": VERSION, "peaks": dict(sorted({**self.known, **self.found}.items()))}
             self.path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -152,6 +170,27 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     finally:
         pyfuncitem.obj = test
     _verdict(pyfuncitem, pyfuncitem.nodeid, runs[0], budget)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Measure a marked method of a unittest.TestCase, with its setUp and tearDown; these are no functions to predict."""
+    mark = item.get_closest_marker(MARK)
+    if mark is None or not issubclass(getattr(item, "cls", None) or object, unittest.TestCase):
+        return (yield)
+    from memlab.api.track import track
+
+    budget, device = _asked(mark)
+    if device != "cpu" and not device.startswith("cuda"):
+        raise _failed(f"{MARK}: a method of a TestCase can be measured, not predicted: make it a function of pytest.")
+    try:
+        tracked = track(item.name, device=device, show=False)
+    except MemlabError as error:
+        raise _failed(f"{MARK}: {error}") from None
+    with tracked as run:
+        result = yield
+    _verdict(item, item.nodeid, run, budget)
     return result
 
 

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from memlab.errors import PredictionError
-from memlab.prediction.calibration_file import Calibration, keep, parsed, path
+from memlab.prediction.calibration_file import Calibration, keep, parsed
 from memlab.probes.counters import Nvml
 from memlab.units import one_line
 
@@ -51,20 +51,6 @@ def calibrate(device: int = 0) -> Calibration:
     measured = parsed(facts)
     keep(measured)
     return measured
-
-
-def main(arguments: Sequence[str] = ()) -> int:
-    """`python -m memlab calibrate [DEVICE]`: print the result, and where it is stored."""
-    try:
-        print(calibrate(int(arguments[0]) if arguments else 0))
-        print(f"kept in {path()}")
-    except ValueError:
-        print(f"calibrate takes the number of a device, got {arguments[0]!r:.80}.", file=sys.stderr)
-        return 2
-    except PredictionError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
 
 
 # --- in the new process ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from memlab.errors import MemlabError
-from memlab.units import format_bytes, parse_bytes
+from memlab.units import format_bytes, number_of, parse_bytes
 
 OVER_BUDGET = 1
 
@@ -42,7 +43,7 @@ class Launch:
         try:
             rank = [sys.executable, "-m", "memlab", "run", "--quiet", "--out", str(folder), *self.options, *self.script]
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", self.count]
-            with _signals_go_to_the_ranks() as started:
+            with _signals_go_to_the_ranks(folder if self.out is not None else None) as started:
                 started.append(subprocess.Popen([*torchrun, "--no-python", *rank]))
                 status = started[0].wait()
             try:
@@ -84,21 +85,48 @@ class Launch:
 
 
 @contextlib.contextmanager
-def _signals_go_to_the_ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """While torchrun runs, this process outlives Ctrl-C, which a terminal sends to all, and hands on SIGTERM."""
+def _signals_go_to_the_ranks(folder: Path | None) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """While torchrun runs, this process outlives Ctrl-C, which a terminal sends to all, and hands on SIGTERM.
+
+    SIGUSR1 goes to the ranks themselves, of which each writes its report: it would end torchrun.
+    """
     started: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: Any) -> None:
         for process in started:
             process.send_signal(number)
 
-    handlers = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: hand_on}
+    def report(number: int, frame: Any) -> None:
+        asked = [rank for process in started for rank in _ranks_under(process.pid, number)]
+        for rank in asked:
+            rank.send_signal(number)
+        where = f", in {folder}" if folder is not None else ""
+        _say(f"memlab run: asked {number_of(len(asked), 'rank')} for a report{where}")
+
+    handlers: dict[int, Any] = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: hand_on}
+    if hasattr(signal, "SIGUSR1"):
+        handlers[signal.SIGUSR1] = report
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield started
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _ranks_under(pid: int, number: int) -> list[Any]:
+    """The processes below this one that handle a signal (proc_pid_status(5), SigCgt), which would end any other."""
+    import psutil
+
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace")
+                caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+                if caught is not None and int(caught[1], 16) >> (number - 1) & 1:
+                    found.append(process)
+    return found
 
 
 def _say(text: str) -> None:

@@ -94,8 +94,9 @@ def _levels(summary: DeviceSummary, has_times: bool) -> Table:
     for what, count in troubles.items():
         if count:
             notes.append(f"The allocator {what} {'once' if count == 1 else f'{count} times'}.")
-    capacity = f", {format_bytes(device.capacity_bytes)}" if device.capacity_bytes > 0 else ""
-    return Table(f"{device.label} ({device.name}{capacity})", columns, tuple(rows), tuple(notes))
+    capacity = format_bytes(device.capacity_bytes) if device.capacity_bytes > 0 else ""
+    known = ", ".join(filter(None, (device.name, capacity)))
+    return Table(f"{device.label} ({known})" if known else device.label, columns, tuple(rows), tuple(notes))
 
 
 def share_table(share: Breakdown, code: Mapping[str, str] | None = None) -> Table:

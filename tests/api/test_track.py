@@ -426,3 +426,21 @@ def test_the_live_view_shows_the_device_that_the_cell_uses(on_gpu, shows):
     with memlab.track("cell", show=False):  # has marks
         display.tick(Sample(2_000_000_000, readings))
     assert pushed == [([2.0], shows, int(on_gpu))]
+
+
+def test_the_decorator_needs_no_parentheses():
+    @memlab.track
+    def grow(size):
+        return torch.ones(size)
+
+    assert grow(1000).shape == (1000,)
+    assert memlab.last_run().name == "grow"
+    assert memlab.last_run().peak_bytes == 4000
+
+
+def test_a_secret_of_the_environment_is_in_no_run(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "hunter2xyz")
+    with pytest.raises(RuntimeError, match="hunter2xyz"), memlab.track("secret", show=False) as run:
+        raise RuntimeError("cannot log in with hunter2xyz")
+    assert "cannot log in with [MY_TOKEN]" in str(run.report())
+    assert "hunter2xyz" not in str(run.trace.notes)

@@ -153,3 +153,49 @@ def test_predicted():
     result = session(text)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*assert 1 == 2*", "*ValueError: mine*"])
+
+
+MANY = """
+@pytest.mark.parametrize("rows", [100, 200, 300, 400])
+@pytest.mark.memory_budget(device="cpu")
+def test_step(rows):
+    step("cpu", rows=rows)
+"""
+
+
+def test_workers_of_xdist_write_one_baseline(session, pytester):
+    session(MANY, "--memlab-baseline", "peaks.json", "--memlab-update", "-p", "xdist", "-n", "2").assert_outcomes(
+        passed=4
+    )
+    assert len(json.loads((pytester.path / "peaks.json").read_text())["peaks"]) == 4
+
+
+def test_what_the_baseline_does_not_know_is_named(session):
+    session(MANY, "-k", "100 or 200", "--memlab-baseline", "peaks.json", "--memlab-update")
+    result = session(MANY, "--memlab-baseline", "peaks.json")
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(
+        ["memlab: not in the baseline: test_it.py::test_step*300* and 1 more; --memlab-update adds them."]
+    )
+
+
+def test_methods_of_a_test_case_are_measured_and_not_predicted(session):
+    result = session("""
+import unittest
+
+class TestIt(unittest.TestCase):
+    @pytest.mark.memory_budget("500KiB")
+    def test_large(self):
+        step("cpu")
+
+    @pytest.mark.memory_budget("1GiB")
+    def test_small(self):
+        step("cpu")
+
+    @pytest.mark.memory_budget("1GiB", device="RTX 4060")
+    def test_card(self):
+        step("cuda")
+""")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*above the budget of 500.0 KiB*"])
+    result.stdout.fnmatch_lines(["*can be measured, not predicted*"])

@@ -162,8 +162,6 @@ def test_where_it_is_kept(monkeypatch, system, variables, ends):
 def test_without_a_gpu_it_is_refused():
     with pytest.raises(PredictionError, match="needs a GPU"):
         calibration.calibrate()
-    assert calibration.main([]) == 1
-    assert calibration.main(["x"]) == 2
     assert not path().exists()
 
 

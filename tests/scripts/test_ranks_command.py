@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -219,3 +221,36 @@ def test_what_the_report_of_a_parent_advises_measures_its_children(folder):
     assert found.world_size == 2
     assert found.missing == ()
     assert found.peak.worst_rank == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which signals a process handles is read from /proc")
+def test_sigusr1_reaches_the_ranks_and_the_job_goes_on(folder):
+    words = [
+        sys.executable,
+        "-m",
+        "memlab",
+        "run",
+        "--nproc-per-node",
+        "2",
+        "--out",
+        "runs",
+        "train.py",
+        "asked",
+        "200",
+    ]
+    text = TRAIN.replace("main(sys.argv[1], 12)", "main(sys.argv[1], int(sys.argv[2]))")
+    text = text.replace("        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        time.sleep(0.05)\n")
+    (folder / "train.py").write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        until = time.monotonic() + 60
+        while len(list((folder / "runs").glob("*.partial"))) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(1)
+        job.send_signal(signal.SIGUSR1)
+        out, err = job.communicate(timeout=120)
+    assert job.returncode == 0, err
+    assert sorted(out.split()) == ["0", "1", "done", "done"]
+    assert "asked 2 ranks for a report" in err
