@@ -48,7 +48,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "lesson": (MEASURE | {"api", "lab"}, {"torch", "ipywidgets", "pandas", "IPython.display"}),
     "lab": (MEASURE | {"api", "simulated_gpu"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
     # What is run outside notebooks: nothing of IPython, and torch only when the script has imported it.
-    "scripts": ({"analysis", "api", "views", "units", "errors"}, {"torch"}),
+    "scripts": ({"analysis", "api", "views", "units", "errors"}, {"torch", "psutil"}),
     # Whether a file can be written is asked before a script runs.
     "cli": ({"api", "prediction", "scripts", "trace", "units", "errors"}, {"torch"}),
     # The callbacks of trainers record as `memlab run` does, and take figures of traces as they are logged.

@@ -236,10 +236,10 @@ def test_sigusr1_reaches_the_ranks_and_the_job_goes_on(folder):
         "runs",
         "train.py",
         "asked",
-        "200",
+        "15",
     ]
     text = TRAIN.replace("main(sys.argv[1], 12)", "main(sys.argv[1], int(sys.argv[2]))")
-    text = text.replace("        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        time.sleep(0.05)\n")
+    text = text.replace("        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        time.sleep(0.4)\n")
     (folder / "train.py").write_text(text)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
