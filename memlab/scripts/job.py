@@ -91,12 +91,15 @@ class MeasuredScript:
         """The live line, from another thread."""
         if self._line is None:
             return
+        from memlab.api.provenance import remark_here  # late: nothing is imported before the script
+
         peak = f"peak {'' if now.peak_is_exact else '≥ '}{format_bytes(now.peak_bytes)}"
         peak += f" of {format_bytes(now.capacity_bytes)}" if now.capacity_bytes else ""
         parts = [f"memlab {now.label} {format_bytes(max(now.allocated_bytes, 0))} now", peak]
         parts += [f"step {self.count}"] if self.count else []
-        step_s = self.recording.times.recent_s
-        parts += [f"{format_seconds(step_s)}/step"] if step_s is not None else []
+        step_s, remark = self.recording.times.recent_s, remark_here([now.label])
+        parts += [f"{format_seconds(step_s)}/step"] if step_s is not None and not remark else []
+        parts += [remark] if remark else []
         self._line.show(" · ".join(parts))
 
     def _report_now(self) -> None:

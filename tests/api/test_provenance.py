@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rank_traces import error, trained
 from scripted_traces import Script
 
 import memlab
@@ -14,12 +16,14 @@ from memlab.analysis.oom.explain import explain
 from memlab.analysis.oom.facts import Failure
 from memlab.analysis.oom.text import Message, read_message
 from memlab.api import provenance
+from memlab.api.display import LevelNow
 from memlab.api.oom import ReleaseReport, explain_oom, forget_oom, note_oom, note_predicted_oom
 from memlab.api.run import Run
 from memlab.lesson import Lesson
 from memlab.lesson.sweep import Sweep
 from memlab.references.release import HeldLevel, Released
-from memlab.trace import Device, Phase
+from memlab.scripts.job import MeasuredScript
+from memlab.trace import Device, Phase, Trace
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import ByteRange, MiB
 from memlab.views.live import LiveView
@@ -197,3 +201,31 @@ def test_a_lesson_on_a_simulated_gpu_is_its_claims_source(monkeypatch, capsys):
     )
     assert lesson.holds("it is so", True).source == "on a simulated GPU"
     assert lesson.end().text == f"Lesson x: 2 claims held on a {SIMULATED_GPU}."
+
+
+def test_the_live_line_of_a_script_says_it_and_shows_no_seconds(simulated):
+    lines: list[str] = []
+    job = SimpleNamespace(
+        _line=SimpleNamespace(show=lines.append),
+        count=3,
+        recording=SimpleNamespace(times=SimpleNamespace(recent_s=0.5)),
+    )
+    for label in ("cuda:0", "cpu"):
+        MeasuredScript._show(job, LevelNow(label, MiB, MiB, True, None))  # type: ignore[arg-type]
+    of_gpu, of_host = lines
+    assert of_gpu.endswith(SIMULATED_GPU) and not SECONDS.search(of_gpu)
+    assert of_host.endswith("500 ms/step")
+
+
+def test_ranks_of_simulated_gpus_failed_at_no_time(tmp_path, monkeypatch):
+    for rank in range(2):
+        Run("train", trained(rank, world_size=2, **error("ValueError: no"))).save(tmp_path / f"rank{rank}.memlab")
+    assert "after the job began" in memlab.ranks(tmp_path).text
+    monkeypatch.setattr(Trace, "provenance", "simulated")
+    text = memlab.ranks(tmp_path).text
+    assert SIMULATED_GPU in text and not SECONDS.search(text)
+
+
+def test_the_explorer_says_it():
+    page = scripted("a").explore()
+    assert SIMULATED_GPU in page.bundle()["text/html"] or SIMULATED_GPU in str(page.bundle())
