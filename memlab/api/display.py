@@ -236,8 +236,9 @@ class Display:
     def discard_view(self) -> None:
         """Close the live view after its output was replaced."""
         view, self._view = self._view, None
-        if view is not None:
-            view.close()
+        with contextlib.suppress(Exception):  # a broken front end must not fail the cell
+            if view is not None:
+                view.close()
 
 
 def interrupt_main() -> None:
