@@ -22,13 +22,17 @@ from memlab.errors import PredictionError
 from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules they register
     attention,
     autocast,
+    ctc,
     data_dependent,
     deferred_init,
     devices,
     dispatcher,
+    flex,
     gradient_accumulation,
+    identity,
     kernels,
     matmuls,
+    places,
     process_groups,
     recurrent,
     sharding,
@@ -42,9 +46,9 @@ from memlab.torch_internals import cuda_names
 __all__ = ["FakeCuda"]
 
 INSTALLERS = (
-    devices.exchange_devices, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
+    devices.exchange_devices, identity.identify, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
     recurrent.flatten_weights, autocast.autocast_as_cuda, process_groups.form_groups,
-    sharding.follow_resizes,
+    sharding.follow_resizes, flex.run_flex_attention,
 )  # fmt: skip
 """The patches applied while fake CUDA is active, in order: functions of (dispatcher, patches)."""
 
@@ -91,11 +95,13 @@ class FakeCuda:
         return State.active is self
 
     def __exit__(self, *error):
+        places.explain(error[1])
         self.log.record_frees()
         self._patches.__exit__(*error)
 
     @staticmethod
     def _forget() -> None:
         State.active, State.device_count = None, 1
+        places.Reads.keys.clear()
         devices.Current.of_thread.__dict__.clear()
         deferred_init.forget()

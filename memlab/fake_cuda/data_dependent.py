@@ -1,15 +1,16 @@
 """Reads of values that were never computed, shapes that depend on them, and copies between the host and the GPU.
 
-Known values stay known: small tensors copied from the host, and results computed from them alone. An unknown value reads as 1
-(True): it is harmless as a divisor, count or mask, and a mask then selects everything, its maximum. Tests for inf and nan
+What is known is read as it is (see `values`). An unknown value reads as 1 (True): it is harmless as a divisor, count or mask, and
+a mask then selects everything, its maximum. Of a mask that is known in part it selects what is not certainly False. Once
+read, a single value stays what it was read as, and comparisons with a number agree with it. Tests for inf and nan
 read as if all values were finite. Shapes that depend on values are the largest possible. Each is an assumption of the
-prediction.
+prediction, and names the line that asked.
 
 Loops controlled by values must neither end at once nor run forever. LBFGS stops if a gradient is small, a step too short, or
 a direction leads upwards; each would end it at its first iteration, without any history. So within its step the loss falls
 with each read, and its comparisons make it continue: the largest number of iterations needs the most memory.
 `nn.init.trunc_normal_` redraws what fell outside until nothing does; two rounds show all the memory it needs. Any other code
-that reads the same condition over and over reads False after a while.
+that reads the same condition over and over reads the opposite after a while.
 """
 
 from __future__ import annotations
@@ -17,101 +18,81 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import sys
 from typing import Any
 
 import torch
 
-from memlab.fake_cuda import deferred_init
+from memlab.fake_cuda import deferred_init, values
 from memlab.fake_cuda.kernel_rules import name_of, operators, rule
 from memlab.fake_cuda.patches import Patches
-from memlab.fake_cuda.tensors import META, is_fake
-from memlab.torch_internals.cuda_names import tree_map_only, truncated_normal
+from memlab.fake_cuda.places import assume
+from memlab.fake_cuda.tensors import META, State, is_fake
+from memlab.fake_cuda.values import follow, known
+from memlab.torch_internals.cuda_names import truncated_normal
 from memlab.torch_internals.dispatch import TensorBase
 
+__all__ = ["AFTER", "answer_loops", "check_devices", "follow", "index"]
+
 aten = torch.ops.aten
-MOST_NUMBERS, MOST_FLOATS = 65536, 64
-"""Larger tensors do not keep their values."""
 MOST_ROUNDS = 10_000
 
 READ = "a value of a CUDA tensor was read: it was assumed to be 1 (True)"
+FALSE = "a value of a CUDA tensor was read: it was assumed to be {}, as the number it was compared from reads as 1"
+FOLLOWED = "it follows from a value that was assumed"
 COPIED = "the values of a CUDA tensor were copied to the host: they were assumed to be 1 (True)"
 FINITE = "a check for inf or nan was assumed to pass"
-LARGEST = "{}: its shape depends on values, the largest possible was assumed"
+LARGEST = "its shape depends on values, the largest possible was assumed"
 SEARCHED = "LBFGS was assumed to use all its iterations"
 REDRAWN = "nn.init.trunc_normal_ was assumed to redraw twice"
 ENDLESS = "a loop that waited for a value was ended after {} rounds"
 
 
-def know(tensor, source, changes=0):
-    """Record that a fake CUDA tensor has the values of this host tensor; PyTorch still counts so many changes of it."""
-    most = MOST_FLOATS if source.dtype.is_floating_point or source.dtype.is_complex else MOST_NUMBERS
-    if source.numel() <= most and source.layout == torch.strided:
-        tensor.__dict__["known"] = (source.detach().to(tensor.dtype, copy=True), _version(tensor) + changes)
-
-
-def _version(tensor: Any) -> int:
-    """Its version counter; inference tensors have none."""
-    return -1 if tensor.is_inference() else int(tensor._version)
-
-
-def known(tensor):
-    """The known values of a fake CUDA tensor, on the host; None if unknown."""
-    found = tensor.__dict__.get("known")
-    return found[0] if found is not None and found[1] == _version(tensor) else None
-
-
-_NEVER_KNOWN = operators(("empty_like.default", "new_empty.default", "new_empty_strided.default"))
-
-
-def follow(func, args, kwargs, out):
-    """If all inputs are known, compute the result too."""
-    if not is_fake(out):
-        return
-    if out is args[0]:
-        if known(out) is not None:  # from before this change
-            del out.__dict__["known"]
-        return
-    is_drawn = torch.Tag.nondeterministic_seeded in func.tags
-    if func in _NEVER_KNOWN or is_drawn or out.numel() > MOST_NUMBERS:
-        return
-
-    def value(one):
-        found = known(one) if is_fake(one) else one
-        if found is None:
-            raise LookupError
-        return found
-
-    kwargs = {name: given for name, given in kwargs.items() if name not in ("device", "pin_memory")}
-    try:
-        args, kwargs = tree_map_only(torch.Tensor, value, (args, kwargs))
-        out.__dict__["known"] = (func(*args, **kwargs), _version(out))
-    except Exception:  # an unknown argument, or an operator that the host lacks: the result is unknown
-        return
-
-
 @rule("_local_scalar_dense.default")
 def item(cuda, func, tensor):
     """`.item()`, `bool(...)`, `if tensor:`."""
-    values = known(tensor)
-    if values is not None:
-        return func(values)
+    found, is_assumed = known(tensor), values.is_assumed(tensor)
+    if found is not None and not is_assumed:
+        return func(found)
     if Loop.answer is not None:
         return Loop.answer(tensor)
-    verdict, is_truth = tensor.__dict__.get("verdict"), tensor.dtype is torch.bool
-    if is_truth and Loop.is_endless():
-        cuda.assume(ENDLESS.format(MOST_ROUNDS))
-        return False
-    cuda.assume(READ if verdict is None else FINITE)
-    if is_truth or verdict is not None:
-        return verdict is None or verdict
-    return 1.0 if tensor.dtype.is_floating_point else complex(1) if tensor.dtype.is_complex else 1
+    if found is not None:
+        answer, text = func(found), FOLLOWED
+    else:
+        answer, text = _reading(tensor)
+    if tensor.dtype is torch.bool and Loop.is_endless():
+        assume(cuda, "item", ENDLESS.format(MOST_ROUNDS))
+        return not answer
+    assume(cuda, "item", text)
+    if found is None and tensor.dim() == 0 and values.of(tensor) is None:
+        values.write(tensor, torch.scalar_tensor(answer, dtype=tensor.dtype, device="cpu"), assumed=True)
+    return answer
+
+
+def _reading(tensor: Any) -> tuple[Any, str]:
+    """What an unknown value reads as, and why."""
+    verdict, dtype = tensor.__dict__.get("verdict"), tensor.dtype
+    if verdict is not None:
+        is_finite = tensor.__dict__.get("is_finite")
+        return verdict, FINITE if is_finite else READ if verdict else FALSE.format(verdict)
+    if dtype is torch.bool:
+        return True, READ
+    return 1.0 if dtype.is_floating_point else complex(1) if dtype.is_complex else 1, READ
 
 
 @rule("equal.default", "allclose.default")
 def equal(cuda, func, tensor, other, *args):
     """`torch.equal`, `torch.allclose`."""
-    cuda.assume(READ)
+    found, wanted = (known(one) if is_fake(one) else one for one in (tensor, other))
+    is_assumed = any(is_fake(one) and values.is_assumed(one) for one in (tensor, other))
+    if found is not None and wanted is not None and not is_assumed:
+        return func(found, wanted, *args)
+    if tensor.dim() == 0 and other.dim() == 0 and func is aten.equal.default:
+        read = aten._local_scalar_dense.default  # as `is_scalar_tensor_true` asks in C++, for `torch.istft`
+        answers = [item(cuda, read, one) if is_fake(one) else one.item() for one in (tensor, other)]
+        return bool(answers[0] == answers[1])
+    assume(cuda, name_of(func), READ)
     return bool(tensor.shape == other.shape)
 
 
@@ -182,9 +163,15 @@ def answer_loops(cuda: Any, patches: Patches) -> None:
 
 
 def compared(func, args, out):
-    """The number that a tensor is compared with."""
-    if isinstance(args[1], int | float) and out.dim() == 0:
-        out.__dict__["compared"] = (name_of(func), args[1])
+    """Comparisons with a number: a single value compares as it reads."""
+    bound = args[1]
+    if is_fake(bound) and bound.dim() == 0:
+        found = known(bound)
+        bound = None if found is None else found.item()
+    if out.dim() == 0 and isinstance(bound, int | float) and is_fake(out):
+        name = name_of(func)
+        out.__dict__["compared"] = (name, bound)
+        out.__dict__["verdict"] = bool(getattr(operator, name)(1, bound))
 
 
 def judged(func, args, out):
@@ -192,53 +179,84 @@ def judged(func, args, out):
     is_test = len(args) == 1 or args[1] is args[0] or (isinstance(args[1], float) and math.isinf(args[1]))
     if is_test:
         out.__dict__["verdict"] = func in _TRUE_OF_FINITE
+        out.__dict__["is_finite"] = True
+    else:
+        compared(func, args, out)
 
 
 def passed_on(func, args, out):
     """Operators whose result inherits the verdict of their input: any, all, and, or, not."""
-    verdicts = [one.__dict__["verdict"] for one in args if is_fake(one) and "verdict" in one.__dict__]
-    if verdicts and is_fake(out):
+    if not is_fake(out) or out.dtype.is_floating_point:
+        return
+    given = [one.__dict__ for one in args if is_fake(one)]
+    if out.dtype is not torch.bool:
+        if any("known" in one for one in given) and func in _CONJUNCTIONS:
+            values.vanish(args, out)
+        return
+    verdicts = [one["verdict"] for one in given if "verdict" in one]
+    if verdicts:
+        is_finite = all("is_finite" in one for one in given if "verdict" in one)
+        if not is_finite and len(verdicts) < len(given):
+            verdicts.append(True)
         value = all(verdicts) if func in _CONJUNCTIONS else any(verdicts)
-        out.__dict__["verdict"] = not value if func in _NEGATIONS else value
+        out.__dict__["verdict"] = not value if func in values.NEGATIONS else value
+        if is_finite:
+            out.__dict__["is_finite"] = True
+    if any("known" in one for one in given):
+        values.reason(func, args, out)
 
 
-_CONJUNCTIONS = operators(
-    ("mul.Tensor", "all.default", "_is_all_true.default", "logical_and.default", "bitwise_and.Tensor")
-)
-_NEGATIONS = operators(("logical_not.default", "bitwise_not.default"))
+_CONJUNCTIONS = operators((
+    "mul.Tensor", "all.default", "all.dim", "all.dims", "_is_all_true.default", "logical_and.default", "bitwise_and.Tensor",
+))  # fmt: skip
 _TRUE_OF_FINITE = operators(("eq.Tensor", "ne.Scalar"))
-_DISJUNCTIONS = operators(("any.default", "_is_any_true.default", "logical_or.default", "bitwise_or.Tensor"))
+_DISJUNCTIONS = operators((
+    "any.default", "any.dim", "any.dims", "_is_any_true.default", "logical_or.default", "bitwise_or.Tensor",
+))  # fmt: skip
 _FALSE_OF_FINITE = operators(("ne.Tensor", "eq.Scalar", "isinf.default", "isnan.default"))
-AFTER: dict[Any, Any] = {
-    **dict.fromkeys(operators(("le.Scalar", "gt.Scalar", "lt.Scalar")), compared),
+_COMPARISONS = operators((
+    "le.Scalar", "gt.Scalar", "lt.Scalar", "ge.Scalar", "le.Tensor", "gt.Tensor", "lt.Tensor", "ge.Tensor",
+))  # fmt: skip
+
+
+class _Hooks(dict[Any, Any]):
+    """What is recorded after an operator, by the operator: the verdict of its result, and which values are known."""
+
+    def get(self, func: Any, default: Any = None) -> Any:
+        """The hook of an operator; those that write have one."""
+        return super().get(func) or values.hook_of(func)
+
+
+AFTER = _Hooks({
+    **dict.fromkeys(_COMPARISONS, compared),
     **dict.fromkeys(_TRUE_OF_FINITE | _FALSE_OF_FINITE, judged),
-    **dict.fromkeys(_CONJUNCTIONS | _NEGATIONS | _DISJUNCTIONS, passed_on),
-}
-"""The verdict recorded for a result."""
+    **dict.fromkeys(_CONJUNCTIONS | values.NEGATIONS | _DISJUNCTIONS, passed_on),
+})  # fmt: skip
 
 
 @rule("nonzero.default")
-def nonzero(cuda, func, tensor):
-    """Indices of nonzero elements: of all of them, unless the values are known."""
-    values = known(tensor)
-    count = int(values.count_nonzero()) if values is not None else tensor.numel()
-    if values is None:
-        cuda.assume(LARGEST.format("nonzero, a boolean mask"))
+def nonzero(cuda, func, tensor, what="nonzero"):
+    """Indices of nonzero elements: of all of them that may be, unless the values are known."""
+    found = known(tensor)
+    if found is None or values.is_assumed(tensor):
+        assume(cuda, what, LARGEST)
+    found = values.possible(tensor) if found is None and tensor.dtype is torch.bool else found
+    count = int(found.count_nonzero()) if found is not None else tensor.numel()
     # CUDA makes it as (dimensions, found) and gives the transpose (aten/src/ATen/native/cuda/Nonzero.cu).
     out = cuda.empty((tensor.dim(), count), torch.int64, op=func).t()
-    if values is not None:
-        out.__dict__["known"] = (aten.nonzero.default(values), _version(out))
+    if found is not None and out.numel() <= values.MOST_NUMBERS:
+        values.know(out, aten.nonzero.default(found), assumed=known(tensor) is None or values.is_assumed(tensor))
     return out
 
 
-def index(cuda, func, tensor, given, *args):
+def index(cuda, func, tensor, given, *args, what="mask"):
     """`x[mask]`, `x[mask] = y`: masks become indices, as on CUDA; the rules of these operators call it."""
     indices: list[Any] = []
     for one in given:
         if one is not None and not is_fake(one):
             one = _to_gpu(cuda, one)  # IndexingUtils.h: indices of the host are copied to the GPU
         if one is not None and one.dtype in (torch.bool, torch.uint8):
-            places = one.nonzero()
+            places = nonzero(cuda, aten.nonzero.default, one, what)
             indices += [places.select(1, dim) for dim in range(one.dim())]
         else:
             indices.append(one)
@@ -253,34 +271,37 @@ def masked_select(cuda, func, tensor, mask):
 
 
 @rule("_unique2.default", "unique_consecutive.default", "unique_dim.default", "unique_dim_consecutive.default")
-def unique(cuda, func, tensor, dim=None, *args):
-    """Everything, its inverse and its counts."""
-    cuda.assume(LARGEST.format("unique"))
-    by_dim = "dim" in name_of(func)
-    shape, length = (tensor.shape, tensor.shape[dim]) if by_dim else ((tensor.numel(),), tensor.numel())
-    out = cuda.empty(shape, tensor.dtype, op=func)
+def unique(cuda, func, tensor, *args):
+    """What is known, or everything; its inverse and its counts."""
+    found, by_dim = known(tensor), "dim" in name_of(func)
+    if found is not None:
+        results = func(found, *args)
+        return tuple(cuda.empty(one.shape, one.dtype, op=func) for one in results)
+    assume(cuda, "unique", LARGEST)
+    length = tensor.shape[args[0]] if by_dim else tensor.numel()
+    out = cuda.empty(tensor.shape if by_dim else (length,), tensor.dtype, op=func)
     return out, *(cuda.empty((length,), torch.int64, op=func) for _ in range(2))
 
 
 @rule("repeat_interleave.Tensor")
 def repeat_interleave(cuda, func, repeats, *, output_size=None):
     """Repeat each as often as is known, or once."""
-    count, values = output_size, known(repeats)
-    if count is None and values is None:
-        cuda.assume("repeat_interleave: its shape depends on values, every count was assumed to be 1")
+    count, found = output_size, known(repeats)
+    if count is None and found is None:
+        assume(cuda, "repeat_interleave", "its shape depends on values, every count was assumed to be 1")
         count = repeats.numel()
     elif count is None:
-        count = int(values.sum())
+        count = int(found.sum())
     return cuda.empty((count,), repeats.dtype, op=func)
 
 
 @rule("bincount.default")
 def bincount(cuda, func, tensor, weights=None, minlength=0):
     """As many bins as is known, or the minimum."""
-    values = known(tensor)
-    if values is None:
-        cuda.assume("bincount: its length depends on values, minlength was assumed")
-    least = int(values.max()) + 1 if values is not None and values.numel() else minlength
+    found = known(tensor)
+    if found is None:
+        assume(cuda, "bincount", "its length depends on values, minlength was assumed")
+    least = int(found.max()) + 1 if found is not None and found.numel() else minlength
     dtype = torch.int64 if weights is None else torch.float64
     return cuda.empty((max(minlength, least, 1),), dtype, op=func)
 
@@ -301,18 +322,27 @@ def _to_gpu(cuda, tensor, dtype=None, memory_format=None):
     looks = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
     like = torch.empty_like(looks, dtype=dtype, memory_format=memory_format)
     made = cuda.empty(like.shape, dtype, like.stride(), aten._to_copy.default)
-    if deferred_init.pending(tensor) is None:
-        know(made, tensor)
+    if values.is_small(tensor) and _has_data(tensor):
+        values.know(made, tensor)
     return made
+
+
+def _has_data(tensor: Any) -> bool:
+    """Whether a tensor of the host can be read; C++ makes a list that is an index on meta."""
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and deferred_init.pending(tensor) is None
 
 
 def on_host(cuda: Any, tensor: Any, dtype: torch.dtype) -> Any:
     """A fake CUDA tensor copied to the host."""
-    values = known(tensor)
-    if values is not None:
-        return values.to(dtype, copy=True)
-    cuda.assume(COPIED)
-    return deferred_init.filled(torch.empty(tensor.shape, dtype=dtype), 1)
+    found = known(tensor)
+    if found is None or values.is_assumed(tensor):
+        assume(cuda, State.asked or "copy to the host", COPIED if found is None else FOLLOWED)
+    if found is None and tensor.dtype is torch.bool:
+        found = values.possible(tensor)
+    if found is not None:
+        return found.to(dtype, copy=True)
+    reading, _ = _reading(tensor)
+    return deferred_init.filled(torch.empty(tensor.shape, dtype=dtype, device="cpu"), reading)
 
 
 @rule("copy_.default")
@@ -321,9 +351,10 @@ def copy_(cuda, func, target, source, *args):
     if not is_fake(target):
         return target.copy_(on_host(cuda, source, target.dtype))
     torch.broadcast_shapes(target.shape, source.shape)
-    target.__dict__.pop("known", None)
-    if not is_fake(source) and target.shape == source.shape and deferred_init.pending(source) is None:
-        know(target, source, changes=1)
+    if is_fake(source):
+        values.write(target, known(source), values.is_assumed(source))
+    else:
+        values.write(target, source if _has_data(source) else None)
     return target
 
 

@@ -104,6 +104,9 @@ def _make_subclass(cls: Any, data: Any, requires_grad: bool = False, **kwargs: A
     """The tensors of shape functions must not be on CUDA for C++ either (see `tensors`)."""
     if isinstance(cls, type) and issubclass(cls, fake_tensor.FakeTensor):
         kwargs["dispatch_device"] = False
+    if is_fake(data) and cls not in (torch.nn.Parameter, torch.Tensor):
+        made = data.detach().as_subclass(cls)
+        return made.requires_grad_(requires_grad)
     return cuda_names.make_subclass(cls, data, requires_grad, **kwargs)
 
 
@@ -366,8 +369,13 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
         set_device_idx=nothing, current_accelerator=constant(torch.device("cuda")),
         current_stream=Current.get, set_stream=Current.set, device_index=DeviceContext,
         get_device_capability=constant({"supported_dtypes": set()}), get_memory_info=memory["mem_get_info"],
-        **{name: memory[name] for name in shared},
+        empty_host_cache=nothing, **{name: memory[name] for name in shared},
     )  # fmt: skip
+    if (module := sys.modules.get("torch.accelerator.memory")) is not None:
+        patches.put_where_present(
+            module, get_memory_info=memory["mem_get_info"], empty_host_cache=nothing,
+            **{name: memory[name] for name in shared},
+        )  # fmt: skip
 
 
 def _preferring(prefer):
@@ -406,7 +414,8 @@ def _exchange_training(cuda: Any, patches: Patches) -> None:
         patches.put(module, _group_tensors_by_device_and_dtype=_grouping(module._group_tensors_by_device_and_dtype))
 
     def compiled(model=None, *args, **kwargs):
-        cuda.assume(COMPILED)
+        if getattr(model, "__name__", "") != "_flex_attention_hop_wrapper":  # which PyTorch always compiles
+            cuda.assume(COMPILED)
         return (lambda function: function) if model is None else model
 
     def scripted(obj, *args, **kwargs):

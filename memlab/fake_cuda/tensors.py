@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from memlab.errors import PredictionError
 from memlab.fake_cuda.patches import constant
 from memlab.torch_internals.cuda_names import make_subclass, meta_kernels, no_torch_function, swap_tensor_impl
 from memlab.torch_internals.dispatch import TensorBase
 
+_Device = torch.device
 CUDA0, META = torch.device("cuda:0"), torch.device("meta")
 LEGACY_TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
@@ -30,16 +32,24 @@ _NO_NUMPY = (
 )
 
 
+NO_DLPACK = (
+    "memory handed to another library (DLPack) cannot be predicted: keep the tensor in PyTorch, or leave this part out of "
+    "the prediction."
+)
+
+
 class State:
     """Global state that tensors need: the active FakeCuda, and how many GPUs programs see."""
 
     active: Any = None
     device_count = 1
+    asked = ""
+    """The method that copies to the host, if it is known."""
 
 
 def with_index(device: Any) -> torch.device:
     """'cuda', 0 and cuda without an index mean cuda:0, as do all GPUs of a machine in a distributed job: a rank has one."""
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    device = _Device("cuda", device) if isinstance(device, int) else _Device(device)
     if device.type != "cuda":
         return device
     if (device.index or 0) >= State.device_count:
@@ -134,6 +144,8 @@ def deepcopy(tensor: Any, memo: dict[Any, Any]) -> Any:
             made = torch.empty((), dtype=tensor.dtype, device=CUDA0)  # `self.new_empty([])` in torch/_tensor.py
             copied = TensorBase.untyped_storage(base[1])
             made = made.set_(copied, tensor.storage_offset(), tensor.shape, tensor.stride())
+            if (values := storage.__dict__.get("host_values")) is not None:
+                copied.__dict__["host_values"] = values.copy()
             made.requires_grad_(tensor.requires_grad)
             if tensor.grad is not None:
                 made.grad = deepcopy(tensor.grad, memo)
@@ -153,6 +165,7 @@ def legacy_tensor(dtype: torch.dtype, args: Any) -> Any:
 class FakeCudaTensor(torch.Tensor):
     """A CUDA tensor to Python; it has sizes, a storage without memory, and autograd state."""
 
+    __module__ = "torch"  # libraries ask it whose tensors they are (opt_einsum)
     __torch_function__ = no_torch_function
     to, cuda, __deepcopy__ = tensor_to, tensor_cuda, deepcopy
     get_device, is_pinned, is_shared = constant(0), constant(False), constant(True)
@@ -216,6 +229,20 @@ class FakeCudaTensor(torch.Tensor):
         dtype = dtype or (data.dtype if isinstance(data, torch.Tensor) else self.dtype)
         return torch.tensor(data, dtype=dtype, device=device or CUDA0, requires_grad=requires_grad)
 
+    def as_subclass(self, cls: Any) -> Any:
+        """The same data as a tensor of the user's class."""
+        made = torch.ops.aten.alias.default(self)
+        made.__class__ = subclass(cls)
+        return made
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused in one line, as there is no memory to hand over."""
+        raise PredictionError(NO_DLPACK)
+
+    def __dlpack_device__(self) -> Any:
+        """CUDA's, by DLPack's numbers (kDLCUDA)."""
+        return 2, 0
+
     def new(self, *args, **kwargs):
         """The legacy constructor."""
         return legacy_tensor(self.dtype, args)
@@ -231,7 +258,11 @@ class FakeCudaTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         """The values that an unknown tensor reads as."""
-        return self.detach().cpu().tolist()
+        State.asked = "tolist"
+        try:
+            return self.detach().cpu().tolist()
+        finally:
+            State.asked = ""
 
     def data_ptr(self) -> int:
         """A number that identifies the storage, like an address."""
@@ -259,6 +290,7 @@ class FakeCudaTensor(torch.Tensor):
 class FakeCudaParameter(FakeCudaTensor, torch.nn.Parameter):
     """The result of `nn.Parameter` for a fake CUDA tensor."""
 
+    __module__ = "torch.nn.parameter"
     _is_param = True
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
@@ -267,6 +299,34 @@ class FakeCudaParameter(FakeCudaTensor, torch.nn.Parameter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+
+@functools.cache
+def subclass(kind: Any) -> Any:
+    """The class of fake CUDA tensors that are of a user's class, too; for `torch.Tensor` the plain one."""
+    if issubclass(kind, FakeCudaTensor):
+        return kind
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return FakeCudaTensor if kind is torch.Tensor else FakeCudaParameter
+    made = type(kind)(kind.__name__, (kind, _Handled), {"__module__": kind.__module__})
+    if "__torch_function__" not in _attributes(kind):
+        made.__torch_function__ = _plain_torch_function  # not in the body, where PyTorch switches it off
+    return made
+
+
+def _attributes(kind: Any) -> set[str]:
+    """What a class has beyond those of `torch.Tensor`."""
+    return {name for one in kind.__mro__ if not issubclass(torch.Tensor, one) for name in vars(one)}
+
+
+_plain_torch_function: Any = vars(torch.Tensor)["__torch_function__"]
+
+
+class _Handled(FakeCudaTensor):
+    """What a user's `__torch_function__` finds by `super()`: results are of its class."""
+
+
+_Handled.__torch_function__ = _plain_torch_function
 
 
 def wrapped(tensor: Any) -> FakeCudaTensor:
@@ -303,6 +363,7 @@ def set_data(tensor, value):
     """`tensor.data = value`, also between the host and the GPU, which C++ considers incompatible types."""
     if is_fake(tensor) == is_fake(value):
         TensorBase.data.__set__(tensor, value)
+        tensor.__dict__.pop("known", None)
         return
     needs_grad = tensor.requires_grad
     other = value.detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ tree_map_only: Any = private("torch.utils._pytree.tree_map_only")
 _disable_current_modes: Any = private("torch.utils._python_dispatch._disable_current_modes")
 nn_functions: Any = private("torch._C._nn")
 """Where modules look up how to read what `to` is given: `_parse_to`."""
+flex_attention: Any = private("torch._higher_order_ops.flex_attention")
 _device_constructors: Any = private("torch.utils._device._device_constructors")
 _exclude_keys: Any = private("torch._C._ExcludeDispatchKeyGuard")
 _keep_key: Any = private("torch._C._PreserveDispatchKeyGuard")
@@ -47,6 +49,12 @@ UNPREDICTABLE = (
     private_error("torch._subclasses.fake_tensor.UnsupportedOperatorException"),
 )
 """What shape functions raise where a shape depends on values, or where there is none."""
+
+
+def flex_by_operators() -> tuple[Any, Any]:
+    """`flex_attention` and its backward by ordinary operators; PyTorch gave the name of their module to the operator."""
+    module = sys.modules[type(flex_attention).__module__]
+    return module.math_attention, module.sdpa_dense_backward
 
 
 def without_autocast() -> Any:

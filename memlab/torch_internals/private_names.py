@@ -120,6 +120,7 @@ FAKE_CUDA = {
     "torch.utils._device._device_constructors": "who asks for the meta device",
     "torch.utils._device.DeviceContext": "who asks for the meta device",
     "torch._C._nn": "modules move to a GPU by its number",
+    "torch._higher_order_ops.flex_attention": "attention with functions of scores is run, not traced",
 }
 DISTRIBUTED = {
     "torch.distributed.distributed_c10d": "process groups without other processes",

@@ -26,13 +26,15 @@ def test_what_is_known_is_forgotten_when_it_changes(fake):
     assert x.item() == 1
     y = torch.tensor([7.0, 8.0]).cuda()
     y[0].fill_(1)
+    assert y.tolist() == [1.0, 8.0]
+    y[0] = torch.randn((), device="cuda")
     assert y.tolist() == [1.0, 1.0]
 
 
 def test_unknown_values_read_as_one(fake):
     x = torch.randn(4, device="cuda")
     loss = x.sum()
-    assert loss.item() == 1.0 and bool(x.sum() > 3) and x.tolist() == [1.0] * 4
+    assert loss.item() == 1.0 and not bool(x.sum() > 3) and x.tolist() == [1.0] * 4
     assert x.argmax().item() == 1 and float(loss) == 1.0 and x.cpu().numpy().sum() == 4
     assert f"{loss.item():.2f}" == "1.00" and x.half().cpu().dtype == torch.float16
     assert any("read" in text for text in fake.assumptions) and any("copied" in text for text in fake.assumptions)

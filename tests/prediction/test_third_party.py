@@ -133,3 +133,24 @@ def test_a_model_of_torchvision():
     assert found.fits == "yes"
     assert held <= found.breakdown()["parameter"] < 1.1 * held
     assert found.peak_allocated_bytes > 3 * held
+
+
+def generating(transformers, config, **options):
+    model = transformers.GPT2LMHeadModel(config).cuda().eval()
+    ids = torch.ones(2, 8, dtype=torch.long, device="cuda")
+    made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, pad_token_id=0, **options)
+    if options["num_beams"] == 1 and made.shape != (2, 28):
+        raise ValueError(f"made {tuple(made.shape)}")
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation_goes_to_its_length(beams):
+    transformers = library("transformers")
+    config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=500, n_positions=64, eos_token_id=9)
+    step = functools.partial(generating, transformers, config, do_sample=False, num_beams=beams)
+    found = memlab.predict(step, CARD)
+    assert found.fits == "yes"
+    line = f"test_third_party.py:{generating.__code__.co_firstlineno + 3} item: "
+    read = [text for text in found.assumptions if text.startswith(line)]
+    times = [int(text.rpartition("(")[2].removesuffix(" times)")) for text in read]
+    assert 19 <= max(times) <= 21, "it asks once per token whether all sequences have ended"
