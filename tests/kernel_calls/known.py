@@ -42,13 +42,13 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "losses": {
         REFUSED: ("embedding_bag max bf16", "embedding_bag large max bf16"),
-        VALUES: ("gaussian_nll_loss f32", "one_hot f32"),
+        VALUES: ("gaussian_nll_loss f32", "one_hot f32", "ctc native f32"),
         SCRATCH: both("embedding int32", "embedding max_norm", "embedding scale"),
         COMPOSED: (
             *both("bce weights"), "cdist f32", "pdist f32",
             *both("soft_margin_loss mean", "soft_margin_loss none", "soft_margin_loss sum"),
         ),
-        "refused by name: no shape function": ("multi_margin f32", "multilabel_margin f32", "ctc f32", "ctc native f32"),
+        "refused by name: no shape function": ("multi_margin f32", "multilabel_margin f32"),
     },
     "optimizers": {VALUES: ("ASGD for-loop f32", "LBFGS", "LBFGS wolfe")},
     "recurrent": {
