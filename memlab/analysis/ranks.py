@@ -118,6 +118,11 @@ class RankRun:
         """Whether it raised, or was ended by a signal."""
         return self.ending != ENDED
 
+    @property
+    def has_times(self) -> bool:
+        """Whether its seconds mean anything: not on a simulated GPU, where kernels take none."""
+        return self.provenance != "simulated"
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -261,7 +266,7 @@ class JobRanks:
         return numbers, np.where(np.isinf(levels), np.nan, levels)
 
     def to_pandas(self) -> Any:
-        """One row per rank: bytes, seconds, how it ended, and what held its peak by category."""
+        """One row per rank: bytes, seconds (NaN on a simulated GPU), how it ended, and what held its peak by category."""
         import pandas
 
         began_s = min(one.began_s for one in self.ranks)
@@ -272,7 +277,8 @@ class JobRanks:
             row: dict[str, Any] = {"rank": one.rank, "device": one.device.label if one.device is not None else None}
             row |= {"peak_low_bytes": low, "peak_high_bytes": high, "steps": one.steps.finished, "ending": one.ending}
             row |= {"reserved_bytes": one.reserved.low if one.reserved is not None else None}
-            row |= {"began_s": one.began_s - began_s, "ended_s": one.ended_s - began_s, "error": one.error}
+            times_s = (one.began_s - began_s, one.ended_s - began_s) if one.has_times else (np.nan, np.nan)
+            row |= {"began_s": times_s[0], "ended_s": times_s[1], "error": one.error}
             row |= {f"{name}_bytes": one.shares["category"].get(name, 0) if one.shares else None for name in categories}
             rows.append(row | {"provenance": one.provenance, "files": ", ".join(one.files)})
         return pandas.DataFrame(rows).set_index("rank")

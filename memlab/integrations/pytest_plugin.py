@@ -255,7 +255,6 @@ def _predicted(test: Callable[[], object], card: str, name: str) -> Run:
 
 def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
     """Fail the test if its peak is above its budget or its baseline."""
-    from memlab.api.provenance import SIMULATED_GPU
     from memlab.api.regression import most_grown, why_unknown
 
     wrong = []
@@ -273,5 +272,4 @@ def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
     if baseline is not None:
         wrong.append(baseline.compare(name, run))
     if any(wrong):
-        text = "\n".join([*filter(None, wrong), *([SIMULATED_GPU] if run.trace.provenance == "simulated" else [])])
-        raise _failed(text)
+        raise _failed("\n".join(filter(None, [*wrong, run.trace.remark])))

@@ -100,6 +100,8 @@ class MeasuredTraining:
         with self.recording.harmless():
             begin_s = time.monotonic()
             run = self._close()
+            if not self._rows and run.trace.remark:  # rows of a log have numbers only
+                self.recording.say(f"memlab: the figures in the log are of a {run.trace.remark}.")
             found, peak_bytes = self._figures(run)
             if peak_bytes > self._peak_bytes or not self._rows:
                 self._highest, self._peak_bytes = found, peak_bytes

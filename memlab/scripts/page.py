@@ -127,7 +127,7 @@ def _rank(one: RankRun, began_s: float) -> dict[str, Any]:
         "peak_high_bytes": one.peak.high if one.peak.high < UNBOUNDED else None,
         "steps": one.steps.finished,
         "ending": one.ending,
-        "ended_s": one.ended_s - began_s,
+        **({"ended_s": one.ended_s - began_s} if one.has_times else {}),
         "error": one.error or None,
         "held": {"allocated_bytes": held.allocated_bytes, **held.shares, "named": dict(held.named)} if held else None,
         "files": list(one.files),

@@ -80,8 +80,7 @@ def findings_of(job: JobRanks) -> Iterator[str]:
 def _first_failure(job: JobRanks, first: RankRun, began_s: float) -> Iterator[str]:
     """When, where and how the first rank failed, and what it held."""
     step = f", in optimizer step {first.steps.finished + 1:,}" if len(first.steps.number) else ""
-    has_times = first.provenance != "simulated"
-    when = f", {format_seconds(max(first.ended_s - began_s, 0))} after the job began" if has_times else ""
+    when = f", {format_seconds(max(first.ended_s - began_s, 0))} after the job began" if first.has_times else ""
     how = f": {first.error}" if first.error else ""
     if first.is_partial:
         how = ": its file ends there, as it was killed or still runs"
@@ -116,7 +115,7 @@ def _later_failures(failed: Sequence[RankRun], first: RankRun) -> Iterator[str]:
             alike.setdefault(what, []).append(one)
     for what, ones in alike.items():
         later_s = min(one.ended_s for one in ones) - first.ended_s
-        later = "later " if first.provenance == "simulated" else f"{format_seconds(later_s)} later "
+        later = f"{format_seconds(later_s)} later " if first.has_times else "later "
         when = later if later_s > 0 else ""
         end = "; files of ranks that were cut off are read as far as they go" if ones[0].is_partial else ""
         text = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +21,14 @@ from memlab.api import provenance
 from memlab.api.display import LevelNow
 from memlab.api.oom import ReleaseReport, explain_oom, forget_oom, note_oom, note_predicted_oom
 from memlab.api.run import Run
+from memlab.integrations.training import CallbackOptions, MeasuredTraining
 from memlab.lesson import Lesson
 from memlab.lesson.sweep import Sweep
 from memlab.references.release import HeldLevel, Released
+from memlab.scripts import page
 from memlab.scripts.job import MeasuredScript
+from memlab.scripts.recording import Wanted
+from memlab.scripts.step_times import StepTimes
 from memlab.trace import Device, Phase, Trace
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import ByteRange, MiB
@@ -222,10 +228,47 @@ def test_ranks_of_simulated_gpus_failed_at_no_time(tmp_path, monkeypatch):
         Run("train", trained(rank, world_size=2, **error("ValueError: no"))).save(tmp_path / f"rank{rank}.memlab")
     assert "after the job began" in memlab.ranks(tmp_path).text
     monkeypatch.setattr(Trace, "provenance", "simulated")
-    text = memlab.ranks(tmp_path).text
-    assert SIMULATED_GPU in text and not SECONDS.search(text)
+    found = memlab.ranks(tmp_path)
+    for text in (found.text, page.as_html(found)):
+        assert SIMULATED_GPU in text and not SECONDS.search(text)
+    assert found.to_pandas()[["began_s", "ended_s"]].isna().all(axis=None)
+    assert not any("ended_s" in one for one in json.loads(page.as_json(found))["ranks"])
 
 
-def test_the_explorer_says_it():
-    page = scripted("a").explore()
-    assert SIMULATED_GPU in page.bundle()["text/html"] or SIMULATED_GPU in str(page.bundle())
+def test_the_report_of_a_script_says_it_and_not_what_measuring_added():
+    times = StepTimes()
+    for is_measured in [True] * 5 + [False] * 5:
+        times.stepped(is_measured)
+    assert "A step took" in times.text
+    run = scripted("a")
+    for text in (page.as_text(run, times=times), page.as_html(run, times=times)):
+        assert SIMULATED_GPU in text and "A step took" not in text
+    assert not {"step", "duration_s"} & json.loads(page.as_json(run, times=times)).keys()
+    assert "A step took" in page.as_text(scripted("a", device="RTX 4060"), times=times)
+
+
+def test_a_trainers_log_is_said_once_to_be_of_a_simulated_gpu(monkeypatch, capsys):
+    def train() -> str:
+        training = MeasuredTraining(CallbackOptions(Wanted("training"), 5, None, None), "cpu")
+        training.begin()
+        for step in (1, 2):
+            torch.ones(MiB)
+            training.stepped(step)
+            assert training.row()
+        training.end()
+        return capsys.readouterr().err
+
+    assert train() == ""
+    monkeypatch.setattr(Trace, "provenance", "simulated")
+    assert train() == f"memlab: the figures in the log are of a {SIMULATED_GPU}.\n"
+
+
+def test_the_explorer_says_it_in_a_notebook_in_a_terminal_and_in_its_file(tmp_path):
+    explorer = scripted("a").explore()
+    explorer.save(tmp_path / "a.html")
+    for shown in (explorer.bundle()["text/html"], explorer.text, (tmp_path / "a.html").read_text("utf-8")):
+        assert SIMULATED_GPU in shown
+    assert not SECONDS.search(explorer.text)
+    data = gzip.decompress(explorer.runs[0].packed())
+    header = json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])
+    assert SIMULATED_GPU in header["title"] and not header["has_times"]  # of which the script makes the picture

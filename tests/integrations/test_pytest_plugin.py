@@ -199,3 +199,30 @@ class TestIt(unittest.TestCase):
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["*above the budget of 500.0 KiB*"])
     result.stdout.fnmatch_lines(["*can be measured, not predicted*"])
+
+
+@pytest.mark.simulated
+def test_a_failure_on_a_simulated_gpu_says_where_its_figures_come_from(session):
+    text = """
+@pytest.mark.memory_budget(BUDGET, device="cuda")
+def test_marked():
+    step("cuda", width=WIDTH)
+
+def test_part(memory):
+    with memory("two", budget=BUDGET, device="cuda"):
+        step("cuda", width=WIDTH)
+
+@pytest.mark.memory_budget("1KiB")
+def test_on_the_host():
+    step("cpu")
+"""
+    small = text.replace("BUDGET", "'500KiB'").replace("WIDTH", "300")
+    failed = session(small, "-rN")
+    failed.assert_outcomes(failed=3)
+    assert failed.stdout.str().count("simulated GPU: bytes are real, values and times are not") == 2
+    session(small.replace("'500KiB'", "'1GiB'"), "--memlab-baseline", "peaks.json", "--memlab-update")
+    grown = session(
+        text.replace("BUDGET", "'1GiB'").replace("WIDTH", "3000"), "--memlab-baseline", "peaks.json", "-k", "not host"
+    )
+    grown.assert_outcomes(failed=2, deselected=1)
+    grown.stdout.fnmatch_lines(["*grew by more than*", "simulated GPU: bytes are real, values and times are not"])
