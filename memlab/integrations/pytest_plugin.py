@@ -272,4 +272,5 @@ def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
     if baseline is not None:
         wrong.append(baseline.compare(name, run))
     if any(wrong):
-        raise _failed("\n".join(filter(None, [*wrong, run.trace.remark])))
+        text = "\n".join(filter(None, [*wrong, run.trace.remark]))
+        raise _failed(text)
