@@ -178,8 +178,9 @@ def test_the_new_process_runs_this_memlab_and_what_it_prints_is_kept(monkeypatch
 
 
 CALIBRATE = """
-import memlab.prediction.calibration as c, torch, sys
-assert c.main([]) == 0
+import torch
+from memlab.__main__ import main
+assert main(["calibrate"]) == 0
 assert not torch.cuda.is_initialized(), "measured in a process of its own"
 from memlab.prediction.calibration_file import kept
 from memlab.prediction.cards import find
