@@ -19,7 +19,7 @@ export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lab lab-simulated test test-quick test-cuda agreement agreement-ranks check format bench gpu programs techniques course course-html docs dist release-check publish clean
+.PHONY: help lab lab-simulated test test-quick test-cuda test-release agreement agreement-ranks check format bench gpu programs techniques course course-html docs dist release-check publish clean
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -52,6 +52,10 @@ test-quick: ready-test  ## what to run after each change (under a minute)
 test-cuda: ready-test  ## set up PyTorch's CUDA build, then run its tests on a simulated GPU (20 minutes)
 	.ci/test-cuda $(ARGS)
 
+test-release: ready-test ready-course  ## run what CI has only a sample of (an hour and more)
+	$(PY) -m pytest -n 2 --release -m "course or release and not simulated" $(ARGS)
+	.ci/test-cuda --release -m "release and simulated" $(ARGS)
+
 agreement: ready-test  ## compare predictions with the allocator on a simulated GPU (half an hour); writes docs/agreement.md
 	.ci/cuda-venv test third-party?
 	$(PY) -m benchmarks.agreement --write $(ARGS)
@@ -80,7 +84,7 @@ gpu: ready-test  ## on a machine with a GPU: its tests and measurements, written
 	$(PY) -m benchmarks.prediction compare $(GPU)-measured.json $(GPU)-predicted.json --out $(GPU).json --table $(GPU).md
 
 programs: ready-test  ## predict every frozen case again and compare (half an hour; CI takes a sample)
-	$(PY) -m pytest -m "slow or not slow" tests/frozen --every-prediction $(ARGS)
+	$(PY) -m pytest -m "slow or not slow" tests/frozen --release $(ARGS)
 
 techniques: ready-test  ## compare the claimed saving of every technique with the measured one; writes docs/techniques.md
 	$(PY) -m benchmarks.techniques

@@ -129,8 +129,8 @@ def measure(names: list[str], tight: bool) -> Record:
 # --- predicted ----------------------------------------------------------------------------------------------------------
 
 
-def predicted(name: str, device: Record, limits: list[int]) -> Record:
-    """The forecast for a card like the device, and whether it fits where there is less."""
+def predicted(name: str, device: Record, limits: list[int], torch_version: str) -> Record:
+    """The forecast for a card like the device and that PyTorch, and whether it fits where there is less."""
     from memlab.fake_cuda import FakeCuda
     from memlab.prediction.cards import Card
     from memlab.prediction.forecast import forecast
@@ -141,7 +141,7 @@ def predicted(name: str, device: Record, limits: list[int]) -> Record:
         return Card(device["name"], total, capability, (0, 0), total, total, device["multiprocessors"])
 
     begin = time.perf_counter()
-    with FakeCuda(card(device["total_bytes"])) as fake:
+    with FakeCuda(card(device["total_bytes"]), torch_version=torch_version) as fake:
         probe = FakeCudaProbe(fake)
         probe.start()
         program(name)()
@@ -163,13 +163,15 @@ def predicted(name: str, device: Record, limits: list[int]) -> Record:
 
 
 def predict(names: list[str], truth: Record) -> Record:
-    """Every program that was measured."""
+    """Every program that was measured, for the PyTorch that measured it."""
     import memlab.prediction.forecast  # noqa: F401 (imported once, before the forks)
+    from memlab.prediction.torch_versions import checked_version
 
+    version = checked_version(truth["made_by"].split(",")[0].removeprefix("torch "))
     found: Record = {"made_by": made_by(), "programs": {}}
     for name in names:
         limits = [limit for limit, _ in truth["programs"].get(name, {}).get("limited", [])]
-        record = in_child(lambda name=name, limits=limits: predicted(name, truth["device"], limits))
+        record = in_child(lambda name=name, limits=limits: predicted(name, truth["device"], limits, version))
         found["programs"][name] = record
         progress(name, record)
     return found

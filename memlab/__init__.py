@@ -20,7 +20,7 @@ _PUBLIC = {
     "Run": "memlab.api.run",
     "Trace": "memlab.trace",
     "Card": "memlab.prediction.cards",
-    "Prediction": "memlab.api.predict",
+    "Prediction": "memlab.api.prediction",
     "advise": "memlab.api.advise",
     "calibrate": "memlab.prediction.calibration",
     "cards": "memlab.prediction.cards",
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from memlab.api.load import load as load
     from memlab.api.oom import explain_oom as explain_oom
     from memlab.api.oom import release as release
-    from memlab.api.predict import Prediction as Prediction
     from memlab.api.predict import predict as predict
+    from memlab.api.prediction import Prediction as Prediction
     from memlab.api.ranks import ranks as ranks
     from memlab.api.run import Run as Run
     from memlab.api.runs import last_run as last_run

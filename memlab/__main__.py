@@ -17,6 +17,7 @@ memlab check        a saved run against a baseline, for CI
 memlab simulate     run a command, or a Jupyter kernel, on a simulated GPU
 memlab cards        the GPUs that runs can be predicted for
 memlab calibrate    measure this machine's GPU, once, for predictions
+memlab progress     what you, or a class, have done of the course
 memlab doctor       check what memlab can see on this machine
 memlab --version    the version of memlab
 
@@ -72,15 +73,19 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
 
             return simulate
         case "calibrate":
-            from memlab.cli.machine import calibrate
+            from memlab.cli.hardware import calibrate
 
             return calibrate
         case "cards":
-            from memlab.cli.machine import show_cards
+            from memlab.cli.hardware import show_cards
 
             return show_cards
+        case "progress":
+            from memlab.cli.progress import main as progress
+
+            return progress
         case "doctor":
-            from memlab.cli.machine import show_doctor
+            from memlab.cli.hardware import show_doctor
 
             return show_doctor
     return None

@@ -16,9 +16,10 @@ class ByName(Mapping[str, Item]):
 
     def __getitem__(self, name: str) -> Item:
         try:
-            return self._known[name]
+            found: Item = self._known[name]
         except (KeyError, TypeError):  # what cannot be hashed is no name
             raise self._unknown(name) from None
+        return found
 
     def _unknown(self, name: str) -> Exception:
         return KeyError(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import importlib.util
@@ -34,13 +35,15 @@ def one_thread() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-prediction", action="store_true", help="all frozen predictions instead of a sample")
-    parser.addoption("--part", default="1/1", help="2/3: the second of three parts of the files with tests")
+    parser.addoption("--release", action="store_true", help="also what only runs before a release: CI takes a sample")
 
 
 QUICK = {"allocator", "analysis", "trace", "views", "test_units.py", "test_architecture.py", "test_language.py"}
 """Folders and files of tests that start no process and train nothing."""
 
+
+CASES = pytest.StashKey[collections.Counter[str]]()
+"""How many cases of each test that has a sample have been collected."""
 
 _LIST = Path(__file__).with_name("slow_tests.txt")
 SLOW = frozenset(_LIST.read_text().splitlines() if _LIST.exists() else ())
@@ -57,19 +60,22 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     path = item.path.relative_to(Path(__file__).parent)
     if f"{path.as_posix()}::{getattr(item, 'originalname', item.name)}" in SLOW:
         item.add_marker("slow")
+    if sample := item.get_closest_marker("sample"):
+        cases = item.session.stash.setdefault(CASES, collections.Counter())
+        if cases[item.nodeid.partition("[")[0]] % sample.args[0]:
+            item.add_marker("release")
+        cases[item.nodeid.partition("[")[0]] += 1
     place = path.parts[0]
     if place in QUICK and not any(item.get_closest_marker(marker) for marker in ("slow", *NEEDS)):
         item.add_marker("quick")
 
 
-@pytest.hookimpl(trylast=True)  # after -m has chosen, so that the parts are of what is left
+@pytest.hookimpl(trylast=True)  # after -m has chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips what this machine cannot run; a machine is only asked about what was chosen to run."""
-    part, parts = map(int, config.getoption("--part").split("/"))
-    files = sorted({item.path for item in items})
-    left_out = [item for item in items if files.index(item.path) % parts != part - 1]
+    """Leaves out what is for a release, and skips what this machine cannot run: it is only asked about what was chosen to run."""
+    left_out = [item for item in items if item.get_closest_marker("release") and not config.getoption("--release")]
     if left_out:
-        items[:] = [item for item in items if files.index(item.path) % parts == part - 1]
+        items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     for item in items:
         for marker, why_not in NEEDS.items():

@@ -44,13 +44,15 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     # The live view hands its Stop button to the kernel, which is a private matter of ipykernel: hence torch_internals.
     "views": ({"analysis", "trace", "units", "errors", "torch_internals"},
               {"plotly", "anywidget", "ipywidgets", "traitlets", "numpy", "pandas", "IPython.display"}),
-    "api": (MEASURE | {"simulated_gpu"}, {"torch", "numpy", "pandas", "IPython.display"}),
+    # The models of other libraries; each is imported when a model is named.
+    "language_models": ({"units", "errors"}, {"torch", "transformers", "accelerate", "peft"}),
+    "api": (MEASURE | {"simulated_gpu", "language_models"}, {"torch", "numpy", "pandas", "IPython.display"}),
     "lesson": (MEASURE | {"api", "lab"}, {"torch", "ipywidgets", "pandas", "IPython.display"}),
     "lab": (MEASURE | {"api", "simulated_gpu"}, {"torch", "ipywidgets", "traitlets", "pandas", "IPython.display"}),
     # What is run outside notebooks: nothing of IPython, and torch only when the script has imported it.
     "scripts": ({"analysis", "api", "views", "units", "errors"}, {"torch", "psutil"}),
     # Whether a file can be written is asked before a script runs.
-    "cli": ({"api", "prediction", "scripts", "trace", "units", "errors"}, {"torch"}),
+    "cli": ({"api", "language_models", "lesson", "prediction", "scripts", "trace", "units", "errors"}, {"torch"}),
     # The callbacks of trainers record as `memlab run` does, and take figures of traces as they are logged.
     "integrations": ({"analysis", "api", "prediction", "scripts", "torch_internals", "units", "errors"},
                      {"pytest", "torch", "transformers"}),
@@ -63,6 +65,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
 # Imports that may only stand inside a function: (package, what).
 LATE_ONLY = {
     *(("torch_internals", one) for one in ("IPython", "ipykernel", "traitlets")),
+    *(("language_models", one) for one in ("torch", "transformers", "accelerate", "peft")),
     *((one, "pandas") for one in ("trace", "prediction", "saving_techniques", "workloads", "lab", "lesson")),
 }
 
@@ -190,6 +193,17 @@ def test_a_class_name_stands_for_one_class(tmp_path):
     assert repeated_class_names(PACKAGE) == {"MemoryCallback": callbacks}
     package = toy(tmp_path, views__peak="class Peak: ...", analysis__peak="class Peak: ...")
     assert repeated_class_names(package) == {"Peak": ["memlab.analysis.peak", "memlab.views.peak"]}
+
+
+def test_a_file_name_stands_for_one_thing_or_two_sides_of_it():
+    # What is computed, asked for and shown: analysis/lines.py and views/lines.py.
+    sides = {"analysis", "api", "views", "cli", "magics", "lesson"}
+    places: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        if path.stem != "__init__":
+            places.setdefault(path.stem, []).append(path.relative_to(PACKAGE).parts[0])
+    repeated = {name: of for name, of in places.items() if len(of) > 1}
+    assert {name: of for name, of in repeated.items() if len(of) > 2 or not {*of} <= sides} == {}
 
 
 def toy(tmp_path: Path, **files: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import torch
 from processes import python
 
 from memlab.__main__ import PIPE_CLOSED, main
+from memlab.cli.language_model import numbers
 
 
 def test_the_cards_are_listed(capsys):
@@ -62,6 +64,8 @@ def test_help_needs_no_torch():
         (["predict", "--card", "8GBB", "train.py"], "'8GBB' is neither a card nor a size"),
         (["predict", "--card", "-1GiB", "train.py"], "expected one argument"),
         (["predict", "--nnodes", "", "train.py"], "argument --nnodes: it is empty"),
+        (["predict", "--torch", "two", "train.py"], 'a version of PyTorch is a text such as "2.14"'),
+        (["predict", "--torch", "2.9", "train.py"], "PyTorch 2.10 to 2.15, not of 2.9"),
         (["predict", "--limit", "nan", "train.py"], "--limit is a number of seconds above 0, got nan"),
         (["predict", "--out", "no/folder/x", "train.py"], "there is no folder"),
     ],
@@ -79,12 +83,28 @@ def test_wrong_usage_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, wor
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "predict", "show", "compare", "fit", "check", "cards", "doctor", "simulate"]
+    "command", ["run", "predict", "show", "compare", "fit", "check", "cards", "progress", "doctor", "simulate"]
 )
 def test_every_command_has_help_with_an_example(capsys, command):
     with contextlib.suppress(SystemExit):
         assert main([command, "--help"]) == 0
     assert f"  memlab {command}" in capsys.readouterr().out.partition("examples:")[2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is not None, reason="transformers is installed")
+def test_a_model_without_transformers_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "hf:org/tiny", "--card", "T4"])
+    assert ended.value.code == 2
+    assert (
+        capsys.readouterr().err
+        == "memlab predict: models by name need transformers, accelerate: pip install transformers accelerate\n"
+    )
+
+
+@pytest.mark.parametrize(("text", "found"), [("4", (4,)), ("32k", (32768,)), ("8,1K, 2", (2, 8, 1024))])
+def test_numbers(text, found):
+    assert numbers(text) == found
 
 
 def test_a_reader_that_has_read_enough_is_no_error():

@@ -70,7 +70,7 @@ def test_an_engine_that_measures_wrongly_is_found(monkeypatch):
     monkeypatch.setattr(
         module, "timeline", lambda *args: dataclasses.replace(line := real(*args), bytes=line.bytes[:1])
     )
-    found = by_name(Diagnosis(tuple(module._cpu_tracker())))["CPU tensor tracker"]
+    found = by_name(Diagnosis(tuple(module.cpu_tracker())))["CPU tensor tracker"]
     assert (found.state, found.text) == ("wrong", "a tensor of 3145728 bytes was measured as 0")
 
 
@@ -87,7 +87,7 @@ def test_a_self_test_that_raises_is_a_finding_and_the_others_go_on(monkeypatch):
 
 def test_an_untested_torch_is_named(monkeypatch):
     monkeypatch.setattr(module.torch, "__version__", "2.99.0")
-    assert by_name(Diagnosis(tuple(module._versions())))["torch"].state == "wrong"
+    assert by_name(Diagnosis(tuple(module.versions())))["torch"].state == "wrong"
 
 
 @pytest.mark.simulated

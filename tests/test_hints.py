@@ -17,7 +17,7 @@ from kernel import Kernel, kernel
 
 import memlab
 from memlab.magics.extension import MAGICS
-from memlab.magics.track import _parser
+from memlab.magics.track import make_parser
 
 PACKAGE = Path(memlab.__file__).parent
 CALL = re.compile(r"(?<![\w.'])memlab\.([a-z]\w*)(\((?:[^()]|\([^()]*\))*\))?")
@@ -55,7 +55,7 @@ def hints(pattern: re.Pattern[str]) -> list[tuple[str, ...]]:
 
 
 def test_a_magic_that_is_named_is_installed_and_takes_these_options():
-    options = {option for action in _parser()._actions for option in action.option_strings}
+    options = {option for action in make_parser()._actions for option in action.option_strings}
     for signs, name, rest in hints(MAGIC):
         kind = "cell" if signs == "%%" else "line"
         assert any(name in magics.magics[kind] for magics in MAGICS), f"{signs}{name}"

@@ -139,10 +139,11 @@ def test_what_is_promised_to_packagers_is_there():
 def test_every_marker_that_is_left_out_by_default_is_run_by_ci_or_make():
     options = pyproject()["tool"]["pytest"]["ini_options"]
     left_out = set(re.findall(r"not (\w+)", options["addopts"][-1]))
-    assert left_out == {line.partition(":")[0] for line in options["markers"]} - {"quick"}
+    assert left_out == {line.partition(":")[0] for line in options["markers"]} - {"quick", "release", "sample(n)"}
     scripts = (*(ROOT / ".ci").iterdir(), ROOT / "Makefile")
     commands = "".join(path.read_text() for path in scripts if path.is_file())
     assert {marker for marker in left_out if not re.search(rf"-m {marker}\b", commands)} == set()
+    assert '--release -m "release and' in commands
 
 
 def test_the_list_of_slow_tests_names_tests_that_exist():

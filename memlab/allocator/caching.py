@@ -30,8 +30,9 @@ class CachingAllocator(Segments):
     `conf` is written as in PYTORCH_CUDA_ALLOC_CONF (or is a `Settings`), `memory_fraction` as in
     `torch.cuda.set_per_process_memory_fraction`; `on_event(kind, address, size, stream)` is called for every segment
     event and for an OOM (whose address is what the driver had free, as in PyTorch's history). `torch_version`
-    matters where free blocks of one size compete (see `Ties`; without it as in 2.12 and 2.13), before 2.12 also where the
-    driver puts segments: `place(size, stream)` may say so; otherwise they are consecutive from `first_address` on.
+    matters where free blocks of one size compete (see `Ties`; without it as in 2.12), before 2.12 also where the
+    driver puts segments: `place(size, stream)` may say so; otherwise they are consecutive from `first_address` on. `device` is
+    its number in the text of an OOM.
 
     `total_bytes` is the memory of the device, `reserved_bytes` the reserved part of it, `peak_reserved_bytes` its peak.
     """
@@ -47,15 +48,16 @@ class CachingAllocator(Segments):
         on_event: Observer | None = None,
         torch_version: str = "",
         place: Place | None = None,
+        device: int = 0,
     ) -> None:
-        settings = parse_conf(conf) if isinstance(conf, str) else conf
+        settings = parse_conf(conf, torch_version) if isinstance(conf, str) else conf
         if total_bytes <= 0 or not 0 <= context_bytes <= total_bytes:
             raise MemlabError(
                 f"a device of {total_bytes} bytes cannot hold a context of {context_bytes}: give sizes in bytes"
             )
         super().__init__(settings, total_bytes, first_address, place, on_event, Ties.of(torch_version))
         self.context_bytes = self._used_bytes = context_bytes
-        self.waits_for_events = False
+        self.device, self.waits_for_events = device, False
         self.allocated_bytes = self.requested_bytes = self.peak_allocated_bytes = 0
         self._numbers = self._serials if self._ties is Ties.AGE else None
         self._pending: dict[Block, None] = {}
@@ -200,6 +202,7 @@ class CachingAllocator(Segments):
             allocated_bytes=self.allocated_bytes,
             reserved_bytes=self.reserved_bytes,
             limit_bytes=self._limit_bytes,
+            device=self.device,
         )
 
     # --- freeing ---

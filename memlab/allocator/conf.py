@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memlab.allocator.rules import INTERVALS, LARGE_SEGMENT, MIN_LARGE_ALLOC, Settings
+from memlab.allocator.rules import INTERVALS, LARGE_SEGMENT, MIN_LARGE_ALLOC, Settings, release
 from memlab.errors import MemlabError
 from memlab.units import MiB
 
@@ -27,14 +27,18 @@ _WITHOUT_EFFECT = {
     "pinned_reserve_segment_size_mb",
     "pinned_free_catch_all",
 }
+_SINCE = {"large_segment_size_mb": (2, 11), "throw_on_cudamalloc_oom": (2, 12), "pinned_free_catch_all": (2, 12)}
+"""Settings that PyTorch did not know before this release: 2.10.0 and 2.11.0 refuse them on the simulated GPU."""
 
 
 class ConfError(MemlabError):
     """A text that PyTorch would refuse as PYTORCH_CUDA_ALLOC_CONF, or a setting that is not simulated."""
 
 
-def parse_conf(text: str) -> Settings:
+def parse_conf(text: str, torch_version: str = "") -> Settings:
     """Read settings such as "expandable_segments:True,max_split_size_mb:128"; an empty text means the defaults.
+
+    ConfError for what this version of PyTorch (2.12 if it is empty) would refuse, and for settings that are not simulated.
 
     >>> parse_conf("large_segment_size_mb:12").large_segment_size // MiB
     12
@@ -43,6 +47,8 @@ def parse_conf(text: str) -> Settings:
     pairs = _pairs("".join(text.split()))
     # Other sizes are compared with that of large segments, wherever in the text it is set (2.12.1 on the simulated GPU).
     for key, value in sorted(pairs, key=lambda pair: pair[0] != "large_segment_size_mb"):
+        if release(torch_version) < _SINCE.get(key, (0, 0)):
+            raise ConfError(f"PyTorch {torch_version} does not know the allocator setting {key}: leave it out")
         if key in _READERS:
             field, read = _READERS[key]
             found[field] = read(key, value, found.get("large_segment_size", LARGE_SEGMENT))

@@ -19,7 +19,7 @@ class OutOfMemory(MemlabError):
     """The simulated device is full: `requested_bytes` is the request, the other sizes are its state.
 
     The text is PyTorch's (TORCH_CHECK_WITH(OutOfMemoryError, ...) in DeviceCachingAllocator::malloc); `limit_bytes` is None
-    without a memory fraction.
+    without a memory fraction; `device` is the number of the GPU.
     """
 
     requested_bytes: int
@@ -31,12 +31,14 @@ class OutOfMemory(MemlabError):
     allocated_bytes: int
     reserved_bytes: int
     limit_bytes: int | None = None
+    device: int = 0
 
     def __post_init__(self) -> None:
         limit = "" if self.limit_bytes is None else f"{torch_size(self.limit_bytes)} allowed; "
         super().__init__(
             f"CUDA out of memory. Tried to allocate {torch_size(self.tried_bytes)}. "
-            f"GPU 0 has a total capacity of {torch_size(self.total_bytes)} of which {torch_size(self.free_bytes)} is free. "
+            f"GPU {self.device} has a total capacity of {torch_size(self.total_bytes)} "
+            f"of which {torch_size(self.free_bytes)} is free. "
             f"Including non-PyTorch memory, this process has {torch_size(self.process_bytes)} memory in use. {limit}"
             f"Of the allocated memory {torch_size(self.allocated_bytes)} is allocated by PyTorch, "
             f"and {torch_size(self.reserved_bytes - self.allocated_bytes)} is reserved by PyTorch but unallocated. "

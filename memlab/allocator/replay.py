@@ -6,7 +6,8 @@ the trace a measurement would have given: addresses, allocated bytes, segments, 
 Whatever else the program did is in the notes of a dry run's trace (`REQUESTS`), or in rows: a row
 SEGMENT_FREE of 0 bytes means that it emptied the cache there, a row OOM that an allocation failed there and it went on (it
 is requested again here), a row FREE_PENDING that another stream still used a block. The result has rows for all of it, so
-that it can be simulated again, for another GPU. Rows of other devices pass through.
+that it can be simulated again, for another GPU. Each GPU has an allocator of its own; rows of devices that are not simulated pass
+through.
 
 Limits: the program is not run again, so it cannot react to this GPU: where an allocation failed when it ran and would
 succeed here, the trace continues as if it had failed, and a note says so.
@@ -28,9 +29,10 @@ from memlab.allocator.blocks import Block
 from memlab.allocator.caching import CachingAllocator
 from memlab.allocator.out_of_memory import OutOfMemory
 from memlab.allocator.rules import Settings
+from memlab.allocator.segments import Place
 from memlab.errors import MemlabError
 from memlab.trace.columns import Blocks, Category, Events, Kind
-from memlab.trace.trace import Device, Trace
+from memlab.trace.trace import CPU, Device, Trace
 
 DEVICE = 0
 NOTE = "allocator"
@@ -38,7 +40,8 @@ NOTE = "allocator"
 
 REQUESTS = "pretend"
 """Where the notes of a dry run (`memlab.prediction.probe`) keep what is not an event, with the row it preceded:
-"emptied" [row], "out_of_memory" [[row, bytes, stream]], "recorded_streams" [[row, block, stream]], "operators" [[row, ...]]."""
+"emptied" [row], "out_of_memory" [[row, bytes, stream]], "recorded_streams" [[row, block, stream]], "operators" [[row, ...]].
+Where it was on another GPU than cuda:0, what failed and operators end with its number."""
 
 _BORN = (int(Kind.PREEXISTING), int(Kind.ALLOC))
 _ROWS_NOW = ("emptied", "out_of_memory", "recorded_streams")
@@ -63,14 +66,22 @@ class Workspace:
     until_row: int | None = None
     category: int = Category.OTHER
     source_text: str = ""
+    device: int = DEVICE
 
 
 def simulate(
-    trace: Trace, total_bytes: int, conf: str | Settings = "", context_bytes: int = 0, extras: Iterable[Workspace] = ()
+    trace: Trace,
+    total_bytes: int,
+    conf: str | Settings = "",
+    context_bytes: int = 0,
+    extras: Iterable[Workspace] = (),
+    place: Place | None = None,
+    devices: Iterable[int] = (DEVICE,),
 ) -> Trace:
-    """The trace as the caching allocator of a device of `total_bytes` would produce it, for the trace's torch version.
+    """The trace as the caching allocators of `devices` of `total_bytes` each would produce it, for the trace's torch version.
 
-    Everything after an allocation that does not fit is dropped, marks and samples too.
+    `place` says where the driver puts segments, as for the allocator. Everything after an allocation that does not fit is
+    dropped, marks and samples too.
     """
     extras, rows = tuple(extras), len(trace.events)
     for extra in extras:
@@ -78,36 +89,54 @@ def simulate(
             raise MemlabError(f"a workspace must lie within the {rows} rows of the trace, got {extra}")
         if extra.requested_bytes <= 0:
             raise MemlabError(f"a workspace must ask for bytes, got {extra}")
-    if bool((trace.events.device == DEVICE).sum()) and DEVICE not in trace.device_indices:
-        raise MemlabError(f"the trace has no facts about device {DEVICE}: it has {list(trace.device_indices)}")
-    replay = _Replay(trace, extras)
+    replay = _Replay(trace, extras, tuple(devices))
     version = trace.made_by.versions.get("torch", "")
-    replay.allocator = CachingAllocator(
-        total_bytes, conf, context_bytes, on_event=replay.on_segment, torch_version=version
-    )
-    replay.allocator.waits_for_events = True  # the rows say when another stream had finished
+    for device in replay.devices:
+        if bool((trace.events.device == device).sum()) and device not in trace.device_indices:
+            raise MemlabError(f"the trace has no facts about device {device}: it has {list(trace.device_indices)}")
+        allocator = CachingAllocator(
+            total_bytes,
+            conf,
+            context_bytes,
+            on_event=replay.on_segment,
+            torch_version=version,
+            place=place,
+            device=device,
+        )
+        allocator.waits_for_events = True  # the rows say when another stream had finished
+        replay.allocators[device] = allocator
     replay.go()
     return replay.trace()
 
 
 class _Replay:
-    """The state of one replay: rows written, which of them each row of the source became, live blocks."""
+    """The state of one replay: rows written, which of them each row of the source became, live blocks.
 
-    allocator: CachingAllocator
+    `device` is the one that is at work, and `allocator` its allocator.
+    """
 
-    def __init__(self, source: Trace, extras: tuple[Workspace, ...]) -> None:
-        self.source, self.extras = source, extras
+    def __init__(self, source: Trace, extras: tuple[Workspace, ...], devices: tuple[int, ...]) -> None:
+        self.source, self.extras, self.devices = source, extras, devices
+        self.device = devices[0]
+        self.allocators: dict[int, CachingAllocator] = {}
+        self.device_of: dict[int, int] = {}
         self.rows: list[Row] = []
         self.now_ns = 0
         self.begins: list[int] = []
         self.alive: dict[int, Block | None] = {}
         self.block_of: dict[Block, int] = {}
-        self.start: dict[str, int] = {}
+        self.start: dict[int, dict[str, int]] = {}
         self.done_by_next_request: list[int] = []
-        born = np.flatnonzero(np.isin(source.events.kind, _BORN) & (source.events.device == DEVICE))
+        born = np.flatnonzero(np.isin(source.events.kind, _BORN) & (source.events.device != CPU))  # on any GPU
         self.last_request = int(born.max(initial=-1)) + 1
-        self.first_row = self.retries_before = self.survived_elsewhere = 0
+        self.first_row = self.survived_elsewhere = 0
+        self.retries_before: dict[int, int] = {}
         self.out_of_memory = ""
+
+    @property
+    def allocator(self) -> CachingAllocator:
+        """The allocator of the device that is at work."""
+        return self.allocators[self.device]
 
     def on_segment(self, kind: Kind, address: int, size: int, stream: int) -> None:
         # For an OOM the address is what the driver had free, which Events have as the allocated bytes.
@@ -141,51 +170,56 @@ class _Replay:
         notes = self.source.notes.get(REQUESTS, {})
         for row, number, stream in notes.get("recorded_streams", ()):
             found[row].append(partial(self._use, number, stream))
-        for row, requested, stream in notes.get("out_of_memory", ()):
-            found[row].append(partial(self._fail_again, requested, stream))
-        for row in notes.get("emptied", ()):
-            found[row].append(self._empty_cache)
+        for row, requested, stream, *device in notes.get("out_of_memory", ()):
+            found[row].append(partial(self._fail_again, requested, stream, *device))
+        for row in notes.get("emptied", ()):  # of all devices
+            found[row] += [partial(self._empty_cache, device) for device in self.devices]
         numbered = list(enumerate(self.extras, len(self.source.blocks)))
         for number, extra in numbered:
             if extra.until_row not in (None, extra.row):
                 found[extra.until_row].append(partial(self._free, number))
         for number, extra in numbered:
-            found[extra.row].append(partial(self._allocate, Kind.ALLOC, number, extra.requested_bytes, extra.stream))
+            request = Kind.ALLOC, number, extra.requested_bytes, extra.stream, extra.device
+            found[extra.row].append(partial(self._allocate, *request))
             if extra.until_row == extra.row:
                 found[extra.row].append(partial(self._free, number))
         return found
 
     def _note_start(self) -> None:
-        self.first_row, self.retries_before = len(self.rows), self.allocator.num_alloc_retries
-        self.start = self._levels()
+        self.first_row = len(self.rows)
+        for device, allocator in self.allocators.items():
+            self.retries_before[device], self.start[device] = allocator.num_alloc_retries, _levels(allocator)
 
     def _row(self, row: Row) -> None:
         _time_ns, kind, block, requested, size, device, stream, _address = row
-        if device != DEVICE:
+        if device not in self.allocators:
             self.rows.append(row)
         elif kind in _BORN:
-            self._allocate(kind, block, requested, stream)
+            self._allocate(kind, block, requested, stream, device)
         elif kind == Kind.FREE:
             self._free(block)
         elif kind == Kind.FREE_PENDING:
             self._free_pending(block)
         elif kind == Kind.OOM:
-            self._fail_again(requested, stream)
+            self._fail_again(requested, stream, device)
         elif kind == Kind.SEGMENT_FREE and size == 0:
-            self._empty_cache()
+            self._empty_cache(device)
 
     # --- requests ---
 
-    def _empty_cache(self) -> None:
+    def _empty_cache(self, device: int) -> None:
+        self.device = device
         self._write(Kind.SEGMENT_FREE, -1, 0, 0, 0, 0)
         self._watch(self.allocator.empty_cache)
 
     def _use(self, number: int, stream: int) -> None:
-        self.allocator.record_stream(self.alive.get(number), stream)
+        if number in self.alive:  # elsewhere nothing is followed
+            self.allocators[self.device_of[number]].record_stream(self.alive[number], stream)
 
-    def _allocate(self, kind: int, number: int, requested: int, stream: int) -> None:
+    def _allocate(self, kind: int, number: int, requested: int, stream: int, device: int) -> None:
         if requested:
             self._complete()
+        self.device = self.device_of[number] = device
         block = self.alive[number] = self._watch(lambda: self.allocator.malloc(requested, stream))
         size, address = 0, 0
         if block is not None:
@@ -197,7 +231,7 @@ class _Replay:
         """Free a block; also the second half of it, where it waited for another stream."""
         if number not in self.alive:
             return  # it waited for another stream, and a synchronisation has already completed it
-        block = self.alive[number]
+        block, self.device = self.alive[number], self.device_of[number]
         if block is None:
             del self.alive[number]
             self._write(Kind.FREE, number, 0, 0, 0, 0)
@@ -217,16 +251,19 @@ class _Replay:
             self._free(number)
 
     def _free_pending(self, number: int) -> None:
-        block = self.alive[number]
+        block, self.device = self.alive[number], self.device_of[number]
         size, address, stream = (0, 0, 0) if block is None else (block.size, block.address, block.stream)
         if block is not None:
             self.allocator.record_stream(block, ~stream)
             self.allocator.free(block)
         self._write(Kind.FREE_PENDING, number, 0, size, stream, address)
 
-    def _fail_again(self, requested: int, stream: int) -> None:
+    def _fail_again(self, requested: int, stream: int, device: int = DEVICE) -> None:
         """An allocation that failed when the trace was made; the program survived it if more requests follow."""
+        if device not in self.allocators:
+            return
         self._complete()
+        self.device = device
         try:
             block = self._watch(lambda: self.allocator.malloc(requested, stream))
         except OutOfMemory:
@@ -252,7 +289,7 @@ class _Replay:
                 self.rows += later
 
     def _write(self, kind: int, block: int, requested: int, allocated: int, stream: int, address: int) -> None:
-        self.rows.append((self.now_ns, int(kind), block, requested, allocated, DEVICE, stream, address))
+        self.rows.append((self.now_ns, int(kind), block, requested, allocated, self.device, stream, address))
 
     # --- the trace ---
 
@@ -276,7 +313,7 @@ class _Replay:
                 name=np.array([len(texts["name"]) + names.index(extra.source_text) for extra in self.extras]),
             )
             blocks, texts = Blocks.joined([blocks, added]), {**texts, "name": (*texts["name"], *names)}
-        devices = [self._facts(device) if device.index == DEVICE else device for device in made_by.devices]
+        devices = [self._facts(device) if device.index in self.devices else device for device in made_by.devices]
         return dataclasses.replace(
             source,
             events=events,
@@ -291,14 +328,15 @@ class _Replay:
         )
 
     def _facts(self, device: Device) -> Device:
-        facts: dict[str, Any] = {f"start_{name}": value for name, value in self.start.items()}
-        facts |= {f"end_{name}": value for name, value in self._levels().items()}
+        allocator = self.allocators[device.index]
+        facts: dict[str, Any] = {f"start_{name}": value for name, value in self.start[device.index].items()}
+        facts |= {f"end_{name}": value for name, value in _levels(allocator).items()}
         return dataclasses.replace(
             device,
             **facts,
-            capacity_bytes=self.allocator.total_bytes,
-            num_ooms=sum(row[1] == Kind.OOM for row in self.rows[self.first_row :]),
-            num_alloc_retries=self.allocator.num_alloc_retries - self.retries_before,
+            capacity_bytes=allocator.total_bytes,
+            num_ooms=sum(row[1] == Kind.OOM and row[5] == device.index for row in self.rows[self.first_row :]),
+            num_alloc_retries=allocator.num_alloc_retries - self.retries_before[device.index],
         )
 
     def _notes(self, begins: list[int]) -> dict[str, Any]:
@@ -316,6 +354,7 @@ class _Replay:
         }
         return notes
 
-    def _levels(self) -> dict[str, int]:
-        names = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
-        return {name: getattr(self.allocator, name) for name in names}
+
+def _levels(allocator: CachingAllocator) -> dict[str, int]:
+    names = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+    return {name: getattr(allocator, name) for name in names}

@@ -119,12 +119,22 @@ def round_to_power2_division(size: int, divisions: int) -> int:
     return -(-size // step) * step if step else 2 * floor
 
 
+def release(torch_version: str) -> tuple[int, int]:
+    """The release of a version of PyTorch, by which rules are chosen; 2.12 for an empty text.
+
+    >>> release("2.14.1+cu130"), release("")
+    ((2, 14), (2, 12))
+    """
+    found = re.match(r"(\d+)\.(\d+)", torch_version)
+    return (int(found[1]), int(found[2])) if found else (2, 12)
+
+
 class Ties(enum.Enum):
     """Which of several free blocks of equal size is used: it depends on the version of PyTorch.
 
     The sources number blocks (registration_counter, BlockComparator...): each block, or each segment, or none; ties are
-    broken by the lowest address. Measured with 2.11.0, 2.12.1 and 2.14.0 on a simulated
-    device.
+    broken by the lowest address. Measured with 2.10.0, 2.11.0, 2.12.1, 2.13.0 and 2.14.1 on a simulated device (2.10, whose builds
+    are for CUDA 12, on one that was adapted to it).
     """
 
     AGE = "the block object made first"
@@ -133,11 +143,10 @@ class Ties(enum.Enum):
 
     @classmethod
     def of(cls, torch_version: str) -> Ties:
-        """The rule of a version; that of 2.12 and 2.13 for an empty text.
+        """The rule of a version; that of 2.12 for an empty text.
 
-        >>> [Ties.of(version).name for version in ("2.11.0", "2.12.1+cu130", "2.13.0", "2.14.0", "")]
-        ['ADDRESS', 'AGE', 'AGE', 'SEGMENT', 'AGE']
+        >>> [Ties.of(version).name for version in ("2.10.0", "2.12.1+cu130", "2.13.0", "2.14.0", "")]
+        ['ADDRESS', 'AGE', 'SEGMENT', 'SEGMENT', 'AGE']
         """
-        found = re.match(r"(\d+)\.(\d+)", torch_version)
-        version = (int(found[1]), int(found[2])) if found else (2, 12)
-        return cls.ADDRESS if version < (2, 12) else cls.AGE if version < (2, 14) else cls.SEGMENT
+        version = release(torch_version)
+        return cls.ADDRESS if version < (2, 12) else cls.AGE if version < (2, 13) else cls.SEGMENT

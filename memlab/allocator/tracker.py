@@ -7,6 +7,7 @@ the rules for splitting, so following the free ranges gives *allocated* exactly.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,10 +141,11 @@ class BlockTracker:
         """
         freed, unknown, first = list[int](), list[int](), len(taken) - len(kinds)
         free_size, free_start, put_free = self.free_size, self.free_start_by_end, self._put_free
+        splits = functools.cache(self.settings.splits)  # programs repeat their requests
         for number, (kind, address, size) in enumerate(zip(kinds, addresses, taken[first:], strict=True), first):
             if kind == _ALLOC:
                 room = free_size.pop(address, -1)
-                if room > size and self.settings.splits(room, size):
+                if room > size and splits(room, size):
                     free_size[address + size] = room - size
                     free_start[address + room] = address + size
                 else:
@@ -168,15 +170,15 @@ class BlockTracker:
 
     def _put_free(self, address: int, size: int) -> None:
         """Add a free range and merge it with its free neighbours, never across segments that are not expandable."""
-        end, walls = address + size, self.walls
-        before = self.free_start_by_end.pop(address, None) if address not in walls else None
-        if before is not None and self.free_size.pop(before, None) is not None:
-            address = before
-        after = self.free_size.pop(end, None) if end not in walls else None
-        if after is not None:
-            end += after
-        self.free_size[address] = end - address
-        self.free_start_by_end[end] = address
+        end, walls, free_size, free_start = address + size, self.walls, self.free_size, self.free_start_by_end
+        if address in free_start and address not in walls:
+            before = free_start.pop(address)
+            if free_size.pop(before, None) is not None:
+                address = before
+        if end in free_size and end not in walls:
+            end += free_size.pop(end)
+        free_size[address] = end - address
+        free_start[end] = address
 
     def _segment(self, kind: int, address: int, size: int) -> None:
         ends = (address, address + size)

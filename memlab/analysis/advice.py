@@ -17,6 +17,8 @@ TIME_FLOOR = 0.1
 """Extra time below a tenth of a step is noise with the few steps that are timed."""
 LEAST_SHARE = 0.01
 """A share of the peak before: savings below it are ignored."""
+UNCHECKED = "not checked"
+"""The results of a run that computes nothing, or that was not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Tried:
     peak_bytes: ByteRange = NOTHING
     saved_bytes: ByteRange = NOTHING
     ratio: float | None = None
-    results: str = "not checked"
+    results: str = UNCHECKED
     results_why: str = ""
     is_wrong: bool = False
     costs: bool = True

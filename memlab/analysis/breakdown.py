@@ -17,7 +17,7 @@ from memlab.trace.columns import WORKSPACE_OF, Array, Category, Kind, Phase
 from memlab.trace.trace import CPU, Trace
 from memlab.units import UNBOUNDED, format_bytes, plain
 
-BEFORE, ELSEWHERE = "before the cell", "elsewhere"
+BEFORE, ELSEWHERE = "before the run", "elsewhere"
 ROUNDING, CACHED = "rounding", "cached"
 CONTEXT, OTHER_PROCESSES, UNKNOWN = "context", "other processes", "unknown"
 BY = ("category", "module", "line", "tensor", "phase")
@@ -111,7 +111,7 @@ def _of_device(trace: Trace, device: int, by: str) -> dict[str, int]:
     if top is None:
         raise MemlabError("the driver was never queried in this run, so the use of the whole device is unknown.")
     at = peak(trace, device, "reserved")
-    mine = trace.samples.rows((trace.samples.device == device) & (trace.samples.used_bytes >= 0))
+    mine = trace.samples.of(device, "used_bytes")
     if not len(mine):  # a prediction: there is no driver
         reserved = min(_seen(at, "device").low_bytes, top.low_bytes)
         return _shares(trace, device, by, at.row, reserved) | {CONTEXT: top.low_bytes - reserved}

@@ -19,7 +19,7 @@ from typing import Any
 from memlab.analysis.areas import LAYERS
 from memlab.analysis.breakdown import BY, breakdown
 from memlab.analysis.curves import BINS, moments
-from memlab.analysis.lines import sources_of
+from memlab.analysis.lines import WITH_LINES, sources_of
 from memlab.analysis.timeline import timeline
 from memlab.by_name import ByName
 from memlab.errors import MemlabError
@@ -150,8 +150,7 @@ def differences(a: Side, b: Side, by: str = "category") -> Differences:
     if by not in BY:
         raise MemlabError(f"cannot compare by {by!r:.80}. Choose one of {', '.join(BY)}.")
     if by == "line" and not any((one.trace.blocks.line >= 0).any() for one in (a, b)):
-        how = "memlab run --lines, %%memtrack --lines, or memlab.track(lines=True)"
-        raise MemlabError(f"neither run knows its lines: measure with {how}.")
+        raise MemlabError(f"neither run knows its lines: measure with {WITH_LINES}.")
     names = matched(sources_of(a.trace), sources_of(b.trace)) if by == "line" else Matched()
     first, second = Counter[str](), Counter[str]()
     shares = (a.shares(by), b.shares(by))

@@ -14,7 +14,7 @@ from memlab.analysis.areas import Areas, areas, has_categories
 from memlab.analysis.peak import Peak, peak
 from memlab.analysis.timeline import Timeline, timeline
 from memlab.trace.columns import Array, Phase
-from memlab.trace.spans import resolve
+from memlab.trace.spans import phases
 from memlab.trace.trace import CPU, Device, Trace
 
 BINS = 140
@@ -90,8 +90,8 @@ class Curves:
 
 def curves(trace: Trace, device: Device, bins: int = BINS) -> Curves:
     """The curves of one device, with at most one point per time bin."""
-    has_times = trace.provenance == "measured"
-    source = "" if has_times else trace.remark or "predicted"
+    has_times = trace.has_times
+    source = "" if has_times else trace.remark or trace.provenance
     trace = trace if has_times else in_order(trace)
     line = timeline(trace, device.index)
     time_ns, shown = moments(line, bins)
@@ -192,7 +192,7 @@ def _lowest(line: Timeline, highest: Curve) -> Curve | None:
 
 
 def _sampled(trace: Trace, device: int, name: str, column: str) -> list[Curve]:
-    mine = trace.samples.rows((trace.samples.device == device) & (getattr(trace.samples, column) >= 0))
+    mine = trace.samples.of(device, column)
     if not len(mine):
         return []
     step = -(-len(mine) // _MOST_SAMPLES)
@@ -206,7 +206,7 @@ def _phases(trace: Trace, end_ns: int, bins: int) -> tuple[Array, dict[int, floa
     marks, nothing = trace.marks, np.zeros(0, "u1")
     if not len(marks):
         return nothing, {}
-    phase, _ = resolve(marks.time_ns, marks.kind.tolist(), marks.name.tolist(), trace.texts["mark"])
+    phase = phases(marks, trace.texts["mark"])
     looks = phase.at((np.arange(bins * 16) + 0.5) / (bins * 16) * end_ns).reshape(bins, 16)
     votes = np.stack([(looks == code).sum(axis=1) for code in Phase])
     if (votes.max(axis=0) < 12).mean() > _MOST_MIXED:

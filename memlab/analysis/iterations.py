@@ -101,12 +101,9 @@ class Iterations:
 
 def iterations(trace: Trace, device: int, births: StepBirths) -> Iterations | None:
     """The iterations of a run without lost events; None if there are too few."""
-    lost_ns = max((b.end_ns for b in trace.made_by.bounded if b.device == device), default=-1)
-    begin = trace.first_row
-    first = begin + int(np.searchsorted(trace.events.time_ns[begin:], lost_ns, side="right"))
+    first = trace.first_known_row(device)
     marks, has_phases = trace.marks, False
-    backward = [index for index, text in enumerate(trace.texts["mark"]) if text == BACKWARD]
-    begun = np.flatnonzero((marks.kind == MarkKind.PHASE_BEGIN) & np.isin(marks.name, backward))
+    begun = np.flatnonzero((marks.kind == MarkKind.PHASE_BEGIN) & trace.marks_named(BACKWARD))
     for of, at in (("optimizer step", step_ends(trace)), ("backward", begun)):
         rows = marks.row[at]
         has_phases |= len(rows) > 0
@@ -127,16 +124,15 @@ def step_ends(trace: Trace) -> Array:
 
     The end of a step that began before the measurement is none, unless no beginning was marked at all.
     """
-    marks, texts = trace.marks, trace.texts["mark"]
-    is_step = np.isin(marks.name, [i for i, text in enumerate(texts) if text in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)])
+    marks = trace.marks
+    is_step = trace.marks_named(OPTIMIZER, OPTIMIZER_WITH_CLOSURE)
     is_step &= np.isin(marks.kind, (int(MarkKind.PHASE_BEGIN), int(MarkKind.PHASE_END)))
-    backward = np.isin(marks.name, [i for i, text in enumerate(texts) if text == BACKWARD])
-    is_work = np.isin(marks.kind, MODULE_BEGINS) | ((marks.kind == MarkKind.PHASE_BEGIN) & backward)
+    is_work = np.isin(marks.kind, MODULE_BEGINS) | ((marks.kind == MarkKind.PHASE_BEGIN) & trace.marks_named(BACKWARD))
     at, work_before, ends = np.flatnonzero(is_step), np.cumsum(is_work), []
     depth = work = 0
     if not (marks.kind[at] == MarkKind.PHASE_BEGIN).any():
         return at
-    has_closure = np.array([text == OPTIMIZER_WITH_CLOSURE for text in texts] + [False])[marks.name[at]]
+    has_closure = trace.marks_named(OPTIMIZER_WITH_CLOSURE)[at]
     columns = (at.tolist(), marks.kind[at].tolist(), work_before[at].tolist(), has_closure.tolist())
     for mark, kind, done, calls_closure in zip(*columns, strict=True):
         if kind == MarkKind.PHASE_BEGIN:

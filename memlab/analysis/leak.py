@@ -297,8 +297,8 @@ def _place(trace: Trace, births: StepBirths, found: Iterations, groups: list[_Gr
 def short_line(line: str) -> str:
     """The end of a path and the line number; a cell's temporary file becomes the cell; any other text stays as it is.
 
-    >>> short_line("/home/me/train.py:7"), short_line("cell:3"), short_line("before the cell")
-    ('train.py:7', 'line 3 of a cell', 'before the cell')
+    >>> short_line("/home/me/train.py:7"), short_line("cell:3"), short_line("before the run")
+    ('train.py:7', 'line 3 of a cell', 'before the run')
     """
     path, _, number = one_line(line, 1000).rpartition(":")
     if "ipykernel_" in path or path.startswith("<ipython-input") or path == "cell":

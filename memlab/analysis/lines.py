@@ -29,6 +29,8 @@ from memlab.units import format_bytes
 
 BACKWARD = "backward"
 """The row for what backward did for unknown lines."""
+WITH_LINES = "memlab run --lines, %%memtrack --lines, or memlab.track(lines=True)"
+"""How a run gets lines."""
 MARK_BACKWARD, MARK_AGAIN = "(backward)", "..."
 """The format of a line mark's text: see `memlab.probes.line_marks`."""
 
@@ -115,7 +117,7 @@ class LineTable:
 def lines(trace: Trace, device: int) -> LineTable:
     """The lines of one device, from a trace recorded with lines."""
     if "executions" not in trace.notes:
-        raise MemlabError("this run has no lines: measure with %%memtrack --lines, or memlab.track(lines=True).")
+        raise MemlabError(f"this run has no lines: measure with {WITH_LINES}.")
     level = timeline(trace, device)
     row, delta = level.row[1:], np.diff(level.bytes)
     is_workspace = workspaces(trace)[trace.events.block[row]]
@@ -134,20 +136,12 @@ def lines(trace: Trace, device: int) -> LineTable:
     came = _groups(trace, line[outlives], block[outlives], nbytes[outlives])
     went = _groups(trace, line[older], block[older], nbytes[older])
 
-    executions, sources = _executions(trace), sources_of(trace)
-    # All lines that began, and others with charges: `backward`, lines that were running before.
-    charged = sum(sums[name] != 0 for name in ("held", "backward", "allocated", "freed"))
-    names = dict.fromkeys([*executions, *(name for name, at in spans.lines.items() if charged[at])])
-    rows = []
-    for name in names:
-        source, _, number = name.rpartition(":")
-        figures: dict[str, Any] = {"executions": executions.get(name, 0)}
-        if (at := spans.lines.get(name)) is not None:
-            figures |= {f"{column}_bytes": int(values[at]) for column, values in sums.items()}
-            figures |= {"came": came.get(at, ()), "went": went.get(at, ())}
-        rows.append(LineRow(name, source, _number(number), **figures))
+    sources = sources_of(trace)
     order = {source: place for place, source in enumerate([*sources, "", BACKWARD])}
-    rows.sort(key=lambda row: (order.get(row.text, order.get(row.source, len(sources))), row.source, row.line))
+    rows = sorted(
+        _rows(_executions(trace), spans, sums, came, went),
+        key=lambda row: (order.get(row.text, order.get(row.source, len(sources))), row.source, row.line),
+    )
     gaps = [gap.text for gap in trace.gaps if gap.name == "lines"]
     if taken := int(delta[is_workspace].sum()):
         text = f"{format_bytes(taken)} of math library workspaces, which stay allocated, count as outside"
@@ -196,7 +190,24 @@ def _sums(spans: _Spans, level: Timeline, is_workspace: Array) -> dict[str, Arra
     return sums
 
 
-def _groups(trace: Trace, line: Array, block: Array, nbytes: Array) -> dict[int, tuple[LineGroup, ...]]:
+_Groups = dict[int, tuple[LineGroup, ...]]
+
+
+def _rows(
+    executions: Mapping[str, int], spans: _Spans, sums: Mapping[str, Array], came: _Groups, went: _Groups
+) -> Iterator[LineRow]:
+    """All lines that began, and others with charges: `backward`, lines that were running before."""
+    charged = sum(sums[name] != 0 for name in ("held", "backward", "allocated", "freed"))
+    for name in dict.fromkeys([*executions, *(name for name, at in spans.lines.items() if charged[at])]):
+        source, _, number = name.rpartition(":")
+        figures: dict[str, Any] = {"executions": executions.get(name, 0)}
+        if (at := spans.lines.get(name)) is not None:
+            figures |= {f"{column}_bytes": int(values[at]) for column, values in sums.items()}
+            figures |= {"came": came.get(at, ()), "went": went.get(at, ())}
+        yield LineRow(name, source, _number(number), **figures)
+
+
+def _groups(trace: Trace, line: Array, block: Array, nbytes: Array) -> _Groups:
     """Line -> tensors of the same size, shape and dtype, the largest groups first."""
     keys = np.stack([line, nbytes, trace.blocks.shape[block], trace.blocks.dtype[block]]).astype(np.int64)
     kinds, counts = np.unique(keys, axis=1, return_counts=True)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,9 @@ class Module:
         yield self
         for child in self.children:
             yield from child.walk()
+
+
+_FIGURES = attrgetter(*(one.name for one in fields(Module) if one.name not in ("path", "children")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +205,10 @@ def folded(modules: Sequence[Module]) -> tuple[Module, ...]:
     All their figures are equal, and those of everything below them.
     """
 
-    def figures(module: Module) -> Module:
-        return replace(module, path=NUMBER.sub("#", module.path), children=tuple(map(figures, module.children)))
+    def figures(module: Module) -> tuple[Any, ...]:
+        return NUMBER.sub("#", module.path), _FIGURES(module), tuple(map(figures, module.children))
 
-    alike: defaultdict[Module, list[Module]] = defaultdict(list)
+    alike: defaultdict[tuple[Any, ...], list[Module]] = defaultdict(list)
     for module in (replace(module, children=folded(module.children)) for module in modules):
         alike[figures(module)].append(module)
     groups = ([_sum_of(same)] if len(same) >= _FOLDED_FROM else same for same in alike.values())

@@ -86,7 +86,8 @@ def _predicted(trace: Trace, device: int, of: str) -> ByteRange | None:
     facts = trace.notes.get("prediction")
     if device == CPU or not isinstance(facts, dict):
         return None
-    low, high = facts["peaks"][of]
+    peaks = {one["index"]: one["peaks"] for one in facts.get("devices", ())} or {device: facts["peaks"]}
+    low, high = peaks[device][of] if device in peaks else (0, 0)
     return ByteRange(int(low), int(high))
 
 
@@ -98,7 +99,7 @@ def device_peak(trace: Trace, device: int) -> Peak | None:
     predicted = _predicted(trace, device, "device used")
     if predicted is not None:
         return Peak(predicted, -1, -1, SIMULATED)
-    mine = trace.samples.rows((trace.samples.device == device) & (trace.samples.used_bytes >= 0))
+    mine = trace.samples.of(device, "used_bytes")
     if not len(mine):
         return None
     low, time_ns = int(mine.used_bytes.max()), int(mine.time_ns[mine.used_bytes.argmax()])

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from memlab.analysis.breakdown import Breakdown, breakdown
+from memlab.analysis.host_at_end import host_at_end
 from memlab.analysis.leak import leaks, named_bytes
 from memlab.analysis.lines import backward_call_at, line_at, sources_of
 from memlab.analysis.peak import Peak, device_peak, peak
-from memlab.analysis.tensors import TensorGroup, tensors_at
+from memlab.analysis.tensor_groups import TensorGroup, tensors_at
 from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Phase
@@ -77,8 +78,8 @@ class Summary:
 
     @property
     def has_times(self) -> bool:
-        """Whether its seconds mean anything: not on a simulated GPU."""
-        return self.provenance != "simulated"
+        """Whether its seconds mean anything: only where they were measured."""
+        return self.provenance == "measured"
 
     def to_pandas(self) -> Any:
         """One row per device and quantity, sizes in bytes, times in seconds."""
@@ -106,6 +107,8 @@ def summary(trace: Trace, name: str = "") -> Summary:
     if holders := named_bytes(trace.notes.get(HOLDERS)):
         named = ", ".join(f"{one_line(path, 60)} ({format_bytes(count)})" for path, count in holders)
         notes.append(f"By its size, what grew is held by {named}.")
+    if (host := host_at_end(trace)) is not None:
+        notes.append(host.text)
     recorded = trace.notes.get(CODE)
     code = {str(line): str(text) for line, text in recorded.items()} if isinstance(recorded, dict) else {}
     code |= {
@@ -131,7 +134,7 @@ def _of_device(trace: Trace, device: Device) -> DeviceSummary:
             mine = (samples.device == device.index) & (samples.used_bytes >= 0)
             start, end = samples.used_bytes[mine][[0, -1]].tolist() if mine.any() else (-1, -1)
             levels.append(Level("device used", start, used_at, end))
-    host = samples.rows((samples.device == CPU) & (samples.own_bytes >= 0))
+    host = samples.of(CPU, "own_bytes")
     if len(host):  # samples: a lower bound of the peak
         at = int(host.own_bytes.argmax())
         seen = Peak(ByteRange(int(host.own_bytes[at]), UNBOUNDED), int(host.time_ns[at]), -1, "samples")

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlab.analysis.ranks import JobRanks, rank_run
+from memlab.analysis.job_ranks import JobRanks, rank_run
 from memlab.api.ranks import ENDINGS, Ranks
 from memlab.errors import MemlabError
-from memlab.torch_internals import spawned
+from memlab.torch_internals import process_start
 from memlab.torch_internals.engines import Engines
 from memlab.trace.file import load
 from memlab.trace.trace import RANK, Trace
@@ -55,7 +55,7 @@ class ChildTrack:
 
     def begin(self, function: Callable[..., Any], index: int, arguments: Any, error_file: Any) -> None:
         """In the new process: what torch.multiprocessing would do, with a track around the function."""
-        spawned.leave()(functools.partial(self._measured, function), index, arguments, error_file)
+        process_start.leave()(functools.partial(self._measured, function), index, arguments, error_file)
 
     def _measured(self, function: Callable[..., Any], index: int, *arguments: Any) -> Any:
         leave_parents_tracks()
@@ -142,7 +142,7 @@ class ChildRanks:
             return
         track = ChildTrack(self._make, str(folder), *self._options)
         begin = track.begin
-        if spawned.replace_entry(begin):
+        if process_start.replace_entry(begin):
             self._folder, self._begin = folder, begin
             text = f"__import__('pickle').loads({pickle.dumps(track)!r}).begin_on_engine"
             end = f"__import__('sys').modules[{__name__!r}].end_on_engine({str(folder)!r})"
@@ -171,7 +171,7 @@ class ChildRanks:
         """Put everything back, and read what the ranks have written; `save` is the file of the run, next to which theirs go."""
         if self._begin is None or self._folder is None:
             return
-        spawned.restore_entry(self._begin)
+        process_start.restore_entry(self._begin)
         if self._engines is not None:
             self._engines.leave()
         folder, self._folder, self._begin = self._folder, None, None

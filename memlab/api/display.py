@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
 import threading
@@ -15,18 +16,19 @@ from typing import TYPE_CHECKING, Any, Self
 from memlab import torch_internals
 from memlab.api.provenance import remark_here
 from memlab.api.run import Run
+from memlab.probes.counters import NOT_READ
 from memlab.probes.host import HostGrowth, HostReading, low_memory
 from memlab.probes.marks import marker
 from memlab.probes.measurement import Measurement
-from memlab.probes.sampler import NOT_READ, Reading, Sample
+from memlab.probes.sampler import Reading, Sample
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.columns import Phase
 from memlab.trace.spans import MarkStack
 from memlab.trace.trace import CPU
 from memlab.units import format_bytes, format_seconds
 from memlab.views import theme
-from memlab.views.page import safe
 from memlab.views.shown import html_of, marimo_notebook, print_text
+from memlab.views.table import safe
 
 if TYPE_CHECKING:
     from memlab.views.live import LiveView
@@ -76,7 +78,7 @@ class Display:
         self._run, self._measurement = run, measurement
         self._in_notebook = torch_internals.is_kernel(running_shell())
         self._live = live and self._in_notebook
-        self._view: LiveView | None = None
+        self.view: LiveView | None = None
         self._figure: Any = None
         self._table: Any = None
         self._note = ""
@@ -113,8 +115,8 @@ class Display:
                     series = ("allocated", "reserved", "used", "rss")
                     capacity = self._measurement.capacity_bytes
                     remark = remark_here([self._measurement.target.type or "cuda"])
-                    self._view = LiveView(self._run.name, series, capacity, True, self._stop, remark)
-                    self._figure = display(self._view, display_id=True)
+                    self.view = LiveView(self._run.name, series, capacity, True, self._stop, remark)
+                    self._figure = display(self.view, display_id=True)
             if self._figure is None:
                 self._figure = display(waiting, raw=True, display_id=True)
             self._table = display(waiting, raw=True, display_id=True)
@@ -135,7 +137,7 @@ class Display:
             total_bytes = host.used_bytes + host.available_bytes
             warning = low_memory(HostReading(host.own_bytes, host.available_bytes, total_bytes), rate)
             self._note = self._note or (f"While it ran: {warning}" if warning else "")
-        view, shown = self._view, used_device(self._measurement, sample)
+        view, shown = self.view, used_device(self._measurement, sample)
         if view is None or shown is None:
             return
         values = {"allocated": shown.allocated_bytes, "reserved": shown.reserved_bytes, "used": shown.used_bytes}
@@ -220,8 +222,8 @@ class Display:
         """Update the opened displays, or print the text."""
         try:
             if self._in_notebook and self._figure is not None and self._table is not None:
-                if self._view is not None:
-                    self._view.finish()
+                if self.view is not None:
+                    self.view.finish()
                 self._figure.update(figure, raw=True)
                 self._table.update(table, raw=True)
                 return
@@ -235,7 +237,7 @@ class Display:
 
     def discard_view(self) -> None:
         """Close the live view after its output was replaced."""
-        view, self._view = self._view, None
+        view, self.view = self.view, None
         with contextlib.suppress(Exception):  # a broken front end must not fail the cell
             if view is not None:
                 view.close()
@@ -290,7 +292,9 @@ class Progress:
                 else:
                     self._place.update(shown, raw=True)
             elif sys.stderr is not None and sys.stderr.isatty():
-                sys.stderr.write(f"\r{line.ljust(self._width)}")
+                most = shutil.get_terminal_size().columns - 1  # a wrapped line could not be overwritten
+                line = line if len(line) <= most else f"{line[: most - 1]}…"
+                sys.stderr.write(f"\r{line.ljust(min(self._width, most))}")
                 sys.stderr.flush()
                 self._width = len(line)
 

@@ -64,7 +64,7 @@ class Diagnosis(Shown):
 def doctor() -> Diagnosis:
     """Check this machine. If CUDA is initialised, a few MiB are allocated for a moment; it is not initialised for this."""
     findings: list[Finding] = []
-    for check in (_versions, _cpu_tracker, _cuda_history, _nvml, _host, _prediction, _notebook):
+    for check in (versions, cpu_tracker, _cuda_history, _nvml, _host, _prediction, _notebook):
         try:
             findings.extend(check())
         except Exception as error:
@@ -73,7 +73,8 @@ def doctor() -> Diagnosis:
     return Diagnosis(tuple(findings))
 
 
-def _versions() -> Iterator[Finding]:
+def versions() -> Iterator[Finding]:
+    """The versions, and what memlab needs and this PyTorch lacks."""
     text = f"memlab {_version('memlab')}, torch {torch.__version__}, Python {platform.python_version()}, {sys.platform}"
     yield Finding("versions", "ok", text)
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -92,14 +93,15 @@ def _prediction() -> Iterator[Finding]:
     outcome = Child(60).run(lambda channel: "\n".join(selftest.problems()).encode())
     if outcome.result is None:
         why = outcome.error or outcome.ended or "the child process ended without a result"
-        yield Finding("prediction", "wrong", f"no cell can be predicted here: {why}")
+        yield Finding("prediction", "wrong", f"nothing can be predicted here: {why}")
     elif outcome.result:
         yield Finding("prediction", "wrong", f"PyTorch {torch.__version__}: {outcome.result.decode()}")
     else:
         yield Finding("prediction", "ok", f"fake CUDA works in a child process; {len(cards)} cards are known")
 
 
-def _cpu_tracker() -> Iterator[Finding]:
+def cpu_tracker() -> Iterator[Finding]:
+    """Whether a known program is measured to the byte on the CPU."""
     yield from _measured("CPU tensor tracker", "cpu")
 
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from memlab.analysis.summary import has_raised
-from memlab.api.predict import Prediction, configured
+from memlab.api.predict_step import configured
+from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.api.runs import last_run, runs
 from memlab.errors import PredictionError
+from memlab.prediction.assumptions import length_condition
 from memlab.prediction.cards import Card, cards, find, name_of
 from memlab.prediction.forecast import ANSWERS, forecast
+from memlab.torch_internals.traceback import running_shell
 from memlab.trace.trace import CPU, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, number_of
 from memlab.views.page import Folded, Page, PageLines, Part
@@ -56,6 +59,8 @@ class FitTable(Shown):
     """The GPU that the run was measured on, or predicted for."""
     advice: str = ""
     """What to do where a run that raised is not known to fit."""
+    condition: str = ""
+    """The assumed values on which the length of a predicted run depends, and how many GPUs it takes if several."""
 
     def __getitem__(self, card: str) -> Fit:
         name = find(card).name
@@ -91,7 +96,7 @@ class FitTable(Shown):
         parts: list[Part] = [self.advice, self._table(shown)] if self.advice else [self._table(shown)]
         parts += [Folded(f"All {count} GPUs", self._table(rows))] if len(shown) < count else []
         parts += [Folded("Assumed", PageLines(self.assumptions))] if self.assumptions else []
-        return Page(f"{self.name} · {found}", tuple(parts)).remarked(self.remark)
+        return Page(f"{self.name} · {found}{self.condition}", tuple(parts)).remarked(self.remark)
 
     def _table(self, shown: Sequence[Fit]) -> Table:
         rows = []
@@ -122,7 +127,8 @@ class FitTable(Shown):
 def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: str | None = None) -> FitTable:
     """Does a run (the last one) fit on these cards (all known ones), and how much would be left?
 
-    A measured run must be of CUDA: its requests are replayed on the allocator of each card. A prediction's are those of its
+    A measured run must be of CUDA: its requests are replayed on the allocator of each card; of a run on several GPUs the
+    figures are those of the one that needs most. A prediction's are those of its
     dry run; kernels are those of the card that it was predicted for. A run that raised did not request all that it needs:
     in its notebook its cell is predicted to the end, and where that cannot be done it needs "at least" what it had.
     """
@@ -146,10 +152,11 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
     else:
         asked = _measured(chosen)
         own = name_of(asked.made_by.device(asked.device_indices[0]).name)
-    raised = has_raised(chosen.trace)
+    raised, several = has_raised(chosen.trace), 1
     rows = []
     for card in [cards[name] for name in cards] if on is None else [find(one) for one in on]:
         found = forecast(asked, card, settings, others=others)
+        several = len(found.devices)
         needs, margin, fits = found.device_bytes, found.margin_bytes, found.fits
         row = Fit(card, fits, needs, margin)
         if raised:
@@ -159,11 +166,14 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
     rows.sort(key=lambda row: (row.usable_bytes, row.card.name))
     advice = ""
     if raised:
-        how = f'%%memtrack --predict "{own or "RTX 4060"}" on the first line of its cell, then %memfit'
+        where, is_notebook = own or "RTX 4060", running_shell() is not None
+        how = f'memlab predict --card "{where}" SCRIPT'
+        how = f'%%memtrack --predict "{where}" on the first line of its cell, then %memfit' if is_notebook else how
         if isinstance(chosen, Prediction):
-            how = "correct the error, predict it again, then %memfit"
+            how = f"correct the error, predict it again, then {'%memfit' if is_notebook else 'memlab fit'}"
         advice = f"Its whole step needs at least what is shown, and may fit on none. To know: {how}."
-    return FitTable(chosen.name or "the run", tuple(rows), assumed, chosen.trace.remark, own, advice)
+    condition = length_condition(chosen.trace) + (f", with {several} of each" if several > 1 else "")
+    return FitTable(chosen.name or "the run", tuple(rows), assumed, chosen.trace.remark, own, advice, condition)
 
 
 def _measured(run: Run) -> Trace:
@@ -171,6 +181,6 @@ def _measured(run: Run) -> Trace:
     if trace.device_indices[:1] in ((), (CPU,)):
         how = 'predict it for a card: %%memtrack --predict "RTX 4060" on its cell, or memlab predict SCRIPT'
         raise PredictionError(f"run {run.name!r} was measured on the CPU: {how}.")
-    if any(stretch.device == 0 for stretch in trace.made_by.bounded):
+    if any(stretch.device != CPU for stretch in trace.made_by.bounded):
         raise PredictionError(f"run {run.name!r} has lost events, so its requests are not all known.")
     return trace

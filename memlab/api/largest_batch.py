@@ -11,19 +11,14 @@ from typing import Any
 
 from memlab.analysis.largest import Bracket
 from memlab.api.display import Progress
-from memlab.api.predict import (
-    Prediction,
-    asks_for_nothing,
-    configured,
-    first_rank,
-    mesh_of,
-    predict_ranks,
-    predict_step,
-    verdict,
-)
+from memlab.api.predict import first_rank, mesh_of, predict_ranks
+from memlab.api.predict_step import configured, predict_step
+from memlab.api.prediction import Prediction, asks_for_nothing, verdict
 from memlab.errors import PredictionError
+from memlab.prediction.assumptions import length_condition
 from memlab.prediction.cards import Card, find
 from memlab.prediction.forecast import ANSWERS, Fits
+from memlab.prediction.torch_versions import checked_version
 from memlab.units import ByteRange
 from memlab.views.largest_batch import batch_scene
 from memlab.views.page import Page
@@ -56,6 +51,8 @@ class MaxBatch(ShownWithFigure):
     perhaps: int
     tried: tuple[TriedBatch, ...]
     at_most: int = 0
+    condition: str = ""
+    """What to add if how long the step runs depends on assumed values."""
 
     def __int__(self) -> int:
         return self.batch
@@ -75,7 +72,7 @@ class MaxBatch(ShownWithFigure):
             title += f"{'' if batch else ' for certain'}; {between} too close to call"
         if self.at_most and self.perhaps == self.at_most:
             title += f" (no larger batch was tried: at_most is {self.at_most:,})"
-        return title
+        return title + self.condition
 
     @property
     def page(self) -> Page:
@@ -122,25 +119,29 @@ def max_batch(
     limit_s: float | None = None,
     world_size: int | tuple[int, ...] | None = None,
     local_world_size: int | None = None,
+    torch_version: str | None = None,
 ) -> MaxBatch:
     """The largest batch that fits on `card`, up to `at_most`: `make_step(batch)` gives the step to predict.
 
     Takes a handful of predictions, each in a child process: of small batches first, then where a line through them meets the
     memory of the card. The result is exact up to 100, above it to 1 %. No batch is predicted that is larger than one that does
-    not fit. All of them together take at most `limit_s`. With `world_size` it is the batch of each rank of a job, as in
-    `memlab.predict`.
+    not fit. All of them together take at most `limit_s`. With `world_size` it is the batch of each rank of a job, and
+    `torch_version` names the PyTorch that will run there, both as in `memlab.predict`.
     """
     if not callable(make_step):
         raise PredictionError(f"max_batch needs a function of the batch, got {type(make_step).__name__}.")
     if type(at_most) is not int or at_most < 1:
         raise PredictionError(f"at_most is a number of 1 or more, got {at_most!r:.80}.")
     where, tried, began = find(card), dict[int, TriedBatch](), time.monotonic()
+    conditions: dict[int, str] = {}
     predicting: Callable[..., Prediction] = predict_step
+    version = checked_version(torch_version)
+    settings = configured(conf, version)
     if world_size is not None:
         mesh = mesh_of(world_size)
         predicting = functools.partial(predict_ranks, job=first_rank(math.prod(mesh), local_world_size), mesh=mesh)
     with Progress(where.name) as progress:
-        predicting = functools.partial(predicting, on_news=progress.show)
+        predicting = functools.partial(predicting, on_news=progress.show, torch_version=version)
 
         def largest(answers: tuple[Fits, ...], limit_bytes: int, end: int) -> int:
             """The largest batch with one of these answers; `end` of what it needs is compared with the limit."""
@@ -153,22 +154,24 @@ def max_batch(
                     raise PredictionError(f"{what}: allow more.")
                 progress.what = f"{where.name} with a batch of {batch:,}"
                 progress.write(f"predicting for {progress.what}: {progress.elapsed}")  # a short one sends no news
-                found = _predicted_batch(make_step, batch, where, conf, left_s, predicting)
+                found = predicted_batch(make_step, batch, where, settings, left_s, predicting)
                 tried[batch] = one = TriedBatch(batch, found.fits, found.peak_device_bytes)
+                conditions[batch] = length_condition(found.trace)
                 bracket.add(batch, one.fits in answers, one.device_bytes[end])
             return bracket.low
 
         batch = largest(("yes",), where.usable_bytes, 1)
         perhaps = largest(("yes", "close"), where.usable_high_bytes, 0)
         progress.what = f"{where.name} with batches of {', '.join(map(str, tried))}"
-    return MaxBatch(where, batch, perhaps, tuple(tried[one] for one in sorted(tried)), at_most)
+    condition = conditions[max(batch, min(tried))]
+    return MaxBatch(where, batch, perhaps, tuple(tried[one] for one in sorted(tried)), at_most, condition)
 
 
-def _predicted_batch(
+def predicted_batch(
     make_step: Callable[[int], Callable[[], object]],
     batch: int,
     card: Card,
-    conf: str | None,
+    conf: str,
     limit_s: float | None,
     predicting: Callable[..., Prediction],
 ) -> Prediction:
@@ -181,7 +184,7 @@ def _predicted_batch(
         return made()
 
     try:
-        found = predicting(step, card, f"batch {batch}", configured(conf), limit_s=limit_s)
+        found = predicting(step, card, f"batch {batch}", conf, limit_s=limit_s)
     except PredictionError as error:
         error.args = (f"with a batch of {batch} {error}",)
         raise

@@ -38,7 +38,7 @@ from memlab.views.shown import Shown
 MAX_CELLS = 500
 MAX_LEFT = 5_000
 """The maximum number of storages listed per cell, the largest first."""
-_DEAD_FOR = 50
+DEAD_FOR = 50
 """After this many cells freed storages are dropped."""
 MAX_PATH = 300
 NAME_FROM_BYTES = 1 * MiB
@@ -85,15 +85,15 @@ class Ledger:
         self.is_on = True
         self.failures: Counter[str] = Counter()
         # The entries, each with what the cell left, whose names and lifetimes still change.
-        self._records: deque[tuple[dict[str, Any], list[LiveStorage]]] = deque(maxlen=MAX_CELLS)
+        self.records: deque[tuple[dict[str, Any], list[LiveStorage]]] = deque(maxlen=MAX_CELLS)
         self._ran: Counter[str] = Counter()
         self._count = 0
         self._reset()
 
     def _reset(self) -> None:
-        self._live: LiveSet | None = None
+        self.live: LiveSet | None = None
         self._found: list[LiveStorage] = []
-        self._credit_s = _MAX_CREDIT_S
+        self.credit_s = _MAX_CREDIT_S
         self._naming_s, self._has_looked, self._is_whole = 0.0, False, True
         self._infos: list[Any] = []
         self._thread = 0
@@ -119,7 +119,7 @@ class Ledger:
 
     def clear(self) -> None:
         """Drop all cells; whatever is alive counts as older."""
-        for one in (self._records, self._ran, self.failures):
+        for one in (self.records, self._ran, self.failures):
             one.clear()
         self._count = 0
 
@@ -134,12 +134,12 @@ class Ledger:
             return
         self._thread = threading.get_ident()
         try:
-            if self._live is None:
+            if self.live is None:
                 live = LiveSet()
                 live.look()
-                self._live = live  # only now: an interrupted first scan does not count as a start
+                self.live = live  # only now: an interrupted first scan does not count as a start
             self._settle()
-            self._open = _Open(info.raw_cell, readings(), self._live.bytes.copy(), Polls())
+            self._open = _Open(info.raw_cell, readings(), self.live.bytes.copy(), Polls())
             self._open.polls.start()
         except (Exception, KeyboardInterrupt) as error:
             # Text, not the error: its traceback would keep frames and their tensors alive.
@@ -164,7 +164,7 @@ class Ledger:
     def _end(self, opened: _Open, duration_s: float, result: Any, runs: Sequence[Run]) -> None:
         polled, after, error = opened.polls.stop(), readings(), error_of(result)
         new, notes = self._what_came(opened, after, duration_s)
-        if self._live is None:  # stopped meanwhile
+        if self.live is None:  # stopped meanwhile
             return
         text, status = opened.text, "ok" if error is None else type(error).__name__
         first, _, rest = text.partition("\n")
@@ -187,15 +187,15 @@ class Ledger:
             "status": "interrupted" if result is None else status,
             "is_tracked": bool(runs),
             "is_whole": self._is_whole,
-            "levels": _levels(opened, after, self._live.bytes, polled, runs),
+            "levels": _levels(opened, after, self.live.bytes, polled, runs),
             "notes": tuple(notes),
         }
         del error
-        self._records.append((entry, new))
+        self.records.append((entry, new))
         self._ran[cell] += 1
         self._count += 1
-        if len(self._records) > _DEAD_FOR:
-            old = self._records[-_DEAD_FOR - 1][1]
+        if len(self.records) > DEAD_FOR:
+            old = self.records[-DEAD_FOR - 1][1]
             old[:] = [known for known in old if known.died is None]
         least = MIN_GROWTH_BYTES if entry["again"] else NAME_FROM_BYTES
         if sum(known.nbytes for known in new) >= least and self._afford(self._naming_s):
@@ -205,14 +205,14 @@ class Ledger:
 
     def _settle(self) -> list[LiveStorage]:
         """Mark what was freed; it was freed during the next entry."""
-        gone = self._live.settle() if self._live is not None else []
+        gone = self.live.settle() if self.live is not None else []
         for known in gone:
             known.died = self._count
         return gone
 
     def _what_came(self, opened: _Open, after: Readings, duration_s: float) -> tuple[list[LiveStorage], list[str]]:
         """The storages made during a cell, and what could not be seen."""
-        live, gone, before = self._live, self._settle(), opened.before
+        live, gone, before = self.live, self._settle(), opened.before
         assert live is not None
         new, self._found = self._found, []
         # Gradients have no Python object until they are read. A backward is recognised by what it frees or, if an older
@@ -224,7 +224,7 @@ class Ledger:
             came, went = ([known.nbytes for known in some if known.device == device] for some in (new, gone))
             unexplained = ended.allocated_bytes - begun.allocated_bytes - sum(came) + sum(went)
             wants = wants or abs(unexplained) > 512 * (len(came) + len(went))  # up to rounding
-        self._credit_s = min(self._credit_s + _CREDIT_S + _SHARE * duration_s, _MAX_CREDIT_S)
+        self.credit_s = min(self.credit_s + _CREDIT_S + _SHARE * duration_s, _MAX_CREDIT_S)
         self._has_looked = wants and self._afford(live.cost_s)
         notes = []
         if self._has_looked:
@@ -240,9 +240,9 @@ class Ledger:
         """Whether there is time for what took this long last time; a long one uses the credit."""
         if cost_s <= LOOK_S:
             return True
-        if cost_s > self._credit_s:
+        if cost_s > self.credit_s:
             return False
-        self._credit_s -= cost_s
+        self.credit_s -= cost_s
         return True
 
     def _name(self, known: list[LiveStorage], budget_s: float) -> str:
@@ -250,13 +250,13 @@ class Ledger:
         wanted = {one.key: one for one in known if one() is not None}
         if not wanted:
             return ""
-        if self._live is not None and not self._live.graphs.may_search():
+        if self.live is not None and not self.live.graphs.may_search():
             return "names were not looked for, as a graph has too many nodes to scan repeatedly"
         begun = time.thread_time()
         found = live_storages(only=wanted.keys(), budget_s=budget_s)  # for naming; it lists everything first
         self._naming_s = time.thread_time() - begun
-        if self._has_looked and self._live is not None:
-            self._live.mark()  # exclude what naming itself made
+        if self._has_looked and self.live is not None:
+            self.live.mark()  # exclude what naming itself made
         for storage in found.storages:
             one = wanted.get(storage.key)
             if one is not None:
@@ -268,9 +268,9 @@ class Ledger:
     def accounts(self, budget_s: float = ASKED_S) -> LedgerReport:
         """The current ledger; live storages are searched again and named as they are called now."""
         notes = [f"the ledger failed {number_of(times, 'time')}: {what}" for what, times in self.failures.items()]
-        left = [known for _, some in self._records for known in some if known.died is None]
-        if self._live is not None:
-            self._found += self._live.look()
+        left = [known for _, some in self.records for known in some if known.died is None]
+        if self.live is not None:
+            self._found += self.live.look()
             self._has_looked = True
             self._settle()
         for known in left:
@@ -279,7 +279,7 @@ class Ledger:
         why_not = self._name(left, budget_s)
         notes += [why_not] if why_not else []
         entries = []
-        for facts, some in self._records:
+        for facts, some in self.records:
             mine = (Left(one.path, one.device, one.nbytes, one.category, one.died) for one in some)
             entries.append(Entry(**facts, left=tuple(mine)))
         return LedgerReport(tuple(entries), growing(tuple(entries)), self.is_on, tuple(notes))
@@ -362,7 +362,7 @@ class Polls:
     def start(self) -> None:
         """Start, if an accelerator is in use."""
         if readings():
-            self._sampler = Sampler(self._read, rate_hz=POLLS_HZ, max_rows=1)
+            self._sampler = Sampler(self.read, rate_hz=POLLS_HZ, max_rows=1)
             self._sampler.start()
 
     def stop(self) -> Mapping[str, int]:
@@ -372,7 +372,8 @@ class Polls:
             self._sampler = None
         return self.highest
 
-    def _read(self) -> Sample:
+    def read(self) -> Sample:
+        """Raise the highest levels to those of now."""
         for device, reading in readings().items():
             self.highest[device] = max(self.highest.get(device, 0), reading.allocated_bytes)
         return Sample(0, ())

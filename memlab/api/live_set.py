@@ -27,6 +27,7 @@ from memlab.references import memory
 from memlab.references.graphs import look_limit
 from memlab.references.live_tensors import holds_memory, live_tensors
 from memlab.torch_internals import dispatch, graph
+from memlab.torch_internals.objects import storage_id
 
 BUDGET_S = 0.05
 """The time limit of one walk over graphs."""
@@ -85,11 +86,11 @@ class LiveSet:
         """
         if not _HAS_YOUNG or self._mark[0] != _collections():
             return True  # new objects may have aged by now
-        return self._mark != (_collections(), graph.next_number(), _young_tensors())
+        return self._mark != (_collections(), graph.next_number(), young_tensors())
 
     def mark(self) -> None:
         """Count what is made from here on as new; call it after a complete scan."""
-        self._mark = (_collections(), graph.next_number(), _young_tensors())
+        self._mark = (_collections(), graph.next_number(), young_tensors())
 
     def look(self) -> list[LiveStorage]:
         """The new storages among all objects."""
@@ -113,14 +114,14 @@ class LiveSet:
         return [known for known in new if known() is not None]
 
     def _is_known(self, storage: Any) -> bool:
-        known = self._known.get(storage._cdata)
+        known = self._known.get(storage_id(storage))
         return known is not None and known() is storage
 
     def _enter(self, tensor: Any) -> None:
         """Add the storage of a tensor, or those of its parts."""
         try:
             storage: Any = _storage_of(tensor)
-            if self._is_known(storage) and self._known[storage._cdata].nbytes == storage.nbytes():
+            if self._is_known(storage) and self._known[storage_id(storage)].nbytes == storage.nbytes():
                 return
             if storage.device.type != "meta" and (graph.address_of(tensor) or holds_memory(storage)):
                 self._add(storage)
@@ -130,7 +131,7 @@ class LiveSet:
 
     def _add(self, storage: Any) -> None:
         """Add a storage that is new or has changed its size: the old size then counts as freed."""
-        key, nbytes = storage._cdata, storage.nbytes()
+        key, nbytes = storage_id(storage), storage.nbytes()
         before = self._known.get(key)
         # A C function as the callback: Python code would swallow Ctrl-C there.
         known = LiveStorage(storage, self._gone.append)
@@ -154,7 +155,7 @@ def _collections() -> tuple[int, ...]:
     return tuple(generation["collections"] for generation in gc.get_stats()[1:])
 
 
-def _young_tensors() -> int:
+def young_tensors() -> int:
     """The number of tensors and storages in the two younger generations of the garbage collector.
 
     A single expression of C functions, so that no list of foreign objects stays and no other thread sees a reference to a

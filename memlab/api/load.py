@@ -19,7 +19,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     trace = load_trace(path)
     name = str(trace.notes.get("name", ""))
     if "prediction" in trace.notes:
-        from memlab.api.predict import Prediction
+        from memlab.api.prediction import Prediction
 
         return Prediction(name, trace)
     return Run(name, trace)

@@ -36,6 +36,7 @@ from memlab.references import release as references
 from memlab.references.live_storages import live_storages
 from memlab.references.release import Released, first_argument
 from memlab.torch_internals import cell_code
+from memlab.torch_internals.frames import OWN_FILES
 from memlab.trace.columns import Kind, Phase
 from memlab.trace.trace import Trace
 from memlab.units import ByteRange, format_bytes, number_of
@@ -53,7 +54,6 @@ LAST_SEARCH_S = 30.0
 
 _T = TypeVar("_T")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_OURS = str(Path(__file__).parent.parent) + os.sep
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of libraries, in the paths of their files."""
 # Suffixes of PyTorch's files whose frames reveal the phase, most specific first.
@@ -114,7 +114,7 @@ class OomExplained(Shown):
         return pandas.DataFrame(rows, columns=["what", "name", "low_bytes", "high_bytes", "remark"])
 
 
-_last: OomExplained | None = None
+latest: OomExplained | None = None
 
 
 def note_oom(error: BaseException | None, run: Run | None = None, goes_on: bool = True) -> OomExplained | None:
@@ -123,7 +123,7 @@ def note_oom(error: BaseException | None, run: Run | None = None, goes_on: bool 
     Call it while the error still exists (at the end of the cell); `run` is the cell's run, if it was tracked, and `goes_on`
     whether this process does after the error. It never raises.
     """
-    global _last
+    global latest
     try:
         failed = oom_error(error)
         if failed is None:
@@ -133,25 +133,25 @@ def note_oom(error: BaseException | None, run: Run | None = None, goes_on: bool 
         pointer = ""
         if run is not None and share is not None:  # tracked, and something large holds the memory
             pointer = advice_hint(share.shares, run.name, run.trace.notes, run.cell_text, "what was allocated")
-        _last = OomExplained(failure, pointer=pointer)
-        return _last
+        latest = OomExplained(failure, pointer=pointer)
+        return latest
     except Exception:
         return None
 
 
 def note_ways_out(found: OomExplained) -> None:
     """Let this be what is known of the last error of this session: it has ways out."""
-    global _last
-    _last = found
+    global latest
+    latest = found
 
 
 def explain_oom(message: str | BaseException | None = None) -> OomExplained:
     """Explain the last out-of-memory error of this session, or PyTorch's message, given as text or error."""
     if message is None:
-        if _last is None:
+        if latest is None:
             how = "import memlab; memlab.explain_oom('CUDA out of memory. ...')"
-            raise MemlabError(f"no cell of this session ended out of memory. For a message from elsewhere: {how}.")
-        return _last
+            raise MemlabError(f"nothing in this session ended out of memory. For a message from elsewhere: {how}.")
+        return latest
     if issubclass(type(message), BaseException):
         message = first_argument(cast(BaseException, message))
     if not issubclass(type(message), str):
@@ -161,18 +161,18 @@ def explain_oom(message: str | BaseException | None = None) -> OomExplained:
 
 def note_predicted_oom(run: Run, card: str, message: str) -> None:
     """Record that memory ran out, with this message, in the prediction `run`. It never raises."""
-    global _last
+    global latest
     with contextlib.suppress(Exception):
         moment = _numbered(last_moment(run.trace), run)
         found = read_message(message) if moment is None else _refined(read_message(message), moment)
         cell = f"{run.name} · predicted for {card}"
-        _last = OomExplained(Failure(found, cell, moment=moment, provenance="predicted"))
+        latest = OomExplained(Failure(found, cell, moment=moment, provenance="predicted"))
 
 
 def forget_oom() -> None:
     """Forget the last out-of-memory error."""
-    global _last
-    _last = None
+    global latest
+    latest = None
 
 
 # --- release ---
@@ -223,10 +223,10 @@ class ReleaseReport(Shown):
 
 def release(outputs: bool = True) -> ReleaseReport:
     """Release what the last failed cell still holds; see `references.release`."""
-    global _last
+    global latest
     released = references.release(outputs)
-    if _last is not None:
-        _last = _last.released(_freed(released))
+    if latest is not None:
+        latest = latest.released(_freed(released))
     return ReleaseReport(released)
 
 
@@ -302,7 +302,7 @@ def failure_facts(
         gaps.append("names: the search for what keeps each tensor was cut short")
     if moment is None and run is not None and on_cuda:
         why = "so lines and categories at that moment are unknown"
-        gaps.append(f"moment: the trace of the cell holds no row for it, {why}")
+        gaps.append(f"moment: the trace holds no row for it, {why}")
     return dataclasses.replace(failure, gaps=tuple(gaps))
 
 
@@ -369,7 +369,7 @@ def _raised(error: BaseException) -> _Raised:
             parts = Path(file.removeprefix(_TORCH)).parts
             told = (one for ends, name, one in _PHASES if parts == ends and name in ("", code.co_name))
             found.phase = next(told, found.phase)
-        if file.startswith((_TORCH, _OURS)):
+        if file.startswith((_TORCH, OWN_FILES)):
             continue
         number = cell_code.cell_number(file)
         found.place = f"at {Path(file).name}:{line}"
@@ -387,7 +387,7 @@ def _raised(error: BaseException) -> _Raised:
     outer = first.tb_frame.f_back if first is not None else None
     while outer is not None and not users:
         file = outer.f_code.co_filename
-        if not is_installed(file) and not file.startswith((_TORCH, _OURS)):
+        if not is_installed(file) and not file.startswith((_TORCH, OWN_FILES)):
             users = f"at {Path(file).name}:{outer.f_lineno}"
         outer = outer.f_back
     found.place += f", called {users}" if users and users != found.place else ""

@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from memlab.analysis.ranks import JobRanks, rank_run
+from memlab.analysis.job_ranks import JobRanks, rank_run
 from memlab.errors import MemlabError
+from memlab.probes.host import oom_kills as oom_kills
 from memlab.trace.file import load, load_head
 from memlab.trace.trace import RANK, Trace
 from memlab.units import number_of, one_line

@@ -9,9 +9,11 @@ from typing import Any
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
 from memlab.analysis.comparison import UNTOLD, Difference, known_by
 from memlab.api.compare import Comparison
-from memlab.units import UNBOUNDED, ByteRange, format_bytes
+from memlab.trace.trace import SIMULATED_GPU
+from memlab.units import UNBOUNDED, ByteRange, format_bytes, one_line
 
 BY = ("module", "line", "category")
+CPU_LABEL, SIMULATED = "cpu", "simulated"
 _NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
 
 
@@ -19,7 +21,8 @@ _NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
 class Regression:
     """The peak of *allocated* of a run and of its baseline, and by module, line and category what grew most.
 
-    `unknown` says why there is no answer for the others of the three. `devices` are those of the baseline and of the run.
+    `unknown` says why there is no answer for the others of the three. `devices`, `names` and
+    `provenances` are those of the baseline and of the run.
     """
 
     before: ByteRange
@@ -28,6 +31,19 @@ class Regression:
     culprits: dict[str, tuple[str, Difference]]
     unknown: dict[str, str]
     devices: tuple[str, str] = ("", "")
+    names: tuple[str, str] = ("", "")
+    provenances: tuple[str, str] = ("", "")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know of both runs, in a sentence each: GPUs that differ, figures of different sources, a simulated GPU."""
+        found = []
+        if CPU_LABEL not in self.devices and self.names[0] != self.names[1]:
+            first, second = (one_line(name, 80) for name in self.names)
+            found.append(f"the baseline is of {first}, the run of {second}: kernels and workspaces differ between GPUs")
+        if self.provenances[0] != self.provenances[1]:
+            found.append(f"the baseline is {self.provenances[0]}, the run {self.provenances[1]}")
+        return (*found, *([SIMULATED_GPU] if SIMULATED in self.provenances else []))
 
     @property
     def share(self) -> float:
@@ -47,7 +63,11 @@ class Regression:
 
     @property
     def text(self) -> str:
-        """One sentence, and if it grew beyond the tolerance one line for what grew."""
+        """One sentence, if it grew beyond the tolerance one line for what grew, and the warnings."""
+        return "\n".join([self._answer, *(f"  note     {one}" for one in self.warnings)])
+
+    @property
+    def _answer(self) -> str:
         sizes = f"{self.before} -> {self.after} allocated ({self.share:+.1%})"
         if self.is_regression is None:
             why = "a run that did not end, or whose events were lost, may have been higher"
@@ -73,7 +93,13 @@ class Regression:
         }
         sizes = {"before_bytes": self.before.low, "after_bytes": self.after.low, "tolerance": self.tolerance}
         high = {"after_high_bytes": self.after.high if self.after.high < UNBOUNDED else None}
-        return {"is_regression": self.is_regression, **sizes, **high, "grew_most": grown, "not_known": self.unknown}
+        sides = [
+            {"device": device, "name": name, "provenance": provenance}
+            for device, name, provenance in zip(self.devices, self.names, self.provenances, strict=True)
+        ]
+        sources = {"baseline": sides[0], "run": sides[1], "notes": list(self.warnings)}
+        grew = {"grew_most": grown, "not_known": self.unknown}
+        return {"is_regression": self.is_regression, **sizes, **high, **grew, **sources}
 
 
 def regression_of(compared: Comparison, tolerance: float) -> Regression:
@@ -89,14 +115,16 @@ def regression_of(compared: Comparison, tolerance: float) -> Regression:
     is_predicted = any(one.is_predicted for one in sides)
     unknown = {by: why_unknown(by, is_predicted) for by in BY if by not in culprits}
     return Regression(
-        sides[0].peak, sides[1].peak, tolerance, culprits, unknown, (sides[0].device.label, sides[1].device.label)
-    )
+        sides[0].peak, sides[1].peak, tolerance, culprits, unknown,
+        devices=(sides[0].device.label, sides[1].device.label), names=(sides[0].device.name, sides[1].device.name),
+        provenances=(sides[0].trace.provenance, sides[1].trace.provenance),
+    )  # fmt: skip
 
 
 def why_unknown(by: str, is_predicted: bool) -> str:
     """Why a run does not say what held its peak by module, line or category."""
     if by == "line":
-        return "a prediction follows no lines" if is_predicted else "measured without lines"
+        return f"{'predicted' if is_predicted else 'measured'} without lines"
     return "no module was called" if by == "module" else "it was not seen"
 
 

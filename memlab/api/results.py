@@ -35,6 +35,7 @@ from memlab.analysis.results import (
 )
 from memlab.errors import MemlabError
 from memlab.torch_internals import dispatch
+from memlab.torch_internals.traceback import running_shell
 from memlab.trace.trace import CPU, Trace, is_simulated_gpu
 from memlab.units import MiB
 
@@ -282,7 +283,8 @@ def check_results(a: Trace, b: Trace, names: tuple[str, str], tolerance: float =
                 return not_checked(why, "other work")
     for trace, name in both:
         if RESULT not in trace.notes:
-            how = "end its cell with an expression, or call run.result(value) inside `with memlab.track() as run:`"
+            how = "call run.result(value) inside `with memlab.track() as run:`"
+            how = f"end its cell with an expression, or {how}" if running_shell() is not None else how
             return not_checked(f"{name!r} has no result: {how}", "no result")
     try:
         first, second = (read_result(trace.notes[RESULT]) for trace in (a, b))

@@ -150,7 +150,7 @@ class Run:
 
     def with_cells(self, share: Breakdown) -> Breakdown:
         """Shares with the execution counts of cells in the names of lines, and of unnamed tensors that are called after one."""
-        if share.by not in ("line", "tensor"):
+        if share.by not in ("line", "tensor") or not self.trace.notes.get(CELLS):
             return share
         named = Counter[str]()
         for name, count in share.items():

@@ -54,7 +54,7 @@ class Runs(ByName[Run]):
         with self._lock:
             if not self._known:
                 raise MemlabError(
-                    "there is no run yet: put %%memtrack on a cell, or import memlab and use memlab.track()."
+                    "there is no run yet: put %%memtrack on a cell, or use memlab.track() or `memlab run SCRIPT`."
                 )
             return next(reversed(self._known.values()))
 

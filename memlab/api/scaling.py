@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from memlab.api.predict import configured, first_rank, predict_ranks
+from memlab.api.predict import first_rank, predict_ranks
+from memlab.api.predict_step import configured
 from memlab.errors import PredictionError
+from memlab.prediction.assumptions import length_condition
 from memlab.prediction.cards import Card, find
 from memlab.prediction.forecast import ANSWERS, Fits
+from memlab.prediction.torch_versions import checked_version
 from memlab.units import ByteRange, number_of
 from memlab.views.page import Page
 from memlab.views.shown import Shown
@@ -42,6 +45,8 @@ class Scaling(Shown):
     name: str
     card: Card
     rows: tuple[ScaledJob, ...]
+    condition: str = ""
+    """What to add if how long the step runs depends on assumed values."""
 
     @property
     def page(self) -> Page:
@@ -51,7 +56,7 @@ class Scaling(Shown):
         rows = tuple(
             (row.world_size, ANSWERS[row.fits], row.allocated_bytes, row.device_bytes, row.rank) for row in self.rows
         )
-        return Page(f"{self.name} on {self.card.name}: {found}", (Table("", _COLUMNS, rows),))
+        return Page(f"{self.name} on {self.card.name}: {found}{self.condition}", (Table("", _COLUMNS, rows),))
 
     def to_pandas(self) -> Any:
         """One row for each size, sizes in bytes."""
@@ -71,12 +76,15 @@ def scaling(
     name: str = "the step",
     conf: str | None = None,
     limit_s: float | None = None,
+    torch_version: str | None = None,
 ) -> Scaling:
     """Predict `step` as a rank of jobs of these sizes, each as `memlab.predict(step, card, world_size=...)` does.
 
     `local_world_size` ranks (8, or all of a smaller job) share a machine. All of it takes at most `limit_s`.
+    `torch_version` is that of `memlab.predict`.
     """
-    where, settings = find(card), configured(conf)
+    where, version = find(card), checked_version(torch_version)
+    settings = configured(conf, version)
     jobs = [
         first_rank(size, None if local_world_size is None else min(local_world_size, size))
         for size in sorted(set(world_sizes))
@@ -86,7 +94,7 @@ def scaling(
     deadline, rows = math.inf if limit_s is None else time.monotonic() + limit_s, []
     for job in jobs:
         left_s = None if limit_s is None else max(deadline - time.monotonic(), 0.0)
-        found = predict_ranks(step, where, name, settings, job, left_s)
+        found = predict_ranks(step, where, name, settings, job, left_s, torch_version=version)
         rank = found.job.rank if found.job is not None else 0
         rows.append(ScaledJob(job.world_size, rank, found.fits, found.allocated_bytes, found.peak_device_bytes))
-    return Scaling(name, where, tuple(rows))
+    return Scaling(name, where, tuple(rows), length_condition(found.trace))

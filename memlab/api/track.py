@@ -36,10 +36,10 @@ from memlab.probes.counters import cuda_counters, cuda_devices
 from memlab.probes.history import RING_ENTRIES
 from memlab.probes.job_rank import job_rank
 from memlab.probes.marks import marker
-from memlab.probes.measurement import Measurement, Target
+from memlab.probes.measurement import OPERATOR_FRAMES, Measurement, Target
 from memlab.probes.sampler import Sample
 from memlab.torch_internals import cell_code, is_kernel
-from memlab.torch_internals.traceback import running_shell
+from memlab.torch_internals.traceback import leave_out, running_shell
 from memlab.trace.columns import MarkKind, Marks, Samples
 from memlab.trace.file import PartialFile, savable
 from memlab.trace.spans import OPTIMIZER, OPTIMIZER_WITH_CLOSURE
@@ -179,7 +179,7 @@ class Track:
         fake = sys.modules.get("memlab.fake_cuda.tensors")
         if fake is not None and fake.State.active is not None:  # the report of the prediction covers it
             what = "a run inside a prediction measures nothing"
-            raise MemlabError(f"{what}: the prediction is of the whole cell or step.")
+            raise MemlabError(f"{what}: the prediction is of all that runs in it.")
         wanted = self.options
         self._thread = threading.get_ident()
         frame = at or caller(sys._getframe(1))
@@ -187,13 +187,13 @@ class Track:
         known = known_by_now(wanted.functions, frame, self.code) if wanted.lines else ()
         lines = lines_at(frame, list(known)) if wanted.lines else None
         measurement = Measurement(wanted.target, wanted.rate_hz, wanted.entries, lines, wanted.shapes)
-        if Display.is_wanted(wanted.show, _open_tracks[self._thread]):
+        if Display.is_wanted(wanted.show, open_tracks[self._thread]):
             self._display = Display(self.run, measurement, wanted.live)
         self._measurement, measurement.on_tick = measurement, self._tick
         try:
             if wanted.save is not None:
                 self._saver = Saver(Path(wanted.save), self.run.name, measurement)
-            if is_kernel(running_shell()) and not _open_tracks[self._thread]:
+            if is_kernel(running_shell()) and not open_tracks[self._thread]:
                 device = None if wanted.device is None else str(wanted.device)
                 self._ranks = ChildRanks(track_of_rank, self.run.name, device, wanted.rate_hz, wanted.shapes)
                 self._ranks.open()
@@ -204,7 +204,7 @@ class Track:
         except BaseException as error:
             self._abandon(_described(error))
             raise
-        _open_tracks[self._thread] += 1
+        open_tracks[self._thread] += 1
         self.run.is_running = True
 
     def know(self, model: torch.nn.Module, name: str) -> None:
@@ -234,7 +234,14 @@ class Track:
         if self._measurement is None or not self.run.is_running:
             return None
         self.run.is_running = False
-        _open_tracks[self._thread] -= 1  # that of the start: a generator may be closed by another thread
+        if error is not None:
+            from memlab.references.release import all_errors
+
+            for one in all_errors(
+                [error]
+            ):  # also for those who keep it: what our frame held of an operator goes with it
+                leave_out(one, OPERATOR_FRAMES)
+        open_tracks[self._thread] -= 1  # that of the start: a generator may be closed by another thread
         with _interrupts_wait():
             try:
                 trace = self._measurement.stop()
@@ -314,7 +321,7 @@ def track_of_rank(name: str, path: Path, device: str | None, rate_hz: float, sha
     return track
 
 
-_open_tracks: Counter[int] = Counter()
+open_tracks: Counter[int] = Counter()
 """The number of open tracks by the thread that started them."""
 
 

@@ -40,10 +40,11 @@ def caller(frame: FrameType | None) -> FrameType:
 def lines_at(frame: FrameType, functions: Sequence[Any] = ()) -> Lines:
     """A line tracker for the code of a frame, the notebook's cells or the script, and these functions."""
     codes = [code for each in functions for code in codes_of(each, frame.f_globals)]
-    script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
     file = frame.f_code.co_filename
 
     def is_whole(name: str) -> bool:
+        # Asked late: a script that is predicted becomes `__main__` after this.
+        script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
         return cell_code.cell_number(name) is not None or name == script
 
     here = [] if is_whole(file) else [frame.f_code]

@@ -26,7 +26,7 @@ from memlab.api.advise.search import Search, candidates, one_reason
 from memlab.api.advise.subject import OfStep, TimeUp
 from memlab.api.cell_batch import Batch, batches, names_read
 from memlab.api.oom import OomExplained, note_ways_out
-from memlab.api.predict import Prediction, asks_for_nothing
+from memlab.api.prediction import Prediction, asks_for_nothing
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction.cards import Card, cards, find
 from memlab.references import release

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from memlab.api.advise.subject import OfStep, card_of
+from memlab.api.advise.subject import OfStep, card_of, gpus_of
 from memlab.api.display import Progress
-from memlab.api.predict import Prediction
+from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.api.ways_out import as_after_release
 from memlab.errors import MemlabError
+from memlab.prediction.torch_versions import other_version
 from memlab.torch_internals.traceback import running_shell
 
 LIMIT_S = 60.0
@@ -24,7 +25,8 @@ def whole_cell_of(run: Run) -> Prediction | None:
     if card is None or not run.cell_text or running_shell() is None:
         return None
     name = f"{run.name} (it raised; its cell predicted to the end)"
-    subject = OfStep(name, card, text=run.cell_text, before=as_after_release)
+    version, devices = other_version(run.trace), gpus_of(run)
+    subject = OfStep(name, card, text=run.cell_text, before=as_after_release, torch_version=version, devices=devices)
     with Progress(card.name) as progress:
         try:
             found = subject.attempt(

@@ -32,16 +32,16 @@ def show(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON for each run or job")
     asked = parser.parse_args(arguments)
-    from memlab.scripts import page
+    from memlab.scripts import run_page
 
     with parser.refusing():
         shown: list[Run | Ranks] = list(_runs(asked.path))
         if asked.html is not None and len(shown) != 1:
             raise MemlabError(f"--html is for one run or job, and {asked.path!r:.200} has {len(shown)}. Name one file.")
         if asked.html is not None:
-            _write(asked.html, page.as_html(shown[0]))
+            write(asked.html, run_page.as_html(shown[0]))
         for one in shown:
-            text = page.as_json(one) if asked.json else page.as_text(one)
+            text = run_page.as_json(one) if asked.json else run_page.as_text(one)
             print(text, end="\n" if one is shown[-1] or asked.json else "\n\n\n")
     return 0
 
@@ -62,7 +62,7 @@ def _runs(path: str) -> Iterator[Run | Ranks]:
         what = f" that can be read ({found.unreadable[0]})" if found.unreadable else ""
         raise MemlabError(f"there is no run{what} in {path!r:.200}. Name a folder that `memlab run --out` filled.")
     for text in found.unreadable:
-        print(f"memlab show: left out {text}", file=sys.stderr)
+        print(f"memlab: left out {text}", file=sys.stderr)
     for job in found.jobs:
         if job[0].world_size > 1:
             yield ranks_of(job)
@@ -71,7 +71,36 @@ def _runs(path: str) -> Iterator[Run | Ranks]:
     yield from map(load, found.others)
 
 
-def _write(path: str, text: str) -> None:
+def _run_of(path: str, command: str) -> Run:
+    """The run of a file; of a folder its only run, or of the job that began last the rank with the highest peak, which is said."""
+    from memlab.api.load import load
+    from memlab.api.ranks import Ranks
+
+    with contextlib.suppress(OSError):  # `load` says what is wrong with the name
+        if Path(path).is_dir():
+            found = list(_runs(path))
+            if isinstance(found[0], Ranks):
+                return _worst_of(found[0], Path(path), command)
+            if len(found) > 1:
+                raise MemlabError(f"{path!r:.200} has {len(found)} runs and no job of several ranks. Name one file.")
+            return found[0]
+    return load(path)
+
+
+def _worst_of(job: Ranks, folder: Path, command: str) -> Run:
+    from memlab.api.load import load
+
+    worst = job.peak.worst_rank
+    parts = [load(folder / name) for name in job[worst].files]
+    chosen = max(parts, key=lambda run: max((one.levels[0].peak.low_bytes for one in run.devices), default=0))
+    file = job[worst].files[parts.index(chosen)]
+    which = f"rank {worst} of {job.world_size}, whose peak is the highest"
+    print(f"memlab {command}: of {str(folder)[:200]} {which} ({file})", file=sys.stderr)
+    return chosen
+
+
+def write(path: str, text: str) -> None:
+    """Write a file that was named in a command; MemlabError if that fails."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -81,17 +110,18 @@ def _write(path: str, text: str) -> None:
 def compare(arguments: Sequence[str]) -> int:
     """`memlab compare A B`: run B against run A."""
     parser = Parser(
-        "compare", "[--json] A B", "Compare two saved runs: peaks, who held them, and whether results agree.",
-        "  memlab compare before.memlab after.memlab",
+        "compare", "[--json] A B",
+        "Compare two saved runs: peaks, who held them, and whether results agree. Of a folder of ranks, the worst.",
+        "  memlab compare before.memlab after.memlab\n  memlab compare runs/before runs/after",
     )  # fmt: skip
-    parser.add_argument("a", metavar="A", type=given, help="the file of a run")
+    parser.add_argument("a", metavar="A", type=given, help="the file of a run, or a folder of ranks")
     parser.add_argument("b", metavar="B", type=given, help="the file of another")
     parser.add_argument("--json", action="store_true", help="bytes by category, module and line as one line of JSON")
     asked = parser.parse_args(arguments)
     from memlab.api.compare import compare as compared
 
     with parser.refusing():
-        found = compared(Path(asked.a), Path(asked.b))
+        found = compared(_run_of(asked.a, "compare"), _run_of(asked.b, "compare"))
         print(_records(found.to_pandas()) if asked.json else found.text)
     return 0
 
@@ -100,18 +130,18 @@ def fit(arguments: Sequence[str]) -> int:
     """`memlab fit FILE`: the run against every GPU known."""
     parser = Parser(
         "fit", "[--json] [--on CARD]... FILE",
-        "Say on which GPUs a saved run that was measured on CUDA would fit. For a script without a run: memlab predict.",
+        "Say on which GPUs a saved run that was measured on CUDA would fit; of a folder of ranks, the worst. For a script "
+        "without a run: memlab predict.",
         '  memlab fit runs/train.memlab\n  memlab fit --on T4 --on "RTX 4060" runs/train.memlab',
     )  # fmt: skip
-    parser.add_argument("file", metavar="FILE", type=given, help="the file of a run")
+    parser.add_argument("file", metavar="FILE", type=given, help="the file of a run, or a folder of ranks")
     parser.add_argument("--on", metavar="CARD", type=given, action="append", help="this card only; may be repeated")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     asked = parser.parse_args(arguments)
     from memlab.api.fit import fit as fitted
-    from memlab.api.load import load
 
     with parser.refusing():
-        table = fitted(load(asked.file), on=asked.on)
+        table = fitted(_run_of(asked.file, "fit"), on=asked.on)
         print(_records(table.to_pandas()) if asked.json else table.text)
     return 0
 
@@ -120,10 +150,11 @@ def check(arguments: Sequence[str]) -> int:
     """`memlab check RUN --baseline FILE`: 1 if the peak grew beyond the tolerance, with what grew; 3 if that is not known."""
     parser = Parser(
         "check", "[--json] RUN --baseline FILE [--tolerance 2%%]",
-        "Compare the peak of a run with a baseline; exit with 1 if it grew, with 3 if that is not known.",
+        "Compare the peak of a run with a baseline; exit with 1 if it grew, with 3 if that is not known. Of a folder of ranks "
+        "the rank with the highest peak is taken.",
         "  memlab check runs/train.memlab --baseline main.memlab --tolerance 2%",
     )  # fmt: skip
-    parser.add_argument("run", metavar="RUN", type=given, help="the file of a run")
+    parser.add_argument("run", metavar="RUN", type=given, help="the file of a run, or a folder of ranks")
     parser.add_argument(
         "--baseline", metavar="FILE", type=given, required=True, help="the file of the run to compare with"
     )
@@ -137,7 +168,8 @@ def check(arguments: Sequence[str]) -> int:
 
     with parser.refusing():
         tolerance = _share(asked.tolerance)
-        found = regression_of(compared(Path(asked.baseline), Path(asked.run)), tolerance)
+        both = _run_of(asked.baseline, "check"), _run_of(asked.run, "check")
+        found = regression_of(compared(*both), tolerance)
         print(json.dumps(found.facts) if asked.json else found.text)
     return UNKNOWN if found.is_regression is None else int(found.is_regression)
 

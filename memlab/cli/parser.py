@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from memlab.errors import MemlabError
 from memlab.scripts.script import Script
 
-WRONG_USAGE, UNKNOWN = 2, 3
+FITS, DOES_NOT_FIT, WRONG_USAGE, UNKNOWN = 0, 1, 2, 3
 """Exit statuses; 3: there is no answer, or it is too close to call."""
 
 
@@ -34,6 +34,18 @@ class Parser(argparse.ArgumentParser):
             yield
         except MemlabError as error:
             self.exit(status, f"{self.prog}: {error}\n")
+
+
+def status_of(answers: Iterable[str]) -> int:
+    """The exit status of predictions, "yes", "no" or "close": whether it fits with any of these cards, jobs or sizes."""
+    found = set(answers)
+    return FITS if "yes" in found else UNKNOWN if "close" in found else DOES_NOT_FIT
+
+
+def add_torch(parser: Parser) -> None:
+    """The option for the PyTorch that a prediction is for."""
+    of = "the PyTorch that will run there, 2.10 to 2.15 (default: the one that runs here)"
+    parser.add_argument("--torch", metavar="VERSION", type=given, help=of)
 
 
 def given(text: str) -> str:

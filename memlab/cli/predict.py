@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlab.cli.parser import UNKNOWN, Parser, add_script, given, script_of
+from memlab.cli import language_model
+from memlab.cli.language_model import REFERENCE
+from memlab.cli.parser import UNKNOWN, WRONG_USAGE, Parser, add_script, add_torch, given, script_of, status_of
 from memlab.errors import MemlabError
 from memlab.scripts.script import Script
-from memlab.units import number_of
+from memlab.units import number_of, one_line
 
 if TYPE_CHECKING:
-    from memlab.api.predict import Prediction, ThisRank
+    from memlab.api.predict import ThisRank
+    from memlab.api.prediction import Prediction
 
-FITS, DOES_NOT_FIT = 0, 1
-STATUS = {"yes": FITS, "no": DOES_NOT_FIT, "close": UNKNOWN}
+_PLACE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?\n *(?P<code>.*)')
+INSTALLED = re.compile(r"site-packages|dist-packages|lib[\\/]python3|<frozen ")
+"""What is in the paths of files that are not the user's."""
+LONGEST = 400
+_PER_DEVICE = ("allocated_bytes", "reserved_bytes", "device_bytes")
 _OURS = f'File "{Path(__file__).parent.parent}{os.sep}'
-REFERENCE = "H200"
-"""Without a card the script is predicted for this one, whose memory is the largest of those with common kernels."""
-
 RAISED = "the step raised in the dry run"
 """How an error of what is predicted begins; here that is a script."""
 NOTHING = 'there is nothing to predict: the script allocated nothing on a GPU. Let it use the device "cuda".'
@@ -34,12 +39,78 @@ Nothing that it writes comes back. Exit status: 0 fits, 1 does not fit, 2 wrong 
 EXAMPLES = """  memlab predict --card "RTX 4060" --steps 2 train.py --batch 32
   memlab predict train.py                      (on every card that memlab knows)
   memlab predict --card 24GiB --json -m tools.train
-  memlab predict --card "A100 80GB" --nproc-per-node 8 --nnodes 2 train.py"""
+  memlab predict --card T4 --devices 2 train.py  (a model on cuda:0 and cuda:1)
+  memlab predict --card "A100 80GB" --nproc-per-node 8 --nnodes 2 train.py
+  memlab predict hf:ORG/NAME --help            (a language model by its name)"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """`memlab predict [--card CARD] [--steps N] SCRIPT [ARGS...]`; whether it fits as exit status."""
-    usage = "[OPTIONS] SCRIPT [ARGS...]  |  memlab predict [OPTIONS] -m MODULE [ARGS...]"
+    if language_model.asks_for_model(arguments):
+        return language_model.main(arguments)
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    script = script_of(asked, parser)
+    if asked.steps is not None and asked.steps < 1:
+        parser.error(f"--steps is a number of optimizer steps, 1 or more, got {asked.steps}")
+    with parser.refusing():
+        script.check()
+        from memlab.api.predict import devices_of
+        from memlab.prediction.assumptions import AssumeError, parsed
+        from memlab.prediction.cards import find
+        from memlab.prediction.torch_versions import checked_version
+
+        mesh = _mesh(asked.mesh)
+        jobs = _jobs(asked, mesh)
+        card = find(asked.card or REFERENCE)
+        assume, version = parsed(asked.assume), checked_version(asked.torch)
+        devices = devices_of(asked.devices)
+        if jobs and devices > 1:
+            raise MemlabError("--devices goes with one process: of a job each rank has one GPU.")
+        if assume and len(jobs) > 1:
+            raise MemlabError("--assume goes with one number of ranks, not with a table of several.")
+        if asked.limit is not None and not asked.limit > 0:
+            raise MemlabError(f"--limit is a number of seconds above 0, got {asked.limit}.")
+        if asked.out is not None:
+            from memlab.trace.file import savable
+
+            savable(asked.out)  # not only after the script has run
+    with parser.refusing(UNKNOWN):
+        from memlab.api.predict import predict_ranks
+        from memlab.api.predict_step import configured, predict_both_ends
+        from memlab.api.scaling import scaling
+
+        work = functools.partial(_work, script, asked.steps, asked.json)
+        try:
+            conf = configured(None, version)
+            how: dict[str, Any] = {"functions": () if asked.lines else None, "given": assume, "torch_version": version}
+            if not jobs:
+                found = predict_both_ends(work, card, script.name, conf, asked.limit, devices=devices, **how)
+            elif len(jobs) == 1:
+                found = predict_ranks(work, card, script.name, conf, jobs[0], asked.limit, mesh=mesh, **how)
+            else:
+                sizes, local = [job.world_size for job in jobs], jobs[-1].local_world_size
+                where: dict[str, Any] = {"world_sizes": sizes, "local_world_size": local, "torch_version": version}
+                table = scaling(work, card, name=script.name, limit_s=asked.limit, **where)
+                if not any(row.allocated_bytes[1] for row in table.rows):
+                    raise MemlabError(NOTHING)
+                print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
+                return status_of(row.fits for row in table.rows)
+        except AssumeError as error:
+            parser.exit(WRONG_USAGE, f"{parser.prog}: {error}\n")
+        except MemlabError as error:
+            if asked.traceback:
+                print(_traceback(error), end="", file=sys.stderr)
+            raise MemlabError(_said(error, asked.traceback)) from None
+        if asked.out is not None:
+            found.save(asked.out)
+        return _answer(found, asked)
+
+
+def _parser() -> Parser:
+    usage = (
+        "[OPTIONS] SCRIPT [ARGS...]  |  memlab predict [OPTIONS] -m MODULE [ARGS...]  |  memlab predict MODEL [OPTIONS]"
+    )
     parser = Parser("predict", usage, DESCRIPTION, EXAMPLES)
     add = parser.add_argument
     add(
@@ -49,6 +120,7 @@ def main(arguments: Sequence[str]) -> int:
         help='"RTX 4060", 24GiB (default: every card known, and 0 if it fits on any)',
     )
     add("--steps", metavar="N", type=int, help="predict so many optimizer steps, then end (default: the whole script)")
+    add("--devices", metavar="N", type=int, default=1, help="so many of the card, as cuda:0, cuda:1, ... (default: 1)")
     add(
         "--nproc-per-node",
         metavar="N",
@@ -62,55 +134,21 @@ def main(arguments: Sequence[str]) -> int:
         type=given,
         help="the mesh that the ranks form, as init_device_mesh gets it: its corners are predicted",
     )
+    add_torch(parser)
+    add("--lines", action="store_true", help="what each line of the script held, in what --out keeps; slower")
+    add(
+        "--assume",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="take this for a value that the report lists as assumed; may be repeated",
+    )
     add("--out", metavar="FILE", type=given, help="keep the prediction: memlab show, compare and check read it")
     add("--limit", metavar="SECONDS", type=float, help="give up after so long")
+    add("--traceback", action="store_true", help="if the script raises: where, as python shows it")
     add("--json", action="store_true", help="one line of JSON; what the script prints goes to stderr")
     add_script(parser)
-    asked = parser.parse_args(arguments)
-    script = script_of(asked, parser)
-    if asked.steps is not None and asked.steps < 1:
-        parser.error(f"--steps is a number of optimizer steps, 1 or more, got {asked.steps}")
-    with parser.refusing():
-        script.check()
-        from memlab.prediction.cards import find
-
-        mesh = _mesh(asked.mesh)
-        jobs = _jobs(asked, mesh)
-        card = find(asked.card or REFERENCE)
-        if asked.limit is not None and not asked.limit > 0:
-            raise MemlabError(f"--limit is a number of seconds above 0, got {asked.limit}.")
-        if asked.out is not None:
-            from memlab.trace.file import savable
-
-            savable(asked.out)  # not only after the script has run
-    with parser.refusing(UNKNOWN):
-        from memlab.api.predict import configured, predict_ranks, predict_step
-        from memlab.api.scaling import scaling
-
-        work = functools.partial(_work, script, asked.steps, asked.json)
-        try:
-            if not jobs:
-                found = predict_step(work, card, script.name, configured(None), asked.limit)
-            elif len(jobs) == 1:
-                found = predict_ranks(work, card, script.name, configured(None), jobs[0], asked.limit, mesh=mesh)
-            else:
-                sizes, local = [job.world_size for job in jobs], jobs[-1].local_world_size
-                table = scaling(
-                    work, card, world_sizes=sizes, local_world_size=local, name=script.name, limit_s=asked.limit
-                )
-                if not any(row.allocated_bytes[1] for row in table.rows):
-                    raise MemlabError(NOTHING)
-                print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
-                return _of_table(row.fits for row in table.rows)
-        except MemlabError as error:
-            print(_where_it_raised(error), end="", file=sys.stderr)
-            said = (
-                str(error).replace(f"{RAISED}: MemlabError: ", "").replace(RAISED, "the script raised in the dry run")
-            )
-            raise MemlabError(said) from None
-        if asked.out is not None:
-            found.save(asked.out)
-        return _answer(found, asked)
+    return parser
 
 
 def _mesh(text: str | None) -> tuple[int, ...]:
@@ -143,17 +181,24 @@ def _numbers(option: str, text: str | None) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def _of_table(answers: Iterable[str]) -> int:
-    """The exit status for several cards or jobs: whether it fits on any."""
-    found = set(answers)
-    return FITS if "yes" in found else UNKNOWN if "close" in found else DOES_NOT_FIT
-
-
-def _where_it_raised(error: MemlabError) -> str:
+def _traceback(error: MemlabError) -> str:
     """The traceback in the script; "" if all of it is in memlab, as where the script exited."""
     entries = "\n".join(getattr(error, "__notes__", ())).split("\n\n")
     shown = [entry for entry in entries if not entry.lstrip().startswith(_OURS)]
     return "\n".join(shown) if any(entry.lstrip().startswith("File ") for entry in shown) else ""
+
+
+def _said(error: MemlabError, is_whole: bool) -> str:
+    """What is said of an error: one line, and if it was raised in the script the line of the script that led to it."""
+    said = one_line(str(error).replace(f"{RAISED}: MemlabError: ", ""), LONGEST)
+    places = list(_PLACE.finditer(_traceback(error)))
+    if is_whole or not places:
+        return said.replace(RAISED, "the script raised in the dry run")
+    of_the_user = [one for one in places if not INSTALLED.search(one["file"])]
+    place = (of_the_user or places)[-1]
+    function = f", in {place['function']}()" if place["function"] not in (None, "<module>") else ""
+    where = f"the script raised in the dry run at {Path(place['file']).name}:{place['line']}{function}"
+    return f"{said.replace(RAISED, where)}\n    {place['code']}\n--traceback shows all of it."
 
 
 def _work(script: Script, steps: int | None, prints_aside: bool) -> None:
@@ -183,7 +228,7 @@ def _work(script: Script, steps: int | None, prints_aside: bool) -> None:
 
 def _answer(found: Prediction, asked: Any) -> int:
     from memlab.api.fit import fit
-    from memlab.api.predict import asks_for_nothing
+    from memlab.api.prediction import asks_for_nothing
 
     raised = found.trace.notes.get("raised") is True
     if asks_for_nothing(found.forecast) and not raised:
@@ -191,19 +236,29 @@ def _answer(found: Prediction, asked: Any) -> int:
     if asked.card is None:
         table = fit(found)
         print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
-        return UNKNOWN if raised else _of_table(row.fits for row in table.rows)
+        return UNKNOWN if raised else status_of(row.fits for row in table.rows)
     if asked.json:
         names = ("allocated_bytes", "reserved_bytes", "peak_device_bytes", "margin_bytes")
         sizes = {name: list(getattr(found, name)) for name in names}
         facts: dict[str, Any] = {
             "card": found.card.name,
+            "torch": found.torch_version,
             "fits": "unknown" if raised and found.fits != "no" else found.fits,
             **sizes,
         }
+        if len(found.trace.made_by.devices) > 1:
+            facts["devices"] = [
+                {"device": one.index, "fits": one.fits, **{name: list(getattr(one, name)) for name in _PER_DEVICE}}
+                for one in found.by_device.values()
+            ]
         if found.ranks:
             facts["world_size"] = found.job.world_size if found.job is not None else 1
             facts["ranks"] = {rank: list(one.peak_device_bytes) for rank, one in found.ranks.items()}
-        print(json.dumps({**facts, "out_of_memory": found.out_of_memory, "assumptions": list(found.assumptions)}))
+        facts |= {"out_of_memory": found.out_of_memory, "assumptions": list(found.assumptions)}
+        facts["assumed"] = [dataclasses.asdict(one) for one in found.assumptions.values]
+        if (least := found.trace.notes.get("fewest")) is not None:
+            facts["fewest"] = least
+        print(json.dumps(facts))
     else:
         print(found.report().text)
-    return UNKNOWN if raised and found.fits != "no" else STATUS[found.fits]
+    return UNKNOWN if raised and found.fits != "no" else status_of([found.fits])

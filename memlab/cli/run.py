@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from memlab.cli.parser import Parser, add_script, given, script_of
 from memlab.errors import MemlabError
-from memlab.scripts.job import MeasuredScript
+from memlab.scripts.measured_script import MeasuredScript
 from memlab.scripts.recording import Wanted, folder
 from memlab.units import parse_bytes
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
             )
     if count is None:
         return MeasuredScript(script, wanted).execute()
-    from memlab.scripts.launch import Launch  # torchrun's part, which most runs need not
+    from memlab.scripts.torchrun import Launch  # torchrun's part, which most runs need not
 
     return Launch(
         count, wanted.name, _options_of_ranks(wanted), script.words, wanted.out, asked.budget, wanted.as_json

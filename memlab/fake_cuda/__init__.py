@@ -13,6 +13,7 @@ eager code. Whatever depends on values is assumed (see `data_dependent`), and li
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,31 +23,34 @@ from memlab.errors import PredictionError
 from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules they register
     attention,
     autocast,
+    compiled,
     ctc,
     data_dependent,
     deferred_init,
     devices,
     dispatcher,
     flex,
+    gpus,
     gradient_accumulation,
     identity,
     kernels,
     matmuls,
-    places,
     process_groups,
     recurrent,
     sharding,
     sorting,
 )  # fmt: skip
 from memlab.fake_cuda.allocation_log import AllocationLog
+from memlab.fake_cuda.assumed import AssumedValue, explain
+from memlab.fake_cuda.gpus import State
 from memlab.fake_cuda.patches import Patches
-from memlab.fake_cuda.tensors import State
 from memlab.torch_internals import cuda_names
 
 __all__ = ["FakeCuda"]
 
 INSTALLERS = (
-    devices.exchange_devices, identity.identify, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
+    devices.exchange_devices, compiled.compile_functions,
+    identity.identify, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
     recurrent.flatten_weights, autocast.autocast_as_cuda, process_groups.form_groups,
     sharding.follow_resizes, flex.run_flex_attention,
 )  # fmt: skip
@@ -54,23 +58,46 @@ INSTALLERS = (
 
 
 class FakeCuda:
-    """A context in which there is a CUDA device, `gpu`, without data.
+    """A context in which there is a CUDA device, `gpu`, without data, or several of it.
 
     `conf` is the value of PYTORCH_CUDA_ALLOC_CONF. If the GPU is full the code gets the error that it would get, or, with
     `raises_oom=False`, continues as if there were memory. `log` has allocations and frees in order, `assumptions` the
-    assumptions in order, with their counts. `job` says which rank of a distributed job this is.
+    assumptions with their counts, and `assumed` the values among them by key; `given` sets some. `job` says which rank of a
+    distributed job this is, `torch_version` whose allocator it has: this PyTorch's if empty.
     """
 
     def __init__(
-        self, gpu: Any, conf: str = "", *, raises_oom: bool = True, job: process_groups.ThisRank | None = None
+        self,
+        gpu: Any,
+        conf: str = "",
+        *,
+        raises_oom: bool = True,
+        job: process_groups.ThisRank | None = None,
+        given: Mapping[str, Any] | None = None,
+        torch_version: str = "",
+        devices: int = 1,
     ) -> None:
-        self.gpu = gpu
-        self.assumptions: Counter[str] = Counter()
+        self.gpu, self.devices, self.torch_version = gpu, devices, torch_version or torch.__version__
         context = sum(gpu.context_bytes) // 2
-        allocator = CachingAllocator(gpu.usable_bytes, conf, context, torch_version=torch.__version__)
-        self.log = AllocationLog(allocator, raises_oom)
-        self.dispatcher = dispatcher.OpDispatcher(gpu, self.log, self.assumptions)
+        allocators = [
+            CachingAllocator(gpu.usable_bytes, conf, context, torch_version=self.torch_version, device=number)
+            for number in range(devices)
+        ]
+        self.log = AllocationLog(allocators, raises_oom)
+        kind = dispatcher.OpDispatcher if devices == 1 else dispatcher.SeveralGpus
+        self.dispatcher = kind(gpu, self.log)
+        self.dispatcher.given, self.dispatcher.torch_version = given or {}, self.torch_version
         self.dispatcher.groups = self.groups = process_groups.Groups(job)
+
+    @property
+    def assumed(self) -> dict[str, AssumedValue]:
+        """The values that were assumed, by key."""
+        return self.dispatcher.assumed
+
+    @property
+    def assumptions(self) -> Counter[str]:
+        """All assumptions in words, with how often each was made."""
+        return self.dispatcher.assumptions + Counter({one.text: one.count for one in self.assumed.values()})
 
     def __enter__(self) -> FakeCuda:
         if State.active is not None:
@@ -80,7 +107,8 @@ class FakeCuda:
             patches.callback(torch.set_default_device, default)
             patches.callback(self._forget)
             State.active = self
-            State.device_count = self.groups.job.local_world_size if self.groups.job is not None else 1
+            State.device_count = self.groups.job.local_world_size if self.groups.job is not None else self.devices
+            State.devices = self.devices
             cuda_names.lift_only_host_tensors(patches)
             for install in INSTALLERS:
                 install(self.dispatcher, patches)
@@ -95,13 +123,12 @@ class FakeCuda:
         return State.active is self
 
     def __exit__(self, *error):
-        places.explain(error[1])
+        explain(error[1], self.assumed)
         self.log.record_frees()
         self._patches.__exit__(*error)
 
     @staticmethod
     def _forget() -> None:
-        State.active, State.device_count = None, 1
-        places.Reads.keys.clear()
+        gpus.forget()
         devices.Current.of_thread.__dict__.clear()
         deferred_init.forget()

@@ -1,4 +1,4 @@
-"""The allocation log of the fake GPU: allocations and frees in order, and a simulated allocator alongside.
+"""The allocation log of the fake GPUs: allocations and frees in order, and a simulated allocator of each alongside.
 
 Frees are seen by weak references, whose callbacks may run at any bytecode: a callback only appends to a queue (in C), and
 the queue is drained before the next allocation and before any read, so that events keep their order.
@@ -11,11 +11,13 @@ import time
 from array import array
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from memlab.allocator import OutOfMemory
+from memlab.fake_cuda import gpus
 from memlab.probes.storage_log import Births, StorageRef
 from memlab.torch_internals.dispatch import current_autograd_node
 from memlab.torch_internals.graph import LEAF, next_number, number_of
@@ -26,7 +28,7 @@ ALLOC, FREE = int(Kind.ALLOC), int(Kind.FREE)
 
 
 class Operator(NamedTuple):
-    """An operator that a library may allocate a workspace for: the row it precedes, its tensors, its thread."""
+    """An operator that a library may allocate a workspace for: the row it precedes, its tensors, its thread, its GPU."""
 
     row: int
     name: str
@@ -34,35 +36,66 @@ class Operator(NamedTuple):
     in_backward: bool
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
+    device: int
+
+
+class _Streams:
+    """The current stream of a GPU, and those that it had before."""
+
+    def __init__(self) -> None:
+        self._now = 0
+        self._switched_at: list[int] = []
+        self._switched_to: list[int] = []
+        self._chosen: tuple[int, int] | None = None
+
+    @property
+    def now(self) -> int:
+        """The stream of a request: the thread's, or in backward the one on which the node's forward ran."""
+        node = current_autograd_node() if self._switched_at else None
+        if node is None:
+            return self._now
+        number = number_of(node)
+        if self._chosen is not None and self._chosen[0] == number:
+            return self._chosen[1]
+        at = bisect_right(self._switched_at, number) - 1
+        return self._switched_to[at] if at >= 0 and number != LEAF else 0
+
+    def switch(self, stream: int) -> None:
+        """Nodes are numbered as they are made: those from here on belong to this stream (autograd/engine.cpp, Node::stream).
+
+        What a hook chooses in backward holds while its node runs.
+        """
+        node = current_autograd_node()
+        self._chosen = None if node is None else (number_of(node), stream)
+        self._now = stream
+        self._switched_at.append(next_number())
+        self._switched_to.append(stream)
 
 
 class AllocationLog:
-    """The requests, and the allocator that answers them.
+    """The requests, and the allocators that answer them.
 
-    `allocator` has the interface of `memlab.allocator.CachingAllocator`; its OutOfMemory is raised to the caller, or,
-    without `raises_oom`, the GPU grows.
+    `allocators` has one for each GPU, with the interface of `memlab.allocator.CachingAllocator`; their OutOfMemory is raised to
+    the caller, or, without `raises_oom`, the GPU grows.
     """
 
     COLUMNS = (("time_ns", "q"), ("kind", "B"), ("block", "q"), ("nbytes", "q"), ("stream", "q"), ("key", "q"))
 
-    def __init__(self, allocator: Any, raises_oom: bool = True) -> None:
-        self.allocator, self.raises_oom = allocator, raises_oom
+    def __init__(self, allocators: Sequence[Any], raises_oom: bool = True) -> None:
+        self.allocators, self.raises_oom = allocators, raises_oom
+        self._streams = [_Streams() for _ in allocators]
         self.births = Births()
         columns = [array(code) for _, code in self.COLUMNS]
         self.time_ns, self.kind, self.block, self.nbytes, self.stream, self.key = columns
         self._append = [column.append for column in columns]
-        self.born_as = array("i")
+        self.born_as, self.born_on = array("i"), array("B")
         self.operators: list[Operator] = []
         self.emptied: list[int] = []
         self.recorded_streams: list[tuple[int, int, int]] = []
-        self.out_of_memory: list[tuple[int, int, int]] = []
-        self._stream_now = 0
-        self._switched_at: list[int] = []
-        self._switched_to: list[int] = []
-        self._chosen: tuple[int, int] | None = None
+        self.out_of_memory: list[tuple[int, int, int, int]] = []
         self._lock = threading.RLock()  # operators of other threads come here, too
         self._refs: dict[int, StorageRef] = {}
-        self._live: dict[int, tuple[Any, int, int]] = {}  # the allocator's block, its bytes and stream
+        self._live: dict[int, tuple[Any, int, int]] = {}  # by block: the allocator's, its bytes and stream
         self._dead: deque[StorageRef] = deque()
         self._die = self._dead.append
         self._birth_numbers: dict[Any, int] = {}
@@ -78,27 +111,29 @@ class AllocationLog:
             if not nbytes:
                 return  # the allocator returns None for 0 bytes
             key = id(storage)
-            block = self._allocate(nbytes, op, dtype, key)
+            device = gpus.number_on(storage) if len(self.allocators) > 1 else 0
+            block = self._allocate(nbytes, op, dtype, key, device)
             ref = StorageRef(storage, self._die)
             ref.key, ref.block, ref.nbytes = key, block, nbytes
             self._refs[key] = ref
 
-    def _allocate(self, nbytes: int, op: Any, dtype: Any, key: int) -> int:
-        stream = self.stream_now
+    def _allocate(self, nbytes: int, op: Any, dtype: Any, key: int, device: int) -> int:
+        allocator, stream = self.allocators[device], self._streams[device].now
         try:
-            taken = self.allocator.malloc(nbytes, stream)
+            taken = allocator.malloc(nbytes, stream)
         except OutOfMemory:
             if self.raises_oom:
-                self.out_of_memory.append((len(self.kind), nbytes, stream))
+                self.out_of_memory.append((len(self.kind), nbytes, stream, device))
                 raise
-            self.allocator.grow(2 * nbytes + self.allocator.total_bytes + GiB)
-            taken = self.allocator.malloc(nbytes, stream)
+            allocator.grow(2 * nbytes + allocator.total_bytes + GiB)
+            taken = allocator.malloc(nbytes, stream)
         number = self._birth_numbers.get((op, dtype))
         if number is None:
             name = "" if dtype is None else str(dtype).removeprefix("torch.")
             number = self._birth_numbers[op, dtype] = self.births.number(str(op), name, "")
         block = len(self.born_as)
         self.born_as.append(number)
+        self.born_on.append(device)
         self._live[block] = (taken, nbytes, stream)
         self._row(ALLOC, block, nbytes, stream, key)
         return block
@@ -122,7 +157,7 @@ class AllocationLog:
 
     def _free(self, block: int) -> None:
         taken, nbytes, stream = self._live.pop(block)
-        self.allocator.free(taken)
+        self.allocators[self.born_on[block]].free(taken)
         self._row(FREE, block, nbytes, stream, 0)
 
     def _ref(self, storage: Any) -> StorageRef | None:
@@ -139,6 +174,13 @@ class AllocationLog:
         if old is not None and old.block >= 0:
             self._free(old.block)
             old.block = -1
+
+    def adopt(self, other: AllocationLog) -> None:
+        """Log what another log still has, as new."""
+        other.record_frees()
+        for ref in other._refs.values():
+            if (storage := ref()) is not None:
+                self.allocated(storage, ref.nbytes, "torch.compile", None)
 
     def is_known(self, storage: Any) -> bool:
         """Whether a storage is in the log and alive."""
@@ -158,7 +200,7 @@ class AllocationLog:
         """Allocate memory that belongs to no tensor; return the block to release (-1 for 0 bytes)."""
         with self._lock:
             self.record_frees()
-            return self._allocate(int(nbytes), op, None, 0) if nbytes else -1
+            return self._allocate(int(nbytes), op, None, 0, gpus.current()) if nbytes else -1
 
     def release(self, block: int) -> None:
         """Release such memory."""
@@ -168,28 +210,13 @@ class AllocationLog:
                 self._free(block)
 
     @property
-    def stream_now(self) -> int:
-        """The stream of a request: the thread's, or in backward the one on which the node's forward ran."""
-        node = current_autograd_node() if self._switched_at else None
-        if node is None:
-            return self._stream_now
-        number = number_of(node)
-        if self._chosen is not None and self._chosen[0] == number:
-            return self._chosen[1]
-        at = bisect_right(self._switched_at, number) - 1
-        return self._switched_to[at] if at >= 0 and number != LEAF else 0
+    def allocator(self) -> Any:
+        """The allocator of the current GPU."""
+        return self.allocators[gpus.current()]
 
-    @stream_now.setter
-    def stream_now(self, stream: int) -> None:
-        """Nodes are numbered as they are made: those from here on belong to this stream (autograd/engine.cpp, Node::stream).
-
-        What a hook chooses in backward holds while its node runs.
-        """
-        node = current_autograd_node()
-        self._chosen = None if node is None else (number_of(node), stream)
-        self._stream_now = stream
-        self._switched_at.append(next_number())
-        self._switched_to.append(stream)
+    def switch_stream(self, stream: int, device: int) -> None:
+        """Make a stream the current one of its GPU."""
+        self._streams[device].switch(stream)
 
     def record_stream(self, storage: Any, stream: int) -> None:
         """A storage is used on another stream."""
@@ -197,18 +224,21 @@ class AllocationLog:
         ref = self._ref(storage)
         if ref is not None:
             self.recorded_streams.append((len(self.kind), ref.block, stream))
-            self.allocator.record_stream(self._live[ref.block][0], stream)
+            self.allocators[self.born_on[ref.block]].record_stream(self._live[ref.block][0], stream)
 
     def empty_cache(self) -> None:
-        """Log `empty_cache`."""
+        """Log `empty_cache`, which empties those of all GPUs."""
         self.record_frees()
         self.emptied.append(len(self.kind))
-        self.allocator.empty_cache()
+        for allocator in self.allocators:
+            allocator.empty_cache()
 
     def note(self, name: str, in_backward: bool, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
         """Log an operator that may need a workspace."""
         self.record_frees()
-        self.operators.append(Operator(len(self.kind), name, self.stream_now, in_backward, shapes, dtype))
+        device = gpus.current()
+        stream = self._streams[device].now
+        self.operators.append(Operator(len(self.kind), name, stream, in_backward, shapes, dtype, device))
 
     def mark(self) -> int:
         """The time now; frees so far are dated before it."""
@@ -216,7 +246,7 @@ class AllocationLog:
         return time.time_ns()
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The rows so far; `birth` is per block, into the tables of `births`."""
+        """The rows so far; per block `birth`, into the tables of `births`, and its `device`."""
         self.record_frees()
         columns = {name: np.array(getattr(self, name), dtype=code) for name, code in self.COLUMNS}
-        return columns | {"birth": np.array(self.born_as, "i4")}
+        return columns | {"birth": np.array(self.born_as, "i4"), "device": np.array(self.born_on, "u1")}

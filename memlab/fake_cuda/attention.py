@@ -1,6 +1,7 @@
 """scaled_dot_product_attention as on a GPU: the kernel PyTorch would choose, and its results and workspaces.
 
-The choice follows ATen/native/transformers/cuda/sdp_utils.cpp, checked against 2.12.1 for compute capability 7.5 to 12.0;
+The choice follows ATen/native/transformers/cuda/sdp_utils.cpp, checked against 2.12.1 for compute capability 7.5 to 12.0, and in
+what changed since against 2.14.1;
 sizes were seen on the C++ allocator (2.12.1) and in ATen/native/transformers/cuda. Limits: nested tensors are not considered;
 cuDNN is assumed to be newer than 9.15, as in PyTorch's own builds, and the workspace of its backward is estimated as a
 gradient of the queries in single precision.
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from memlab.allocator.rules import release
 from memlab.errors import PredictionError
 from memlab.fake_cuda.kernel_rules import FLOAT, HALVES, round_up, rule
 from memlab.torch_internals.cuda_names import sdp_priority_order
@@ -38,6 +40,8 @@ class Call:
     enable_gqa: bool
     needs_grad: bool
     capability: tuple[int, int]
+    release: tuple[int, int]
+    """The release of PyTorch whose choice it is."""
 
     def shapes_fit(self, takes_groups: bool) -> bool:
         """Four dimensions, one batch, heads that fit, nothing empty, last dimensions dense.
@@ -85,7 +89,9 @@ def can_flash(call: Call) -> bool:
         return False
     if {call.key.shape[-1], call.value.shape[-1]} != {width} or width > 256:
         return False
-    if (8, 6) <= call.capability <= (8, 9) and width > 192 and call.needs_grad and call.dropout > 0:
+    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+    has_less_memory = (8, 6) <= call.capability <= (8, 9) or call.capability >= (12, 0)
+    if has_less_memory and width > 192 and call.needs_grad and (width <= 224 or call.dropout > 0):
         return False
     if not call.shapes_fit(takes_groups=True):
         return False
@@ -93,14 +99,14 @@ def can_flash(call: Call) -> bool:
 
 
 def can_efficient(call: Call) -> bool:
-    """Widths that matrix units can read (minimum_gemm_alignment), as many heads of keys as of queries."""
+    """Widths that matrix units can read (minimum_gemm_alignment), before 2.14 as many heads of keys as of queries."""
     dtype, is_new = call.query.dtype, call.capability >= (8, 0)
     if dtype not in ((*HALVES, FLOAT) if is_new else (torch.float16, FLOAT)):
         return False
     step = 8 if dtype in HALVES else 4 if is_new else 1
     if any(one.shape[-1] % step or not one.shape[-1] for one in (call.query, call.value)):
         return False
-    return call.shapes_fit(takes_groups=False)
+    return call.shapes_fit(takes_groups=call.release >= (2, 14))
 
 
 def can_cudnn(call: Call) -> bool:
@@ -119,11 +125,16 @@ def can_cudnn(call: Call) -> bool:
 def attention(
     cuda, func, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ):
-    """ATen/native/transformers/attention.cpp, scaled_dot_product_attention."""
+    """ATen/native/transformers/attention.cpp, scaled_dot_product_attention: since 2.14 three dimensions are one batch."""
+    if release(cuda.torch_version) >= (2, 14) and {one.dim() for one in (query, key, value)} == {3}:
+        query, key, value = (one.unsqueeze(0) for one in (query, key, value))
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        ).squeeze(0)
     tensors, mask, width = (query, key, value), attn_mask, query.shape[-1]
     needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     capability = tuple(cuda.gpu.compute_capability)
-    call = Call(*tensors, mask, dropout_p, is_causal, enable_gqa, needs_grad, capability)
+    call = Call(*tensors, mask, dropout_p, is_causal, enable_gqa, needs_grad, capability, release(cuda.torch_version))
     backend = choose(call)
     if mask is not None and mask.dtype == torch.bool:
         mask = as_bias(mask, query)
@@ -208,7 +219,8 @@ def flash_forward(cuda, func, query, key, value, dropout=0.0, *args, **kwargs):
 
 
 def _rounded(width: int) -> int:
-    return round_up(width, 32) if width <= 192 else 256
+    """The width that the kernels work with (flash_api.cpp, head_size_rounded)."""
+    return round_up(width, 32 if width <= 128 else 64)
 
 
 def num_splits(gpu: Any, heads: int, rows: int, columns: int, width: int) -> int:
@@ -242,27 +254,73 @@ def _by_rows(cuda: Any, func: Any, query: Any, width: int) -> Any:
 
 
 @rule("_scaled_dot_product_efficient_attention.default")
-def efficient_forward(cuda, func, query, key, value, bias, keeps, *args, **kwargs):
-    """Result by rows, log-sum-exp in multiples of 32 (attention.cu, _efficient_attention_forward)."""
-    batch, heads, rows, _ = query.shape
+def efficient_forward(cuda, func, query, key, value, bias, keeps, dropout=0.0, *args, **kwargs):
+    """Result by rows, log-sum-exp in multiples of 32 (attention.cu, _efficient_attention_forward).
+
+    Without dropout the state of random numbers is on the GPU since 2.14, with it on the host (except in CUDA graphs).
+    """
+    batch, heads, rows, width = query.shape
+    state = () if release(cuda.torch_version) >= (2, 14) and not dropout else (0,)
+    seed, offset = (cuda.empty(state, torch.int64, op=func) for _ in range(2))
     out = _by_rows(cuda, func, query, value.shape[-1])
     sums = cuda.empty((batch, heads, round_up(rows, 32) if keeps else 0), FLOAT, op=func)
-    return out, sums, cuda.empty((0,), torch.int64), cuda.empty((0,), torch.int64)
+    if query.dtype in HALVES and max(width, value.shape[-1]) > 128:  # kNeedsOutputAccumulatorBuffer
+        cuda.scratch(out.numel() * 4, op=func)
+    return out, sums, seed, offset
+
+
+def efficient_kernel(half: bool, width: int, has_dropout: bool, capability: tuple[int, int]) -> tuple[int, int, bool]:
+    """(rows and columns of its blocks, whether gradients of keys and values fit into its registers).
+
+    The first that is wide enough and fits into the GPU's shared memory (mem_eff_attention/kernels/cutlassB.h; CUDA C++
+    Programming Guide, "Technical Specifications per Compute Capability").
+    """
+    has_room = (8, 0) <= capability < (12, 0) and capability not in ((8, 6), (8, 9))
+    if width <= 64:
+        return 64, 64, True
+    if not half:  # they are summed up in the results
+        return 128 if has_room else 64, 64, True
+    if width > 128:
+        return 128, 64, False
+    if capability < (8, 0) or (capability in ((8, 6), (8, 9)) and width <= 96 and not has_dropout):
+        return 128, 64, True
+    return (128, 128, True) if has_room else (64, 64, False)
+
+
+def efficient_workspace(query: Any, key: Any, value: Any, has_dropout: bool, capability: tuple[int, int]) -> int:
+    """Bytes in which gradients are summed up in single precision (mem_eff_attention/kernel_backward.h, workspace_size)."""
+    batch, heads, rows, width = query.shape
+    widths = width, value.shape[-1]
+    height, across, in_registers = efficient_kernel(query.dtype in HALVES, max(widths), has_dropout, capability)
+    # Blocks of the queries' gradient, each with its lock (GradQTempStorage), then the gradients of parts of keys and values.
+    numbers = -(-rows // height) * -(-width // across) * (height * across + 4)
+    if not in_registers:
+        parts = _parts(batch * heads, key.shape[2], across)
+        numbers += parts * across * sum(round_up(one, height) for one in widths)
+    return int(batch * heads * numbers * 4)
+
+
+def _parts(heads: int, columns: int, block: int) -> int:
+    """Into how many parts the keys are split if each needs gradients of its own (attention_backward.cu, num_splits_key)."""
+    if heads >= 256 and columns <= 2 * block:
+        return 1
+    return max(min(-(-columns // block), 200 // heads), 1)
 
 
 @rule("_scaled_dot_product_efficient_attention_backward.default")
 def efficient_backward(cuda, func, *args, **kwargs):
-    """Gradients, row sums, a workspace for the queries' gradient (attention_backward.cu)."""
+    """Gradients, row sums, a workspace for gradients in single precision (attention_backward.cu).
+
+    Where several heads of queries share keys and values, their gradients are made for each head and then summed.
+    """
     grad, query, key, value, bias = args[:5]
-    batch, heads, rows, width = query.shape
-    width = max(width, value.shape[-1])
+    batch, heads, rows, _ = query.shape
     bias_grad, sums = None, batch * heads * rows * 4
-    # Blocks of the queries' gradient in single precision, each with its lock (GradQTempStorage).
-    large = tuple(cuda.gpu.compute_capability) in ((8, 0), (9, 0), (10, 0))
-    block = 128 if width > 64 and (large or query.dtype != FLOAT) else 64
-    workspace = batch * heads * -(-rows // block) * -(-width // 64) * (block * 64 * 4 + 16)
+    workspace = efficient_workspace(query, key, value, args[9] > 0, tuple(cuda.gpu.compute_capability))
     with cuda.contiguous(cuda.op(aten.transpose.int, grad, 1, 2)):
         grads = [_by_rows(cuda, func, one, one.shape[-1]) for one in (query, key, value)]
+        own = [batch * heads * one.shape[2] * one.shape[3] * one.element_size() for one in (key, value)]
+        held = [cuda.hold(nbytes, func) for nbytes in own] if key.shape[1] != heads else []
         if bias is not None and args[10][3]:
             full = cuda.empty((*bias.shape[:-1], round_up(bias.shape[-1], 16)), bias.dtype, op=func)
             bias_grad = cuda.op(aten.slice.Tensor, full, -1, 0, bias.shape[-1])
@@ -273,7 +331,8 @@ def efficient_backward(cuda, func, *args, **kwargs):
             cuda.release(total)
         cuda.release(product)
         cuda.scratch(workspace, op=func)
-        cuda.release(delta)
+        for block in (*held, delta):
+            cuda.release(block)
     return *grads, bias_grad
 
 

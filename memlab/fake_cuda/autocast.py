@@ -20,6 +20,7 @@ from memlab.fake_cuda.kernel_rules import FLOAT, operator, operators
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.tensors import is_fake
 from memlab.torch_internals.cuda_names import without_autocast
+from memlab.torch_internals.objects import destroy, schema_of
 
 LOWER = (
     "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
@@ -103,7 +104,7 @@ def single_result(func: Any, args: Any, kwargs: Any, cache: Cache) -> Any:
     """With a single result, if none is asked for (`fp32_set_opt_dtype`)."""
     if not is_castable(args[0]):
         return func(*args, **kwargs)
-    place = next(i for i, one in enumerate(func._schema.arguments) if one.name == "dtype")
+    place = next(i for i, one in enumerate(schema_of(func).arguments) if one.name == "dtype")
     if len(args) > place:
         return func(*args[:place], FLOAT if args[place] is None else args[place], *args[place + 1 :], **kwargs)
     return func(*args, **{**kwargs, "dtype": kwargs.get("dtype") or FLOAT})
@@ -120,7 +121,7 @@ def norm(func: Any, args: Any, kwargs: Any, cache: Cache) -> Any:
     """A norm with a single result (`fp32_append_dtype`)."""
     if not is_castable(args[0]):
         return func(*args, **kwargs)
-    defaults = [one.default_value for one in func._schema.arguments]
+    defaults = [one.default_value for one in schema_of(func).arguments]
     other = operator(NORMS[str(func).removeprefix("aten.")])
     return other(*args, *defaults[len(args) :], dtype=FLOAT)
 
@@ -142,7 +143,7 @@ POLICIES: tuple[tuple[Policy, tuple[str, ...]], ...] = (
 def autocast_as_cuda(cuda: Any, patches: Patches) -> None:
     """Autocast treats fake CUDA tensors as CUDA tensors."""
     cache, library, clear = Cache(), torch.library.Library("aten", "IMPL"), torch.clear_autocast_cache
-    patches.callback(library._destroy)
+    patches.callback(destroy(library))
     patches.callback(cache.clear)
 
     def clear_all():

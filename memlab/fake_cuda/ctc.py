@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from memlab.fake_cuda.assumed import assumed, note
 from memlab.fake_cuda.kernel_rules import FLOAT, LONG, bytes_of, rule
-from memlab.fake_cuda.places import assume
-from memlab.fake_cuda.tensors import CUDA0, is_fake
+from memlab.fake_cuda.tensors import is_fake
 from memlab.fake_cuda.values import is_assumed, known
 
 aten = torch.ops.aten
@@ -32,14 +32,16 @@ def ctc_loss(cuda, func, log_probs, targets, input_lengths, target_lengths, blan
     labels = targets.shape[-1] if targets.dim() > 1 or samples == 1 else targets.numel() - samples + 1
     inputs, wanted = _lengths(cuda, input_lengths, longest), _lengths(cuda, target_lengths, labels)
     if _uses_cudnn(log_probs, targets, inputs, wanted, blank):
-        assume(cuda, "ctc_loss", CUDNN)
-    loss = aten._ctc_loss.default(log_probs, targets.to(CUDA0, torch.int64), inputs, wanted, blank, to_zero)[0]
+        note(cuda, "ctc_loss", CUDNN)
+    loss = aten._ctc_loss.default(log_probs, targets.to(log_probs.device, torch.int64), inputs, wanted, blank, to_zero)[
+        0
+    ]
     if to_zero:
-        zero = torch.zeros((), dtype=loss.dtype, device=CUDA0)
+        zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
         loss = torch.where(loss == math.inf, zero, loss)
         del zero
     if reduction == MEAN:
-        return (loss / torch.tensor(wanted, dtype=loss.dtype, device=CUDA0).clamp_min(1)).mean()
+        return (loss / torch.tensor(wanted, dtype=loss.dtype, device=loss.device).clamp_min(1)).mean()
     return loss.sum() if reduction == SUM else loss if is_batched else loss.squeeze(0)
 
 
@@ -49,8 +51,7 @@ def _lengths(cuda: Any, lengths: Any, largest: int) -> list[int]:
     if is_fake(lengths):
         found = known(lengths)
         if found is None or is_assumed(lengths):
-            assume(cuda, "ctc_loss", f"its lengths are values of a CUDA tensor, the largest was assumed: {largest}")
-            return [largest] * lengths.numel()
+            return [assumed(cuda, "ctc_loss", largest, (0, largest), "its lengths", "size")] * lengths.numel()
         lengths = found
     found = lengths.reshape(-1).tolist()
     return [int(one) for one in found]

@@ -4,7 +4,7 @@ What is known is read as it is (see `values`). An unknown value reads as 1 (True
 a mask then selects everything, its maximum. Of a mask that is known in part it selects what is not certainly False. Once
 read, a single value stays what it was read as, and comparisons with a number agree with it. Tests for inf and nan
 read as if all values were finite. Shapes that depend on values are the largest possible. Each is an assumption of the
-prediction, and names the line that asked.
+prediction (see `assumed`), and names the line that asked.
 
 Loops controlled by values must neither end at once nor run forever. LBFGS stops if a gradient is small, a step too short, or
 a direction leads upwards; each would end it at its first iteration, without any history. So within its step the loss falls
@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
-from memlab.fake_cuda import deferred_init, values
+from memlab.fake_cuda import deferred_init, index_bounds, values
+from memlab.fake_cuda.assumed import FINITE, assumed
 from memlab.fake_cuda.kernel_rules import name_of, operators, rule
 from memlab.fake_cuda.patches import Patches
-from memlab.fake_cuda.places import assume
 from memlab.fake_cuda.tensors import META, State, is_fake
 from memlab.fake_cuda.values import follow, known
 from memlab.torch_internals.cuda_names import truncated_normal
@@ -38,15 +38,12 @@ __all__ = ["AFTER", "answer_loops", "check_devices", "follow", "index"]
 aten = torch.ops.aten
 MOST_ROUNDS = 10_000
 
-READ = "a value of a CUDA tensor was read: it was assumed to be 1 (True)"
-FALSE = "a value of a CUDA tensor was read: it was assumed to be {}, as the number it was compared from reads as 1"
+COMPARED = "the number it was compared from reads as 1"
 FOLLOWED = "it follows from a value that was assumed"
-COPIED = "the values of a CUDA tensor were copied to the host: they were assumed to be 1 (True)"
-FINITE = "a check for inf or nan was assumed to pass"
-LARGEST = "its shape depends on values, the largest possible was assumed"
+SIZE = "a shape depends on it"
 SEARCHED = "LBFGS was assumed to use all its iterations"
 REDRAWN = "nn.init.trunc_normal_ was assumed to redraw twice"
-ENDLESS = "a loop that waited for a value was ended after {} rounds"
+ENDLESS = "after {:,} rounds, so that a loop ends"
 
 
 @rule("_local_scalar_dense.default")
@@ -57,14 +54,10 @@ def item(cuda, func, tensor):
         return func(found)
     if Loop.answer is not None:
         return Loop.answer(tensor)
-    if found is not None:
-        answer, text = func(found), FOLLOWED
-    else:
-        answer, text = _reading(tensor)
+    answer, why = (func(found), FOLLOWED) if found is not None else _reading(tensor)
     if tensor.dtype is torch.bool and Loop.is_endless():
-        assume(cuda, "item", ENDLESS.format(MOST_ROUNDS))
-        return not answer
-    assume(cuda, "item", text)
+        return assumed(cuda, "item", not answer, why=ENDLESS.format(MOST_ROUNDS), decides="length")
+    answer = assumed(cuda, "item", answer, index_bounds.of(tensor), why)
     if found is None and tensor.dim() == 0 and values.of(tensor) is None:
         values.write(tensor, torch.scalar_tensor(answer, dtype=tensor.dtype, device="cpu"), assumed=True)
     return answer
@@ -75,10 +68,13 @@ def _reading(tensor: Any) -> tuple[Any, str]:
     verdict, dtype = tensor.__dict__.get("verdict"), tensor.dtype
     if verdict is not None:
         is_finite = tensor.__dict__.get("is_finite")
-        return verdict, FINITE if is_finite else READ if verdict else FALSE.format(verdict)
+        return verdict, FINITE if is_finite else "" if verdict else COMPARED
     if dtype is torch.bool:
-        return True, READ
-    return 1.0 if dtype.is_floating_point else complex(1) if dtype.is_complex else 1, READ
+        return True, ""
+    if dtype.is_floating_point or dtype.is_complex:
+        return (1.0 if dtype.is_floating_point else complex(1)), ""
+    _, most = index_bounds.of(tensor)
+    return (1 if most is None else min(1, most)), ""
 
 
 @rule("equal.default", "allclose.default")
@@ -92,8 +88,7 @@ def equal(cuda, func, tensor, other, *args):
         read = aten._local_scalar_dense.default  # as `is_scalar_tensor_true` asks in C++, for `torch.istft`
         answers = [item(cuda, read, one) if is_fake(one) else one.item() for one in (tensor, other)]
         return bool(answers[0] == answers[1])
-    assume(cuda, name_of(func), READ)
-    return bool(tensor.shape == other.shape)
+    return assumed(cuda, name_of(func), bool(tensor.shape == other.shape))
 
 
 class Loop:
@@ -238,14 +233,16 @@ AFTER = _Hooks({
 def nonzero(cuda, func, tensor, what="nonzero"):
     """Indices of nonzero elements: of all of them that may be, unless the values are known."""
     found = known(tensor)
-    if found is None or values.is_assumed(tensor):
-        assume(cuda, what, LARGEST)
+    is_assumed = found is None or values.is_assumed(tensor)
     found = values.possible(tensor) if found is None and tensor.dtype is torch.bool else found
     count = int(found.count_nonzero()) if found is not None else tensor.numel()
+    if is_assumed:
+        largest, count = count, assumed(cuda, what, count, values.count_bounds(tensor), SIZE, "size")
+        found = found if count == largest else None
     # CUDA makes it as (dimensions, found) and gives the transpose (aten/src/ATen/native/cuda/Nonzero.cu).
     out = cuda.empty((tensor.dim(), count), torch.int64, op=func).t()
     if found is not None and out.numel() <= values.MOST_NUMBERS:
-        values.know(out, aten.nonzero.default(found), assumed=known(tensor) is None or values.is_assumed(tensor))
+        values.know(out, aten.nonzero.default(found), assumed=is_assumed)
     return out
 
 
@@ -277,10 +274,12 @@ def unique(cuda, func, tensor, *args):
     if found is not None:
         results = func(found, *args)
         return tuple(cuda.empty(one.shape, one.dtype, op=func) for one in results)
-    assume(cuda, "unique", LARGEST)
     length = tensor.shape[args[0]] if by_dim else tensor.numel()
-    out = cuda.empty(tensor.shape if by_dim else (length,), tensor.dtype, op=func)
-    return out, *(cuda.empty((length,), torch.int64, op=func) for _ in range(2))
+    count = assumed(cuda, "unique", length, (min(length, 1), length), SIZE, "size")
+    shape = list(tensor.shape) if by_dim else [count]
+    shape[args[0] if by_dim else 0] = count
+    out = cuda.empty(shape, tensor.dtype, op=func)
+    return out, *(cuda.empty((size,), torch.int64, op=func) for size in (length, count))
 
 
 @rule("repeat_interleave.Tensor")
@@ -288,8 +287,8 @@ def repeat_interleave(cuda, func, repeats, *, output_size=None):
     """Repeat each as often as is known, or once."""
     count, found = output_size, known(repeats)
     if count is None and found is None:
-        assume(cuda, "repeat_interleave", "its shape depends on values, every count was assumed to be 1")
-        count = repeats.numel()
+        each = assumed(cuda, "repeat_interleave", 1, (0, None), "repeats of each; a shape depends on it", "size")
+        count = each * repeats.numel()
     elif count is None:
         count = int(found.sum())
     return cuda.empty((count,), repeats.dtype, op=func)
@@ -299,11 +298,13 @@ def repeat_interleave(cuda, func, repeats, *, output_size=None):
 def bincount(cuda, func, tensor, weights=None, minlength=0):
     """As many bins as is known, or the minimum."""
     found = known(tensor)
-    if found is None:
-        assume(cuda, "bincount", "its length depends on values, minlength was assumed")
     least = int(found.max()) + 1 if found is not None and found.numel() else minlength
+    count = max(minlength, least, 1)
+    if found is None:
+        _, most = index_bounds.of(tensor)
+        count = assumed(cuda, "bincount", count, (count, most and max(count, most + 1)), SIZE, "size")
     dtype = torch.int64 if weights is None else torch.float64
-    return cuda.empty((max(minlength, least, 1),), dtype, op=func)
+    return cuda.empty((count,), dtype, op=func)
 
 
 @rule("_to_copy.default")
@@ -336,13 +337,14 @@ def on_host(cuda: Any, tensor: Any, dtype: torch.dtype) -> Any:
     """A fake CUDA tensor copied to the host."""
     found = known(tensor)
     if found is None or values.is_assumed(tensor):
-        assume(cuda, State.asked or "copy to the host", COPIED if found is None else FOLLOWED)
-    if found is None and tensor.dtype is torch.bool:
-        found = values.possible(tensor)
-    if found is not None:
-        return found.to(dtype, copy=True)
-    reading, _ = _reading(tensor)
-    return deferred_init.filled(torch.empty(tensor.shape, dtype=dtype, device="cpu"), reading)
+        is_new = found is None
+        if is_new and tensor.dtype is torch.bool:
+            found = values.possible(tensor)
+        reading, why = _reading(tensor) if is_new else (found.max().item() if found.numel() else 0, FOLLOWED)
+        value = assumed(cuda, State.asked or "copy to the host", reading, index_bounds.of(tensor), why)
+        if found is None or value != reading:
+            return deferred_init.filled(torch.empty(tensor.shape, dtype=dtype, device="cpu"), value)
+    return found.to(dtype, copy=True)
 
 
 @rule("copy_.default")

@@ -29,23 +29,23 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 Fill = Callable[[Any], None]
-_pending: weakref.WeakKeyDictionary[Any, list[Fill]] = weakref.WeakKeyDictionary()
+every_pending: weakref.WeakKeyDictionary[Any, list[Fill]] = weakref.WeakKeyDictionary()
 """Storage -> pending fills, functions of the storage."""
 
 
 def pending(tensor: Any) -> list[Fill] | None:
     """The pending fills of a host tensor's storage; None if it has its data."""
-    return _pending.get(TensorBase.untyped_storage(tensor)) if _pending else None
+    return every_pending.get(TensorBase.untyped_storage(tensor)) if every_pending else None
 
 
 def forget() -> None:
     """Drop all pending fills; unread tensors stay without data."""
-    _pending.clear()
+    every_pending.clear()
 
 
 def _defer(tensor: Any, *fills: Fill) -> Any:
     """A tensor whose storage is filled later."""
-    _pending[TensorBase.untyped_storage(tensor)] = [*fills]
+    every_pending[TensorBase.untyped_storage(tensor)] = [*fills]
     return tensor
 
 
@@ -68,7 +68,7 @@ def read(values):
             read(one)
         elif type(one) in _PLAIN and (fills := pending(one)) is not None:
             storage = TensorBase.untyped_storage(one)
-            _pending.pop(storage, None)
+            every_pending.pop(storage, None)
             with torch.no_grad():
                 for fill in fills:
                     fill(storage)
@@ -101,7 +101,7 @@ def on_host(func, args, kwargs, cuda):
         kwargs = {**kwargs, "pin_memory": False}  # pinned memory is not GPU memory
     if func in _FACTORIES:
         return _created(func, args, kwargs, cuda)
-    if not _pending or func in _VIEWS:
+    if not every_pending or func in _VIEWS:
         return func(*args, **kwargs)
     first = pending(args[0]) if args and type(args[0]) in _PLAIN else None
     if first is not None and not any(isinstance(one, torch.Tensor) and one.dim() > 0 for one in args[1:]):

@@ -25,19 +25,24 @@ import torch.cuda.amp.common
 from torch.nn import parameter
 
 from memlab.errors import PredictionError
-from memlab.fake_cuda import deferred_init, tensors
+from memlab.fake_cuda import deferred_init, gpus, tensors
+from memlab.fake_cuda.gpus import GPUS, State, with_index
 from memlab.fake_cuda.kernel_rules import CUDA_KERNELS, operator
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.fake_cuda.reductions import threads_per_multiprocessor
-from memlab.fake_cuda.tensors import CUDA0, FakeCudaTensor, State, is_fake, set_data, with_index
+from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake, set_data
 from memlab.torch_internals import cuda_names
 from memlab.torch_internals.cuda_names import fake_tensor
 from memlab.torch_internals.dispatch import TensorBase
 from memlab.torch_internals.fakes import LOGGER
+from memlab.torch_internals.objects import destroy, local_part_or
 
 ASKED = "the code asked how much memory is in use: on another GPU it may behave differently"
-COMPILED = "compiled code is predicted as eager: torch.compile did nothing"
 SCRIPTED = "TorchScript is predicted as the Python it was made of: torch.jit.script did nothing"
+PARALLEL = (
+    "nn.DataParallel on several GPUs cannot be predicted: use DistributedDataParallel, and predict it with world_size=2 "
+    "(--nproc-per-node 2)."
+)
 _Generator = torch.Generator
 _data_ptr = torch.UntypedStorage.data_ptr
 
@@ -83,7 +88,7 @@ def _exchange_tensors(patches: Patches) -> None:
 
 def _are_compatible(tensor: Any, other: Any) -> bool:
     """All tensors but those that wrap others, as DTensors do: `.data =` would leave what they wrap where it is."""
-    wrapped = [getattr(one, "_local_tensor", None) for one in (tensor, other)]
+    wrapped = [local_part_or(one) for one in (tensor, other)]
     return None in wrapped or is_fake(wrapped[0]) == is_fake(wrapped[1])
 
 
@@ -135,7 +140,7 @@ def _lazy_to(self, *args, **kwargs):
 
 
 def _lazy_cuda(self, device=None, **kwargs):
-    return _lazy_to(self, CUDA0 if device is None else device)
+    return _lazy_to(self, "cuda" if device is None else device)
 
 
 def _materializing(materialize):
@@ -145,7 +150,7 @@ def _materializing(materialize):
         is_for_gpu = target is not None and target.type == "cuda"
         materialize(self, shape, torch.device("cpu") if is_for_gpu else target, dtype)
         if is_for_gpu:
-            set_data(self, torch.empty(shape, device=CUDA0, dtype=self.dtype))
+            set_data(self, torch.empty(shape, device=target, dtype=self.dtype))
 
     return materialized
 
@@ -192,11 +197,15 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self) -> Any:  # it returns None, like PyTorch's
-        self._before = Current.get()
+        self._before = gpus.current()
+        if self.stream is not None:
+            self._stream_before = Current.get(self.stream.device)
         Current.set(self.stream)
 
     def __exit__(self, *error):
-        Current.set(self._before)
+        if self.stream is not None:
+            Current.set(self._stream_before)
+        gpus.choose(self._before)
 
 
 class Stream(StreamContext):
@@ -210,7 +219,8 @@ class Stream(StreamContext):
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         number = kwargs.get("stream_id", kwargs.get("stream_ptr"))
         self.cuda_stream = next(_numbers) if number is None else number
-        self.stream_id, self.device, self.device_index, self.priority = self.cuda_stream, CUDA0, 0, priority
+        self.device = with_index("cuda" if device is None else device)
+        self.stream_id, self.device_index, self.priority = self.cuda_stream, self.device.index, priority
         self.device_type, self._as_parameter_ = 1, self.cuda_stream
 
     def __enter__(self) -> Stream:
@@ -218,13 +228,13 @@ class Stream(StreamContext):
         return self
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and self.cuda_stream == other.cuda_stream
+        return isinstance(other, Stream) and (self.cuda_stream, self.device) == (other.cuda_stream, other.device)
 
     def __hash__(self) -> int:
         return hash(self.cuda_stream)
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.cuda_stream:#x}>"
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
     def record_event(self, event: Any = None) -> Event:
         """An event at the end of its work."""
@@ -237,61 +247,85 @@ class Event:
     record = wait = synchronize = staticmethod(nothing)
     query = staticmethod(constant(True))
     elapsed_time = staticmethod(constant(1.0))  # not zero, as code divides by it
-    device, cuda_event = CUDA0, 0
+    device, cuda_event = GPUS[0], 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
 
 class Current:
-    """The current stream of each thread."""
+    """The current streams of each thread, by GPU."""
 
-    default = Stream(stream_id=0)
     of_thread = threading.local()
+
+    @staticmethod
+    def default(device: Any = None) -> Stream:
+        """The default stream of a GPU."""
+        return Stream(device, stream_id=0)
 
     @classmethod
     def get(cls, device: Any = None) -> Stream:
         """The stream of this thread."""
-        return getattr(cls.of_thread, "stream", cls.default)
+        number = with_index("cuda" if device is None else device).index
+        found: Stream | None = getattr(cls.of_thread, f"gpu{number}", None)
+        return cls.default(number) if found is None else found
 
     @classmethod
     def set(cls, stream):
-        """Make this stream the current one."""
+        """Make this stream the current one, and its GPU the current one."""
         if stream is not None:
-            cls.of_thread.stream = stream
+            setattr(cls.of_thread, f"gpu{stream.device_index}", stream)
+            gpus.choose(stream.device_index)
             if State.active is not None:
-                State.active.log.stream_now = stream.cuda_stream
+                State.active.log.switch_stream(stream.cuda_stream, stream.device_index)
 
 
 class DeviceContext:
-    """`with torch.cuda.device(0):`."""
+    """`with torch.cuda.device(1):`, or `device_of(tensor)`, which is nothing for one of the host."""
 
     def __init__(self, device: Any = None) -> None:
-        if not isinstance(device, torch.Tensor) and device is not None:
-            with_index(device)
+        if isinstance(device, torch.Tensor):
+            device = device.device if device.is_cuda else None
+        elif type(device) is int and device < 0:
+            device = None
+        self._number = None if device is None else with_index(device).index
 
-    __enter__ = __exit__ = nothing
+    def __enter__(self) -> None:
+        self._before = gpus.current()
+        if self._number is not None:
+            gpus.choose(self._number)
+
+    def __exit__(self, *error: object) -> None:
+        gpus.choose(self._before)
 
 
 def _device_count() -> int:
     return State.device_count
 
 
+def _set_device(device: Any) -> None:
+    if not (type(device) is int and device < 0):  # which is nothing
+        gpus.choose(with_index(device).index)
+
+
 def _memory(cuda: Any) -> dict[str, Any]:
     """The functions of `torch.cuda.memory`, answered by the simulated allocator."""
     log = cuda.log
+
+    def allocator_of(device):
+        return log.allocators[with_index("cuda" if device is None else device).index]
 
     def asked(figure):
         def answer(device=None):
             cuda.assume(ASKED)
             log.record_frees()
-            return figure(log.allocator)
+            return figure(allocator_of(device))
 
         return answer
 
     def reset_peaks(device=None):
         log.record_frees()
-        log.allocator.reset_peaks()
+        allocator_of(device).reset_peaks()
 
     reserved, peak_reserved = asked(attrgetter("reserved_bytes")), asked(attrgetter("peak_reserved_bytes"))
     return {
@@ -303,9 +337,9 @@ def _memory(cuda: Any) -> dict[str, Any]:
         "memory_stats": asked(lambda allocator: OrderedDict(sorted(allocator.memory_stats().items()))),
         "reset_peak_memory_stats": reset_peaks, "reset_max_memory_allocated": reset_peaks,
         "reset_max_memory_cached": reset_peaks,
-        "reset_accumulated_memory_stats": lambda *args: log.allocator.reset_accumulated(),
+        "reset_accumulated_memory_stats": lambda device=None: allocator_of(device).reset_accumulated(),
         "empty_cache": log.empty_cache,
-        "set_per_process_memory_fraction": lambda share, device=None: log.allocator.set_memory_fraction(share),
+        "set_per_process_memory_fraction": lambda share, device=None: allocator_of(device).set_memory_fraction(share),
         "memory_snapshot": lambda *args, **kwargs: [],
         "list_gpu_processes": constant("no processes are running"),
         "_record_memory_history": nothing, "_dump_snapshot": nothing,
@@ -337,15 +371,15 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
     patches.put_where_present(
         torch.cuda,
         is_available=constant(True), is_initialized=constant(True), init=nothing, _lazy_init=nothing,
-        device_count=_device_count, current_device=constant(0), set_device=with_index, synchronize=nothing,
+        device_count=_device_count, current_device=gpus.current, set_device=_set_device, synchronize=nothing,
         get_device_properties=constant(properties), get_device_capability=constant(capability),
         get_device_name=constant(gpu.name), is_tf32_supported=constant(capability >= (8, 0)),
         is_bf16_supported=lambda including_emulation=True: including_emulation or capability >= (8, 0),
-        get_arch_list=constant([f"sm_{major}{minor}"]), can_device_access_peer=constant(False),
-        ipc_collect=nothing, device=DeviceContext, device_of=DeviceContext, utilization=constant(0),
+        get_arch_list=constant([f"sm_{major}{minor}"]), can_device_access_peer=constant(State.devices > 1),
+        ipc_collect=nothing, device=DeviceContext, device_of=DeviceContext, _DeviceGuard=DeviceContext, utilization=constant(0),
         temperature=constant(40), power_draw=constant(0), clock_rate=constant(0), memory_usage=constant(0),
         Stream=Stream, ExternalStream=Stream, Event=Event, StreamContext=StreamContext, stream=StreamContext,
-        current_stream=Current.get, default_stream=constant(Current.default), set_stream=Current.set,
+        current_stream=Current.get, default_stream=Current.default, set_stream=Current.set,
         is_current_stream_capturing=constant(False), **legacy, **memory, **random,
     )  # fmt: skip
     patches.put_where_present(torch.cuda.memory, **memory)
@@ -353,6 +387,8 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
     patches.put_where_present(torch.cuda.streams, Stream=Stream, Event=Event)
     patches.put_where_present(torch, Stream=Stream, Event=Event)
     patches.put_where_present(torch.version, cuda=torch.version.cuda or "13.0")
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        patches.put(torch._C, _cuda_getCurrentRawStream=constant(0))
     patches.put_where_present(torch.backends.cuda, is_built=constant(True))
     for name in ("preferred_blas_library", "preferred_linalg_library"):
         patches.put_where_present(torch.backends.cuda, **{name: _preferring(getattr(torch.backends.cuda, name, None))})
@@ -365,8 +401,8 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
     patches.put_where_present(
         torch.accelerator,
         is_available=constant(True), device_count=_device_count, synchronize=nothing,
-        current_device_index=constant(0), current_device_idx=constant(0), set_device_index=nothing,
-        set_device_idx=nothing, current_accelerator=constant(torch.device("cuda")),
+        current_device_index=gpus.current, current_device_idx=gpus.current, set_device_index=_set_device,
+        set_device_idx=_set_device, current_accelerator=constant(torch.device("cuda")),
         current_stream=Current.get, set_stream=Current.set, device_index=DeviceContext,
         get_device_capability=constant({"supported_dtypes": set()}), get_memory_info=memory["mem_get_info"],
         empty_host_cache=nothing, **{name: memory[name] for name in shared},
@@ -413,29 +449,24 @@ def _exchange_training(cuda: Any, patches: Patches) -> None:
         module = sys.modules[name]
         patches.put(module, _group_tensors_by_device_and_dtype=_grouping(module._group_tensors_by_device_and_dtype))
 
-    def compiled(model=None, *args, **kwargs):
-        if getattr(model, "__name__", "") != "_flex_attention_hop_wrapper":  # which PyTorch always compiles
-            cuda.assume(COMPILED)
-        return (lambda function: function) if model is None else model
-
     def scripted(obj, *args, **kwargs):
         cuda.assume(SCRIPTED)
         return obj
 
     def on_one_gpu(parallel, *inputs, **kwargs):
         """`nn.DataParallel` with one GPU: it moves the inputs (torch/nn/parallel/data_parallel.py)."""
-        inputs, kwargs = cuda_names.tree_map_only(torch.Tensor, lambda one: one.to(CUDA0), (inputs, kwargs))
+        if State.devices > 1 and len(parallel.device_ids) > 1:
+            raise PredictionError(PARALLEL)
+        inputs, kwargs = cuda_names.tree_map_only(torch.Tensor, lambda one: one.to("cuda"), (inputs, kwargs))
         return parallel.module(*inputs, **kwargs)
 
-    patches.put(torch, compile=compiled)
     patches.put(torch.jit, script=scripted)
-    patches.put(torch.nn.Module, compile=lambda module, *args, **kwargs: compiled(module) and None)
     patches.put(torch.nn.DataParallel, forward=on_one_gpu)
 
 
 def _are_fake(found: Any) -> bool:
     """Whether all are on the fake GPU, DTensors too."""
-    return bool(found) and all(one is None or is_fake(getattr(one, "_local_tensor", one)) for one in found)
+    return bool(found) and all(one is None or is_fake(local_part_or(one, one)) for one in found)
 
 
 def _grouping(group):
@@ -443,8 +474,11 @@ def _grouping(group):
         groups = group(columns, with_indices)
         if not _are_fake([one for column in columns[:1] for one in column]):
             return groups
-        on_gpu = {"meta": CUDA0}
-        return {(on_gpu.get(device.type, device), dtype): rest for (device, dtype), rest in groups.items()}
+
+        def seen(device: Any) -> Any:
+            return GPUS[device.index or 0] if device.type == "meta" else device
+
+        return {(seen(device), dtype): rest for (device, dtype), rest in groups.items()}
 
     return grouped
 
@@ -452,7 +486,7 @@ def _grouping(group):
 def put_composite_rules(cuda: Any, patches: Patches) -> None:
     """For fake CUDA tensors, the rules of composite operators replace their decomposition."""
     library = torch.library.Library("aten", "IMPL")
-    patches.callback(library._destroy)
+    patches.callback(destroy(library))
     for func in map(operator, CUDA_KERNELS):
         # Let autograd differentiate an operator as a whole, as if CUDA had a kernel for it (Dispatcher: computeDispatchTableEntry).
         if func is not None and not cuda_names.has_kernel(func.name(), "CUDA"):

@@ -6,21 +6,24 @@ import contextlib
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from memlab.allocator import OutOfMemory
 from memlab.errors import PredictionError
-from memlab.fake_cuda import data_dependent, deferred_init
+from memlab.fake_cuda import data_dependent, deferred_init, gpus
 from memlab.fake_cuda.allocation_log import AllocationLog
+from memlab.fake_cuda.assumed import AssumedValue
+from memlab.fake_cuda.gpus import CUDA0, GPUS, with_index
 from memlab.fake_cuda.kernel_rules import bytes_of, is_composite, name_of, operators, resolved
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.shape_inference import ALIAS, Fresh, Shapes, made
-from memlab.fake_cuda.tensors import CUDA0, META, FakeCudaTensor, is_fake, with_index, without_frames, wrapped
+from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake, new_tensor, without_frames, wrapped
 from memlab.torch_internals import cuda_names, dispatch
 from memlab.torch_internals.dispatch import TensorBase
+from memlab.torch_internals.objects import function_of, schema_if_any, schema_of
 
 OF_INTEREST = operators((
     "mm.default", "mm.dtype", "addmm.default", "bmm.default", "baddbmm.default", "addmv.default", "mv.default", "dot.default",
@@ -39,6 +42,8 @@ _REFUSED = {
     ),
 }  # fmt: skip
 _RESIZERS = ("resize_", "resize_as_", "set_", "resize", "_resize_output_", "set_data")
+_ACROSS = ("copy_", "_to_copy", "_foreach_", "_amp_foreach_", "_fused_", "resize_as_", "set_data", "is_same_size")
+"""Operators whose tensors may lie on several GPUs."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -46,7 +51,7 @@ class Facts:
     """Cached facts about an operator."""
 
     def __init__(self, func: Any, rule: Any) -> None:
-        schema, name = func._schema, name_of(func)
+        schema, name = schema_of(func), name_of(func)
         arguments = [one.alias_info for one in schema.arguments]
         results = [one.alias_info for one in schema.returns]
         self.is_in_place = any(one is not None and one.is_write for one in arguments)
@@ -66,13 +71,17 @@ class Facts:
 class OpDispatcher:
     """Runs every operator on fake CUDA tensors; rules receive it as `cuda`."""
 
-    def __init__(self, gpu: Any, log: AllocationLog, assumptions: Counter[str]) -> None:
-        self.gpu, self.log, self.assumptions = gpu, log, assumptions
+    def __init__(self, gpu: Any, log: AllocationLog) -> None:
+        self.gpu, self.log, self.assumptions = gpu, log, Counter[str]()
         self.hold, self.release = log.hold, log.release
         self.shapes, self.mode = Shapes(), FakeCudaMode(self)
         self._rules, self.composite_rules = resolved()
         self._facts: dict[Any, Facts] = {}
         self.groups: Any = None
+        self.compiles = False  # whether the program called torch.compile
+        self.assumed: dict[str, AssumedValue] = {}
+        self.given: Mapping[str, Any] = {}
+        self.torch_version: str = torch.__version__
 
     def op(self, func, *args, **kwargs):
         """Run an operator by its shape function; new results are logged in their order."""
@@ -92,7 +101,7 @@ class OpDispatcher:
     def empty(self, shape, dtype, stride=None, op="aten.empty"):
         """A new fake CUDA tensor, logged."""
         strides = stride or cuda_names.make_contiguous_strides_for(tuple(shape))
-        tensor = wrapped(torch.empty_strided(tuple(shape), strides, dtype=dtype, device=META))
+        tensor = new_tensor(tuple(shape), strides, dtype)
         storage = TensorBase.untyped_storage(tensor)
         self.log.allocated(storage, storage.nbytes(), op, dtype)
         return tensor
@@ -147,7 +156,7 @@ class OpDispatcher:
     def dispatch(self, func, types, args, kwargs):
         """Run one operator, with the errors that code written for CUDA expects."""
         try:
-            kwargs = _on_gpu(kwargs) if kwargs else {}
+            kwargs = gpu_for_meta(kwargs) if kwargs else {}
             facts = self._facts.get(func) or self.facts(func)
             if facts.refusal:
                 raise PredictionError(f"{facts.refusal} ({func}).")
@@ -183,7 +192,7 @@ class OpDispatcher:
             data_dependent.check_devices(func, args)
         try:
             with cuda_names.meta_kernels():
-                out = func._op(*args, **kwargs)
+                out = function_of(func)(*args, **kwargs)
         except NotImplementedError:
             if facts.is_alias and facts.is_in_place:
                 return args[0]  # no meta kernel: it changes only values
@@ -206,16 +215,45 @@ class OpDispatcher:
         tensor = wrapped(out)
         storage = TensorBase.untyped_storage(tensor)
         if not facts.is_alias and not self.log.is_known(storage):
+            if gpus.current():  # meta kernels make their results on the first
+                tensor = new_tensor(out.shape, out.stride(), out.dtype)
+                storage = TensorBase.untyped_storage(tensor)
             self.log.allocated(storage, storage.nbytes(), func, tensor.dtype)
         return tensor
 
 
-def _on_gpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+def gpu_for_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
     """C++ requests new tensors on meta, the device it sees: that means the GPU."""
     device = kwargs.get("device")
     if device is None or device.type not in ("meta", "cuda") or device == CUDA0:
         return kwargs
-    return {**kwargs, "device": CUDA0 if device.type == "meta" else with_index(device)}
+    return {**kwargs, "device": GPUS[device.index or 0] if device.type == "meta" else with_index(device)}
+
+
+class SeveralGpus(OpDispatcher):
+    """Runs every operator on the GPU of its tensors, as the device guards of CUDA's kernels do; rules know of one GPU."""
+
+    def dispatch(self, func, types, args, kwargs):
+        """Run one operator on the GPU that its `device` names, else on that of its tensors, which are on one."""
+        device = gpu_for_meta(kwargs).get("device") if kwargs else None
+        found = dict.fromkeys(map(gpus.number_on, _fakes((*args, *kwargs.values()) if kwargs else args)))
+        facts = self.facts(func)
+        if len(found) > 1 and not (facts.is_composite or name_of(func).startswith(_ACROSS)):
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{' and '.join(f'cuda:{one}' for one in [*found][:2])}! (when checking arguments of {func})"
+            )
+        number = device.index if device is not None and device.type == "cuda" else next(iter(found), gpus.current())
+        with gpus.on(number):
+            return super().dispatch(func, types, args, kwargs)
+
+
+def _fakes(values: Any) -> Iterator[Any]:
+    for one in values:
+        if type(one) is list or type(one) is tuple:
+            yield from _fakes(one)
+        elif is_fake(one):
+            yield one
 
 
 class FakeCudaMode(cuda_names.TorchDispatchMode):
@@ -243,7 +281,7 @@ class FakeCudaMode(cuda_names.TorchDispatchMode):
         if kind == "foreign":
             return NotImplemented
         kwargs = kwargs or {}
-        if not hasattr(func, "_schema"):
+        if schema_if_any(func) is None:
             return func(*args, **kwargs)
         if torch.is_inference_mode_enabled() and self.dispatcher.facts(func).is_composite:
             return self.dispatcher.dispatch(func, types, args, kwargs)  # nothing has decomposed it yet

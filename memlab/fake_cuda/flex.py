@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from memlab.fake_cuda.devices import COMPILED
+from memlab.fake_cuda.assumed import note
+from memlab.fake_cuda.graph_recorder import GraphRecorder, NotOneGraph
 from memlab.fake_cuda.kernel_rules import FLOAT
 from memlab.fake_cuda.patches import Patches
-from memlab.fake_cuda.places import assume
 from memlab.fake_cuda.tensors import is_fake
 from memlab.torch_internals.cuda_names import flex_attention, flex_by_operators
 
@@ -30,10 +30,12 @@ def run_flex_attention(cuda: Any, patches: Patches) -> None:
     def call(self, query, key, value, score_mod, block_mask, scale, kernel_options, *buffers):
         if not is_fake(query):
             return traced(self, query, key, value, score_mod, block_mask, scale, kernel_options, *buffers)
-        if any(text.endswith(COMPILED) for text in cuda.assumptions):
-            assume(cuda, "flex_attention", FUSED)
+        if GraphRecorder.is_on:
+            raise NotOneGraph("it calls flex_attention, which is predicted by itself")
+        if cuda.compiles:
+            note(cuda, "flex_attention", FUSED)
             return _Fused.apply(query, key, value, bool(kernel_options.get("OUTPUT_MAX")))
-        assume(cuda, "flex_attention", UNFUSED)
+        note(cuda, "flex_attention", UNFUSED)
         return _Unfused.apply(query, key, value, (score_mod, block_mask, scale, kernel_options, *buffers))
 
     patches.put(kind, __call__=call)

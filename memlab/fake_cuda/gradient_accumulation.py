@@ -23,7 +23,7 @@ TENSOR_HELD, STORAGE_HELD = 4, 2
 """References to a gradient and to its storage that only the engine holds, seen from a rule: its own, those of the way
 through Python, and for the storage that of the Python object by which it is watched. 2.11 to 2.15; `selftest` notices others."""
 
-ADDING = ("Atan2Backward0",)
+ADDING = ("Atan2Backward0", "VarMeanBackward0", "StdMeanBackward0")
 """Nodes whose formulas add results of their own out of place."""
 NOT_FRESH = ("IndexPut", "Scatter", "IndexCopy", "IndexFill", "MaskedScatter", "Put", "IndexAdd")
 """Nodes whose formulas apply these operators to the incoming gradient, which stays as it is."""
@@ -67,9 +67,9 @@ def add(cuda, func, first, second, **kwargs):
     return cuda.op(func, first, second, **kwargs)
 
 
-@rule("scatter_add.default", "scatter.src", "scatter.value", "index_add.default")
+@rule("scatter_add.default", "scatter.src", "scatter.value", "index_add.default", "put.default")
 def into_zeros(cuda, func, tensor, *args, **kwargs):
-    """Formulas of gather, index_select, max, sort, topk: zeros of their own, filled in place (FunctionsManual.cpp)."""
+    """Formulas of gather, index_select, max, sort, take, topk: zeros of their own, filled in place (FunctionsManual.cpp)."""
     return tensor if is_filled_in_place(tensor) else cuda.op(func, tensor, *args, **kwargs)
 
 

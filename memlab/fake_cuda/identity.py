@@ -13,8 +13,9 @@ import torch.utils.dlpack
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import tensors
+from memlab.fake_cuda.gpus import with_index
 from memlab.fake_cuda.patches import Patches, constant, nothing
-from memlab.fake_cuda.tensors import FakeCudaParameter, is_fake, with_index
+from memlab.fake_cuda.tensors import FakeCudaParameter, is_fake
 
 PROFILED = "torch.profiler recorded the host only: nothing ran on a card"
 _LIKE = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like")

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from memlab.torch_internals.cuda_names import has_kernel
+from memlab.torch_internals.objects import schema_of
 
 Rule = Callable[..., Any]
 FLOAT, LONG = torch.float32, 8
@@ -79,7 +80,7 @@ def operators(names: Iterable[str]) -> frozenset[Any]:
 
 def name_of(func: Any) -> str:
     """Without namespace and overload: "native_dropout"."""
-    return str(func._schema.name.rpartition("::")[2])
+    return str(schema_of(func).name.rpartition("::")[2])
 
 
 def resolved() -> tuple[dict[Any, Rule], dict[Any, Rule]]:

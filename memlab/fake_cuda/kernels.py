@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 
+from memlab.fake_cuda import data_dependent, gpus
+from memlab.fake_cuda.gpus import META, State
 from memlab.fake_cuda.kernel_rules import CHANNELS_LAST, FLOAT, bytes_of, name_of, rule, scratch
-from memlab.fake_cuda.reductions import power_below, reduce
+from memlab.fake_cuda.reductions import by_stride, power_below, reduce
+from memlab.fake_cuda.tensors import is_fake
+from memlab.torch_internals.cuda_names import make_contiguous_strides_for
 
 aten = torch.ops.aten
+PEERS = "the GPUs reach each other's memory (peer access)"
 NONE, MEAN = 0, 1
 """at::Reduction."""
 
@@ -68,9 +73,11 @@ def dense_copy(cuda, out, tensor, *args):
 
 
 @scratch("_softmax_backward_data.default")
-def softmax_backward(cuda, out, grad, *args):
-    """`Tensor tmp = grad * output` (ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
-    return (bytes_of(grad),)
+def softmax_backward(cuda, out, grad, output, *args):
+    """`Tensor tmp = grad * output`, and its dense copy (ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    product = cuda.shapes.answer(aten.mul.Tensor, (grad, output), {})
+    is_dense = product.stride == tuple(make_contiguous_strides_for(product.shape))
+    return [product.nbytes] if is_dense else [product.nbytes] * 2
 
 
 @rule("softmax.int", "log_softmax.int")
@@ -147,6 +154,43 @@ def nll_loss2d(cuda, func, *args):
     loss = cuda.shapes.answer(func, args, {})[0]
     total = cuda.empty((), loss.dtype, op=func)
     return cuda.empty(loss.shape, loss.dtype, op=func), total
+
+
+@rule("soft_margin_loss.default")
+def soft_margin_loss(cuda, func, tensor, target, reduction=MEAN):
+    """All elements in place, whose storage stays the scalar's (ATen/native/Loss.cpp, soft_margin_loss_out)."""
+    loss = cuda.empty(tensor.shape, tensor.dtype, op=func)
+    if reduction == NONE:
+        return loss
+    _mean(cuda, loss)
+    return loss.resize_(())
+
+
+@rule("soft_margin_loss_backward.default")
+def soft_margin_loss_backward(cuda, func, grad, tensor, target, reduction):
+    """`exp(-target * input)`, then the gradient in place (ATen/native/Loss.cpp, soft_margin_loss_backward_out)."""
+    negative = cuda.op(aten.empty_like.default, target)
+    product = _elements(cuda, func, negative, tensor)
+    exponential = cuda.op(aten.empty_like.default, product)
+    del product, negative
+    out = cuda.empty(tensor.shape, tensor.dtype, op=func)
+    del exponential
+    return out
+
+
+@rule("multilabel_margin_loss_forward.default")
+def multilabel_margin_loss(cuda, func, tensor, target, reduction):
+    """What is a target comes first, as numbers (ATen/native/cuda/MultiLabelMarginCriterion.cu)."""
+    is_target = cuda.empty(target.shape, tensor.dtype, op=func)
+    losses = cuda.empty((len(tensor),) if tensor.dim() > 1 else (), tensor.dtype, op=func)
+    return losses if reduction == NONE or not losses.dim() else _mean(cuda, losses), is_target
+
+
+@rule("multilabel_margin_loss_backward.default", "multi_margin_loss_backward.default")
+def margin_loss_backward(cuda, func, grad, tensor, *args):
+    """A dense gradient (ATen/native/cuda/MultiLabelMarginCriterion.cu, MultiMarginLoss.cu)."""
+    with cuda.contiguous(tensor):
+        return cuda.empty(tensor.shape, tensor.dtype, op=func)
 
 
 @scratch("multi_margin_loss.default")
@@ -289,3 +333,121 @@ def roll(cuda, func, tensor, shifts, dims=()):
         return cuda.op(func, tensor, shifts, dims)
     first = cuda.op(func, tensor, shifts[:1], dims[:1])
     return roll(cuda, func, first, shifts[1:], dims[1:])
+
+
+@rule("im2col.default", "col2im.default")
+def columns(cuda, func, tensor, *sizes):
+    """The result is made as large as the argument, then resized (ATen/native/cuda/Im2Col.cu, Col2Im.cu: empty_like)."""
+    shape = cuda.shapes.answer(func, (tensor, *sizes), {}).shape
+    out = cuda.empty(tensor.shape, tensor.dtype, op=func)
+    with cuda.contiguous(tensor):
+        return out.resize_(shape)
+
+
+@rule("_euclidean_dist.default")
+def euclidean_distance(cuda, func, first, second):
+    """A product of the points with their norms and ones appended (ATen/native/Distance.cpp, _euclidean_dist)."""
+    norms = first.pow(2).sum(-1, True)
+    ones = torch.ones_like(norms)
+    other_norms = second.pow(2).sum(-1, True)
+    other_ones = torch.ones_like(other_norms)
+    extended = torch.cat([first.mul(-2), norms, ones], -1)
+    del norms, ones
+    other = torch.cat([second, other_ones, other_norms], -1)
+    del other_norms, other_ones
+    return extended.matmul(other.mT).clamp_min_(0).sqrt_()
+
+
+@scratch("_pdist_backward.default")
+def pairs_backward(cuda, out, grad, tensor, *args):
+    """A gradient per pair of points (ATen/native/cuda/DistanceKernel.cu, pdist_backward_kernel_impl)."""
+    return [(len(tensor) - 1) * bytes_of(tensor)] if len(tensor) > 1 else []
+
+
+@scratch("abs.default")
+def magnitude(cuda, out, tensor):
+    """Of complex numbers it is computed as complex ones first (ATen/native/UnaryOps.cpp, unary_op_impl_with_complex_to_float)."""
+    return [bytes_of(tensor)] if tensor.is_complex() else []
+
+
+@rule("angle.default")
+def angle(cuda, func, tensor):
+    """The same, but that comes before the result (ATen/native/UnaryOps.cpp, angle)."""
+    with cuda.held(*([bytes_of(tensor)] if tensor.is_complex() else []), op=func):
+        return cuda.op(func, tensor)
+
+
+# --- copies between the host and the GPU --------------------------------------------------------------------------------------
+# What is computed of values and assumed about them is in `data_dependent`; here is what is held on the GPU meanwhile.
+
+
+def lie_alike(target: Any, source: Any) -> bool:
+    """Whether one copy of bytes does: both dense, in the same order of dimensions (Copy.cu, `iter.is_contiguous()`)."""
+    strides = source.expand(target.shape).stride()
+    pairs = [one for one in zip(target.shape, target.stride(), strides, strict=True) if one[0] != 1]
+    expected = 1
+    for size, stride in by_stride((size, stride) for size, stride, _ in pairs):
+        if stride != expected:
+            return False
+        expected *= size
+    return all(stride == other for _, stride, other in pairs)
+
+
+def temporaries(target: Any, source: Any, to_host: bool, non_blocking: bool) -> list[int]:
+    """Dense copies on the GPU: where a copy changes the dtype or the layout (ATen/native/cuda/Copy.cu, copy_kernel_cuda)."""
+    same_dtype = target.dtype == source.dtype
+    if not target.numel() or (same_dtype and lie_alike(target, source)):
+        return []
+    if not to_host:  # the host converts unless it must not wait
+        is_direct = target.is_contiguous() and (same_dtype or not non_blocking)
+        return [] if is_direct else [target.numel() * (source if non_blocking else target).element_size()]
+    sizes = []
+    if non_blocking and not same_dtype:
+        source = _looks_like(source, target.dtype)
+        sizes = [bytes_of(source)]
+    is_dense = source.expand(target.shape).is_contiguous()
+    return sizes if is_dense else [*sizes, target.numel() * source.element_size()]
+
+
+def _note_peers(cuda: Any, target: Any, source: Any) -> None:
+    """From one GPU to another no dense copies are made with peer access (ATen/native/cuda/Copy.cu, copy_requires_temporaries)."""
+    is_plain = target.dtype == source.dtype and lie_alike(target, source)
+    if gpus.number_on(target) != gpus.number_on(source) and not is_plain:
+        cuda.assume(PEERS)
+
+
+def _looks_like(tensor: Any, dtype: torch.dtype, form: torch.memory_format = torch.preserve_format) -> Any:
+    """The geometry of `tensor.to(dtype)`: dimensions keep their order, gaps are closed."""
+    looks = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+    return torch.empty_like(looks, dtype=dtype, memory_format=form)
+
+
+@rule("_to_copy.default")
+def to_copy(cuda, func, tensor, **kwargs):
+    """`.to(...)`, with the copies on the way."""
+    out = data_dependent.to_copy(cuda, func, tensor, **kwargs)
+    if is_fake(out) != is_fake(tensor):
+        target = _looks_like(tensor, out.dtype, kwargs.get("memory_format") or torch.preserve_format)
+        sizes = temporaries(target, tensor, is_fake(tensor), bool(kwargs.get("non_blocking")))
+        _in_turn(cuda, sizes)
+    elif State.devices > 1:
+        _note_peers(cuda, out, tensor)
+    return out
+
+
+@rule("copy_.default")
+def copy_(cuda, func, target, source, non_blocking=False):
+    """`target.copy_(source)`, with the copies on the way."""
+    torch.broadcast_shapes(target.shape, source.shape)
+    if is_fake(target) != is_fake(source):
+        _in_turn(cuda, temporaries(target, source, is_fake(source), non_blocking))
+    elif State.devices > 1:
+        _note_peers(cuda, target, source)
+    return data_dependent.copy_(cuda, func, target, source, non_blocking)
+
+
+def _in_turn(cuda: Any, sizes: list[int]) -> None:
+    """A copy of a copy: the first is released when the second is made."""
+    blocks = [cuda.hold(size, "aten.copy_") for size in sizes]
+    for block in blocks:
+        cuda.release(block)

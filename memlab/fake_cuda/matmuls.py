@@ -59,6 +59,67 @@ def grouped(cuda, func, left, right, groups=None, bias=None, out_dtype=None):
     return cuda.empty(shape, dtype, (row * shape[-2], row, 1)[-len(shape) :], op=func)
 
 
+@rule("_trilinear.default")
+def trilinear(cuda, func, first, second, third, expand1, expand2, expand3, sumdim, unroll_dim=1):
+    """Two batched products for each slice of one dimension: `nn.Bilinear` (ATen/native/Linear.cpp, _trilinear)."""
+    size, parts, at_once = [], [first, second, third], []
+    for dim in range(first.dim() + len(expand1)):
+        for place, expanded in enumerate((expand1, expand2, expand3)):
+            if dim in expanded:
+                parts[place] = parts[place].unsqueeze(dim)
+        size.append(max(one.shape[dim] for one in parts))
+        if dim in sumdim and dim != unroll_dim:
+            at_once.append(dim)
+    out = cuda.empty([1 if dim in sumdim else one for dim, one in enumerate(size)], first.dtype, op=func)
+    early = [dim for dim in at_once if dim in expand3]
+    late = [dim for dim in at_once if dim not in expand3]
+    for place in range(size[unroll_dim] if all(one.numel() for one in parts) else 0):
+        one, other, last = (
+            part.narrow(unroll_dim, 0 if unroll_dim in expanded else place, 1)
+            for part, expanded in zip(parts, (expand1, expand2, expand3), strict=True)
+        )
+        product = _summed_product(one, other, early)
+        product = _summed_product(product, last, late)  # the first is freed here
+        (out if unroll_dim in sumdim else out.narrow(unroll_dim, place, 1)).add_(product)
+        del product
+    for dim in sorted(sumdim, reverse=True):
+        out = out.squeeze(dim)
+    return out
+
+
+def _summed_product(left: Any, right: Any, dims: list[int]) -> Any:
+    """`(left * right).sum(dims, keepdim=True)` by a batched product (ATen/native/Linear.cpp, sumproduct_pair)."""
+    if not dims:
+        return left * right
+    for dim in dims:  # what only one of them has is summed up at once
+        if left.shape[dim] > 1 and right.shape[dim] == 1:
+            left = left.sum(dim, True)
+        elif right.shape[dim] > 1 and left.shape[dim] == 1:
+            right = right.sum(dim, True)
+    rest = [dim for dim in range(left.dim()) if dim not in dims]
+    both = [dim for dim in rest if left.shape[dim] > 1 and right.shape[dim] > 1]
+    of_left = [dim for dim in rest if left.shape[dim] > 1 and right.shape[dim] == 1]
+    of_right = [dim for dim in rest if left.shape[dim] == 1]
+
+    def number(tensor: Any, kept: list[int]) -> int:
+        return math.prod(tensor.shape[dim] for dim in kept)
+
+    sizes = left.shape, right.shape
+    batches, rows, columns, inner = (
+        number(left, both),
+        number(left, of_left),
+        number(right, of_right),
+        number(left, dims),
+    )
+    left = left.permute(*both, *of_left, *dims, *of_right).reshape(batches, rows, inner)
+    right = right.permute(*both, *dims, *of_right, *of_left).reshape(batches, inner, columns)
+    product = torch.bmm(left, right)
+    order = [*both, *of_left, *dims, *of_right]
+    wide = [max(one, other) for one, other in zip(sizes[0], sizes[1], strict=True)]
+    product = product.view([1 if dim in dims else wide[dim] for dim in order])
+    return product.permute([order.index(dim) for dim in range(len(order))])
+
+
 def layout(tensor: Any, weight: Any) -> torch.memory_format:
     """The memory format that cuDNN works in (ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format)."""
     last = CHANNELS_LAST.get(tensor.dim())

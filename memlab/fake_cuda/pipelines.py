@@ -13,6 +13,7 @@ import torch
 from memlab.errors import PredictionError
 from memlab.fake_cuda.patches import Patches
 from memlab.torch_internals import distributed
+from memlab.torch_internals.objects import given_shapes, output_shapes
 
 
 def exchange_shapes(cuda: Any, patches: Patches) -> None:
@@ -26,7 +27,7 @@ def exchange_shapes(cuda: Any, patches: Patches) -> None:
     def _warmup_backward_result(stage: Any, received_result: Any = None) -> Any:
         """The stages vote on whether all were given shapes: all are assumed to vote as this one."""
         vote(stage, received_result)
-        lacks_shapes = stage_module.InferenceMode.needs_dynamic(stage._user_meta, stage.has_backward)
+        lacks_shapes = stage_module.InferenceMode.needs_dynamic(given_shapes(stage), stage.has_backward)
         return torch.tensor([int(not lacks_shapes)], dtype=torch.int32, device=stage.device)
 
     def _send_meta(stage: Any, meta: Any, dst_stage: int) -> None:
@@ -43,7 +44,7 @@ def exchange_shapes(cuda: Any, patches: Patches) -> None:
         group = stage.group or distributed.c10d._get_default_group()
         cuda.groups.uses(group.group_name)
         if src_stage > stage.stage_index:
-            return stage_module._StageBackwardMeta(stage_module._derive_grad_metas(stage._stage_meta.outputs))
+            return stage_module._StageBackwardMeta(stage_module._derive_grad_metas(output_shapes(stage)))
         before = max((one for one in cuda.groups.stages if one <= src_stage), default=None)
         if before is None or not cuda.groups.stages[before]:  # DTensors, which would need their mesh
             what = (

@@ -25,11 +25,12 @@ from torch import distributed as dist
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import pipelines, sharding
+from memlab.fake_cuda.gpus import State
 from memlab.fake_cuda.kernel_rules import bytes_of, rule
 from memlab.fake_cuda.patches import Patches, constant, nothing
-from memlab.fake_cuda.tensors import State
 from memlab.torch_internals import distributed
 from memlab.torch_internals.dispatch import TensorBase
+from memlab.torch_internals.objects import schema_of
 from memlab.trace.columns import Kind
 
 ALONE = "the other ranks are not there: each is assumed to hold what this one holds, and their values are unknown"
@@ -268,7 +269,7 @@ _FLATTENED = {"allgather_": 0, "reduce_scatter_": 1}
 @rule(*(f"c10d::{name}.default" for name in _IN_PLACE))
 def collective(cuda, func, *args, **kwargs):
     """A collective: finished at once, with the tensors it was given."""
-    name = func._schema.name.rpartition("::")[2]
+    name = schema_of(func).name.rpartition("::")[2]
     group = next(
         distributed.unboxed(one).group_name
         for one in (*args, *kwargs.values())
@@ -287,7 +288,7 @@ def collective(cuda, func, *args, **kwargs):
         if flattened and len({tuple(one.shape) for one in flattened}) == 1:
             cuda.scratch(sum(map(bytes_of, flattened)), op=func)
     work = distributed.finished(list(_tensors(args[0])))
-    return (args[0], work) if len(func._schema.returns) == 2 else work
+    return (args[0], work) if len(schema_of(func).returns) == 2 else work
 
 
 @rule(*(

@@ -32,7 +32,8 @@ def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
     return 1536 if capability in ((8, 6), (8, 7), (8, 9)) or capability[0] == 12 else 2048
 
 
-def _by_stride(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def by_stride(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Pairs of size and stride, the fastest first."""
     return sorted(pairs, key=operator.itemgetter(1))
 
 
@@ -44,7 +45,7 @@ def launch_dims(sizes: Any, strides: Any, dims: Any) -> tuple[Dims, Dims]:
     every = range(len(sizes))
     chosen = {d % max(len(sizes), 1) for d in dims} if dims is not None and len(dims) else set(every)
     pairs = [(int(sizes[i]), int(strides[i]), i in chosen) for i in every if sizes[i] != 1]
-    reduced = _by_stride((size, stride) for size, stride, gone in pairs if gone)
+    reduced = by_stride((size, stride) for size, stride, gone in pairs if gone)
     return _merged(reduced), _merged([(size, stride) for size, stride, gone in reversed(pairs) if not gone])
 
 
@@ -61,7 +62,7 @@ def _merged(pairs: list[tuple[int, int]]) -> Dims:
 def is_dense(tensor: Any) -> bool:
     """Whether its elements fill its memory without gaps or overlaps, in any order of dimensions."""
     pairs = [pair for pair in zip(tensor.shape, tensor.stride(), strict=True) if pair[0] != 1]
-    merged = _merged(_by_stride(pairs))
+    merged = _merged(by_stride(pairs))
     return tensor.is_contiguous() or (len(merged) <= 1 and all(stride == 1 for _, stride in merged))
 
 
@@ -146,17 +147,25 @@ def _reduces(element_bytes: Callable[[torch.dtype], int], *names: str) -> None:
 
     @scratch(*names)
     def sizes(cuda, out, tensor, *args, **kwargs):
-        return reducing(cuda, tensor, _dims(args), element_bytes(tensor.dtype))
+        dims = _dims(args) if "dim" not in kwargs else _dims((kwargs["dim"],))
+        return reducing(cuda, tensor, dims, element_bytes(tensor.dtype))
 
 
-# Means with deviations (WelfordData); the values alone; values with their places; a byte each.
+# Means with deviations (WelfordData); the values alone, or two; values with their places; a byte each.
 _reduces(
     lambda dtype: 2 * WELFORD_BYTES if dtype == torch.float64 else WELFORD_BYTES,
     "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
 )  # fmt: skip
 _reduces(lambda dtype: dtype.itemsize, "amax.default", "amin.default", "max.default", "min.default")
+_reduces(lambda dtype: 2 * dtype.itemsize, "aminmax.default")
 _reduces(lambda dtype: PAIR_BYTES, "max.dim", "min.dim", "argmax.default", "argmin.default")
 _reduces(lambda dtype: 1, "any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
+
+
+@rule("count_nonzero.default", "count_nonzero.dim_IntList")
+def count_nonzero(cuda, func, tensor, *dims):
+    """The sum of a mask (ATen/native/TensorAdvancedIndexing.cpp, count_nonzero_cuda)."""
+    return (tensor != 0).sum(*dims)
 
 
 @rule("logsumexp.default")

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memlab.fake_cuda.tensors import CUDA0, META, FakeCudaTensor, wrapped
+from memlab.fake_cuda.gpus import CUDA0, META
+from memlab.fake_cuda.tensors import FakeCudaTensor, new_tensor
 from memlab.torch_internals.cuda_names import _disable_current_modes, meta_kernels, tree_map_only
 from memlab.torch_internals.dispatch import TensorBase
 from memlab.torch_internals.fakes import FakeTensor, FakeTensorMode
+from memlab.torch_internals.objects import storage_id
 
-_empty_strided = torch.empty_strided
 _SCALARS = (int, float, bool, complex, str)
 _HASHABLE = (torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
@@ -46,10 +47,11 @@ ALIAS = object()
 """The result of an operator that shares the storage of an argument, although its schema does not say so."""
 
 
-class _Mode(FakeTensorMode):
+class FakeGpuMode(FakeTensorMode):
     """C++ requests new tensors on meta, the device it sees, and gets them on the GPU."""
 
     def dispatch(self, func, types, args=(), kwargs=None):
+        """Run an operator for its shapes."""
         device = kwargs.get("device") if kwargs else None
         if device is not None and torch.device(device).type == "meta":
             kwargs = {**kwargs, "device": CUDA0}
@@ -60,7 +62,7 @@ class Shapes:
     """Cached results of operators that make new tensors."""
 
     def __init__(self) -> None:
-        self.mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.mode = FakeGpuMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._known: dict[Any, Any] = {}
         # The mode keeps in an attribute that it is at work, and takes no second thread.
         self._asking = threading.RLock()
@@ -83,7 +85,7 @@ class Shapes:
         with self._asking, _disable_current_modes():
             out = self.mode.dispatch(func, (FakeTensor,), args, kwargs)
         places = {id(twin): place for place, twin in enumerate(twins.values())}
-        storages = {TensorBase.untyped_storage(twin)._cdata for twin in twins.values()}
+        storages = {storage_id(TensorBase.untyped_storage(twin)) for twin in twins.values()}
         return _described(out, places, storages)
 
     def _fake(self, tensor):
@@ -107,7 +109,7 @@ def _described(out: Any, places: dict[int, int], storages: set[int]) -> Any:
         if id(out) in places:
             return Same(places[id(out)])
         storage = TensorBase.untyped_storage(out)
-        if storage._cdata in storages:
+        if storage_id(storage) in storages:
             return ALIAS
         return Fresh(tuple(out.shape), tuple(out.stride()), out.dtype, storage.nbytes(), out.device.type == "cpu")
     if isinstance(out, list | tuple):
@@ -124,7 +126,7 @@ def made(answer, args, kwargs, born):
     if kind is Fresh:
         if answer.is_host:
             return torch.zeros(answer.shape, dtype=answer.dtype)
-        tensor = wrapped(_empty_strided(answer.shape, answer.stride, dtype=answer.dtype, device=META))
+        tensor = new_tensor(answer.shape, answer.stride, answer.dtype)
         born(tensor, answer)
         return tensor
     if kind is Same:

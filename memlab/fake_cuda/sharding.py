@@ -16,6 +16,7 @@ from memlab.fake_cuda.reductions import is_dense, threads_per_multiprocessor
 from memlab.fake_cuda.tensors import State
 from memlab.torch_internals import distributed
 from memlab.torch_internals.cuda_names import _disable_current_modes
+from memlab.torch_internals.objects import fsdp_module, fsdp_name, fsdp_shard, local_part, local_part_or
 
 _BLOCK, _TILE = 128, 128 * 16
 """Threads of a block, and the bytes that it copies at a time."""
@@ -35,12 +36,12 @@ def shard(patches: Patches) -> None:
 
     def reset_sharded_param(shard: Any) -> None:
         """FSDP2 pads an uneven shard once, unless its tensor was replaced, which it tells of plain tensors only."""
-        now = getattr(shard._module_info.module, shard._module_info.param_name)
-        if now is not shard.sharded_param or shard.pin_memory or not _share_memory(shard._sharded_param_data, now):
+        now = getattr(fsdp_module(shard), fsdp_name(shard))
+        if now is not shard.sharded_param or shard.pin_memory or not _share_memory(fsdp_shard(shard), now):
             reset(shard)
 
     def device(tensor: Any) -> Any:
-        local = getattr(tensor, "_local_tensor", None)
+        local = local_part_or(tensor)
         return base.__get__(tensor) if local is None else local.device
 
     patches.put(propagator, _propagate_tensor_meta_non_cached=outside_of_modes)
@@ -53,7 +54,7 @@ def shard(patches: Patches) -> None:
 
 
 def _share_memory(one: Any, other: Any) -> bool:
-    local = other._local_tensor
+    local = local_part(other)
     return one.untyped_storage().data_ptr() == local.untyped_storage().data_ptr() > 0
 
 

@@ -1,7 +1,8 @@
 """Scratch memory of sorting, scans, sampling and indexed accumulation on CUDA; most of it is requested by the CUB library.
 
 Sizes of CUB are those of PyTorch 2.12.1 (CUDA 13.0) as seen on the C++ allocator: it aligns its parts to 256 bytes
-and requests 255 more. Limits: sorts of 16-bit keys take a table per multiprocessor that is only estimated here.
+and requests 255 more. Limits: sorts of 16-bit keys take a table per multiprocessor that is only estimated here; scans and
+selections of keys in 32 bits, and scans by key, have the tiles of compute capability 8.0.
 """
 
 from __future__ import annotations
@@ -15,16 +16,38 @@ import torch
 from memlab.fake_cuda import data_dependent
 from memlab.fake_cuda.gradient_accumulation import current_node, is_filled_in_place
 from memlab.fake_cuda.kernel_rules import LONG, bytes_of, round_up, rule, scratch
-from memlab.fake_cuda.reductions import reduce
+from memlab.fake_cuda.reductions import PAIR_BYTES, is_dense, reduce, reducing
 from memlab.fake_cuda.tensors import is_fake
 
 aten = torch.ops.aten
 DIGITS, ALIGNED, SLACK = 256, 256, 255
-SINGLE_TILE = 2048
-"""Up to this many elements a single thread block sorts, and requests one byte."""
+SINGLE_TILE = {8: 2048, 4: 4864}
+"""Up to this many elements a single thread block sorts, and requests one byte; by the bytes of the wider of key and value."""
 SMALL_SORT = 4096
 """Up to this many elements along the dimension no radix sort is used (ATen/native/cuda/Sort.h, should_use_small_sort)."""
+LONG_ROW, MANY_SEGMENTS = 1_000_000, 128
+"""Rows that are sorted one by one, and how many are sorted as segments (ATen/native/cuda/SortStable.cu)."""
 FEW_INDICES, ROWS_PER_SUM = 3072, 10
+
+
+def _sort_tile(key_bytes: int, value_bytes: int, capability: tuple[int, int]) -> int:
+    """Elements per thread block (cub/device/dispatch/tuning/tuning_radix_sort.cuh)."""
+    is_wide = key_bytes == 8
+    if max(key_bytes, value_bytes) == 4:
+        return 5888 if capability < (8, 0) else 6528 if capability < (9, 0) else 8832
+    if capability < (8, 0):
+        return 2816
+    if capability < (9, 0):
+        return 3840 if is_wide else 3072
+    return 4608 if is_wide else 5376
+
+
+def sort_keys(count: int, bits: int, gpu: Any) -> int:
+    """Temporary bytes of DeviceRadixSort::SortKeys of int64."""
+    passes = -(-bits // 8)
+    tiles = -(-count // _sort_tile(8, 8, tuple(gpu.compute_capability)))
+    swap = 0 if passes == 1 else round_up(count * 8, ALIGNED)
+    return passes * DIGITS * 8 + tiles * DIGITS * 4 + swap + round_up(4 * passes, ALIGNED) + SLACK
 
 
 def sort_pairs(count: int, key_bytes: int, gpu: Any, bits: int | None = None, value_bytes: int = 8) -> int:
@@ -33,14 +56,7 @@ def sort_pairs(count: int, key_bytes: int, gpu: Any, bits: int | None = None, va
     swap = 0 if passes == 1 else round_up(count * key_bytes, ALIGNED) + round_up(count * value_bytes, ALIGNED)
     if key_bytes < 4:
         return swap + round_up((gpu.multiprocessors * 20 + 22) * DIGITS * 8, ALIGNED) + SLACK
-    # Elements per thread block, with int64 values (cub/device/dispatch/tuning/tuning_radix_sort.cuh).
-    capability, is_wide = tuple(gpu.compute_capability), key_bytes == 8
-    if capability < (8, 0):
-        tile = 2816
-    elif capability < (9, 0):
-        tile = 3840 if is_wide else 3072
-    else:
-        tile = 4608 if is_wide else 5376
+    tile = _sort_tile(key_bytes, value_bytes, tuple(gpu.compute_capability))
     return passes * DIGITS * 8 + -(-count // tile) * DIGITS * 4 + swap + round_up(4 * passes, ALIGNED) + SLACK
 
 
@@ -55,10 +71,23 @@ def scan(count: int, element_bytes: int) -> int:
     return _tiles(count, tile, state_bytes)
 
 
-def select(count: int, capability: tuple[int, int]) -> int:
-    """Temporary bytes of `unique_by_key` over int64 pairs."""
+def scan_by_key(count: int, key_bytes: int) -> int:
+    """Temporary bytes of DeviceScan by key: a state and a key per tile."""
+    tiles = -(-count // (2240 if key_bytes == 8 else 3840))
+    return round_up(key_bytes * (tiles + 1), ALIGNED) + round_up((32 + tiles) * 16, ALIGNED) + SLACK
+
+
+def select(count: int, key_bytes: int, capability: tuple[int, int]) -> int:
+    """Temporary bytes of `unique_by_key`."""
+    if key_bytes == 4:
+        return _tiles(count, 2816, 16)
     by_capability = {(8, 0): 1792, (9, 0): 4608}
     return _tiles(count, by_capability.get(capability, 3840 if capability > (9, 0) else 320), 16)
+
+
+def unique(count: int, key_bytes: int) -> int:
+    """Temporary bytes of DeviceSelect::Unique."""
+    return _tiles(count, 1920 if key_bytes == 8 else 4608, 8)
 
 
 @rule("embedding.default")
@@ -79,7 +108,7 @@ def embedding_backward(cuda, func, grad, indices, rows, padding, scales):
     with cuda.contiguous(indices, grad):
         if indices.numel() <= FEW_INDICES and not scales:
             return cuda.op(func, grad, indices, rows, padding, scales)
-        return _sorted_rows(cuda, func, grad, indices, rows)
+        return _sorted_rows(cuda, func, grad, indices, rows, scales)
 
 
 MAXIMUM = 2
@@ -104,20 +133,26 @@ def embedding_bag_backward(cuda, func, grad, indices, *args):
         return _sorted_rows(cuda, func, grad, indices, rows)
 
 
-def _sorted_rows(cuda: Any, func: Any, grad: Any, indices: Any, rows: int) -> Any:
-    """The gradient of a table: sorted indices, then partial sums per segment of equal ones (EmbeddingBackwardKernel.cu)."""
+def _sorted_rows(cuda: Any, func: Any, grad: Any, indices: Any, rows: int, counts: bool = False) -> Any:
+    """The gradient of a table: sorted indices, then partial sums per segment of equal ones (EmbeddingBackwardKernel.cu).
+
+    `counts`: how often each occurs, by a scan from either side (Embedding.cu, embedding_dense_backward_cuda).
+    """
     count, width = indices.numel(), indices.element_size()
     segments = min(count, rows)
     partial = count // ROWS_PER_SUM + segments
     with cuda.held(count * width, count * width, op=func):
-        sorting = 1 if count <= SINGLE_TILE else sort_pairs(count, width, cuda.gpu, value_bytes=width)
+        sorting = 1 if count <= SINGLE_TILE[width] else sort_pairs(count, width, cuda.gpu, value_bytes=width)
         cuda.scratch(count * width, sorting, op=func)
-        out = cuda.empty((rows, grad.shape[-1]), grad.dtype, op=func)
-        with cuda.held(count * width, LONG, op=func):
-            cuda.scratch(count * width, select(count, tuple(cuda.gpu.compute_capability)), op=func)
-            with cuda.held(segments * width, segments * width, op=func):
-                cuda.scratch(scan(segments, width), op=func)
-                cuda.scratch(LONG, partial * width, partial * grad.shape[-1] * 4, op=func)
+        with cuda.held(count * width if counts else 0, op=func):
+            for _ in range(2 if counts else 0):
+                cuda.scratch(scan_by_key(count, width), op=func)
+            out = cuda.empty((rows, grad.shape[-1]), grad.dtype, op=func)
+            with cuda.held(count * width, LONG, op=func):
+                cuda.scratch(count * width, select(count, width, tuple(cuda.gpu.compute_capability)), op=func)
+                with cuda.held(segments * width, segments * width, op=func):
+                    cuda.scratch(scan(segments, width), op=func)
+                    cuda.scratch(LONG, partial * width, partial * grad.shape[-1] * 4, op=func)
     return out
 
 
@@ -125,8 +160,10 @@ def _sorted_rows(cuda: Any, func: Any, grad: Any, indices: Any, rows: int) -> An
 def embedding_renorm(cuda, func, table, indices, *args):
     """The indices are sorted and made unique (ATen/native/cuda/Embedding.cu, embedding_renorm_cuda_)."""
     count, width = indices.numel(), indices.element_size()
-    sorting = sort_pairs(count, width, cuda.gpu) if count > SINGLE_TILE else count
-    cuda.scratch(count * width, count * width, sorting, op=func)
+    with cuda.contiguous(indices):
+        ordered = indices.sort()[0]
+        cuda.scratch(count * width, LONG, unique(count, width), op=func)
+        del ordered
     return cuda.op(func, table, indices, *args)
 
 
@@ -134,6 +171,8 @@ def embedding_renorm(cuda, func, table, indices, *args):
 def index_put(cuda, func, tensor, indices, values, accumulate=False, *args):
     """Adding into rows sorts the indices (ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel)."""
     is_new = func is aten.index_put.default
+    if is_new and accumulate and not is_filled_in_place(tensor):  # a copy first
+        return index_put(cuda, aten.index_put_.default, cuda.op(aten.clone.default, tensor), indices, values, True)
     if not accumulate and _is_masked_fill(tensor, indices, values):
         return cuda.op(aten.clone.default, tensor) if is_new else tensor
     given = [one for one in indices if one is not None]
@@ -147,7 +186,7 @@ def index_put(cuda, func, tensor, indices, values, accumulate=False, *args):
         rest = (values, accumulate, *args)
         out = tensor if in_place else data_dependent.index(cuda, func, tensor, indices, *rest)
     if accumulate:
-        _add_sorted(cuda, func, tensor, given)
+        _add_sorted(cuda, func, tensor, indices, values)
     return out
 
 
@@ -161,7 +200,8 @@ def _is_masked_fill(tensor: Any, indices: Any, values: Any) -> bool:
     return mask.dtype in (torch.bool, torch.uint8) and is_fake(mask) and tuple(mask.shape) == covered
 
 
-def _add_sorted(cuda: Any, func: Any, tensor: Any, indices: list[Any]) -> None:
+def _add_sorted(cuda: Any, func: Any, tensor: Any, places: Any, values: Any) -> None:
+    indices = [one for one in places if one is not None]
     count = math.prod(torch.broadcast_shapes(*(one.shape for one in indices)))
     if not count or any(one.dtype not in (torch.int64, torch.int32) for one in indices):
         return
@@ -174,8 +214,36 @@ def _add_sorted(cuda: Any, func: Any, tensor: Any, indices: list[Any]) -> None:
             cuda.release(wrapped)
             stack.callback(cuda.release, scaled) if place == 0 else cuda.release(scaled)
         bits = (max(math.prod(tensor.shape[: len(indices)]), 2) - 1).bit_length()
-        sorting = 1 if count <= SINGLE_TILE else sort_pairs(count, LONG, cuda.gpu, bits)
+        sorting = 1 if count <= SINGLE_TILE[LONG] else sort_pairs(count, LONG, cuda.gpu, bits)
+        # The values of all places, as a dense tensor (`expandedValue`).
+        numbers = count * math.prod(
+            size for size, one in zip(tensor.shape, _padded(places, tensor), strict=True) if one is None
+        )
+        if is_fake(values) and (values.numel() < numbers or not values.is_contiguous()):
+            stack.enter_context(cuda.held(numbers * values.element_size(), op="aten.contiguous"))
         cuda.scratch(nbytes, nbytes, nbytes, sorting, op=func)
+
+
+def _padded(places: Any, tensor: Any) -> list[Any]:
+    """An index, or None, per dimension."""
+    return [*places, *[None] * (tensor.dim() - len(places))]
+
+
+@rule("masked_scatter.default", "masked_scatter_.default")
+def masked_scatter(cuda, func, tensor, mask, source):
+    """The mask is summed up in 64 bits (ATen/native/cuda/IndexKernel.cpp, masked_scatter_cuda_)."""
+    out = cuda.op(func, tensor, mask, source)
+    count = out.numel()
+    wide = mask.expand(out.shape)
+    with cuda.held(count * LONG, op=func), cuda.contiguous(wide), cuda.contiguous(source):
+        cuda.scratch(scan(count, LONG), op=func)
+    return out
+
+
+@scratch("scatter_reduce.two")
+def scatter_reduce(cuda, out, tensor, dim, index, source, reduce, *args, **kwargs):
+    """For a mean, how many there are (ATen/native/TensorAdvancedIndexing.cpp, scatter_reduce_two)."""
+    return [bytes_of(source), bytes_of(out), out.numel()] if reduce == "mean" else []
 
 
 @rule("index.Tensor")
@@ -188,18 +256,97 @@ def index(cuda, func, tensor, indices):
         return data_dependent.index(cuda, func, tensor, indices)
 
 
-@scratch("sort.default", "sort.stable", "argsort.stable")
-def sort(cuda, out, tensor, dim=-1, *args, **kwargs):
+@rule("sort.default", "sort.stable", "argsort.stable")
+def sort(cuda, func, tensor, *args, **kwargs):
     """A short dimension needs its indices, a long one a radix sort (ATen/native/cuda/Sort.cpp, sort_cuda_kernel)."""
-    along, count, width = tensor.shape[dim] if tensor.dim() else 1, tensor.numel(), tensor.element_size()
-    if along <= 1:
-        return []
+    out = cuda.op(func, tensor, *args, **kwargs)
+    # `sort.stable` has a keyword before its dimension.
+    given = [one for one in args if not isinstance(one, bool)]
+    dim = kwargs.get("dim", given[0] if given else -1)
+    along = tensor.shape[dim] if tensor.dim() else 1
+    if along <= 1 or not tensor.numel():
+        return out
     if along <= SMALL_SORT:
-        return [along * LONG]
-    if along == count:
-        return along * LONG, sort_pairs(along, width, cuda.gpu)
-    cuda.assume("the scratch memory of sorting several long rows is estimated")
-    return count * LONG, count * LONG, count * width, sort_pairs(count, width, cuda.gpu)
+        cuda.scratch(along * LONG, op=func)
+        return out
+    width, copied, inner = bytes_of(tensor), [], _sorted_layout(tensor, dim)
+    if inner != tensor.stride() or not is_dense(tensor):
+        copied.append(width)
+    values, indices = (out[0], out[1]) if isinstance(out, tuple) else (out, out)
+    copied += [size for one, size in ((values, width), (indices, tensor.numel() * LONG)) if one.stride() != inner]
+    with cuda.held(*copied, op=func):
+        _sort_rows(cuda, func, tensor, along)
+    return out
+
+
+def _sorted_layout(tensor: Any, dim: int) -> tuple[int, ...]:
+    """Dense strides with the dimension innermost (Sort.cpp, infer_dense_strides_dim_last)."""
+    dim %= tensor.dim()
+    order = sorted((one for one in range(tensor.dim()) if one != dim), key=lambda one: -tensor.stride(one))
+    strides, step = [0] * tensor.dim(), 1
+    for one in (dim, *reversed(order)):
+        strides[one] = step
+        step *= tensor.shape[one]
+    return tuple(strides)
+
+
+def _sort_rows(cuda: Any, func: Any, tensor: Any, along: int) -> None:
+    """Row after row, all at once with the number of the row, or by segments (ATen/native/cuda/SortStable.cu)."""
+    count, width = tensor.numel(), tensor.element_size()
+    rows = count // along
+    if rows == 1 or along >= LONG_ROW:
+        with cuda.held(along * LONG, op=func):
+            for _ in range(rows):
+                cuda.scratch(sort_pairs(along, width, cuda.gpu), op=func)
+    elif rows < MANY_SEGMENTS:
+        with cuda.held(count * LONG, count * LONG, op=func):
+            cuda.scratch(count * width, sort_pairs(count, width, cuda.gpu), op=func)
+            cuda.scratch(sort_keys(count, max((rows - 1).bit_length(), 1), cuda.gpu), op=func)
+    else:
+        swap = round_up(count * width, ALIGNED) + round_up(count * LONG, ALIGNED) + SLACK
+        cuda.scratch(count * LONG, swap if width > 1 else SLACK + 1, op=func)
+
+
+@rule("topk.default")
+def topk(cuda, func, tensor, k, dim=-1, largest=True, is_sorted=True):
+    """Many blocks per row where rows are few or long (ATen/native/cuda/TensorTopK.cu); results are sorted (TensorTopK.cpp)."""
+    values, indices = cuda.op(func, tensor, k, dim, largest, is_sorted)
+    if not values.numel():
+        return values, indices
+    with cuda.contiguous(tensor):
+        select_largest(cuda, func, tensor, dim)
+    if is_sorted and values.numel() > 1 and values.dim() and values.shape[dim] > SMALL_SORT:
+        places = cuda.op(aten.empty_like.default, indices)
+        ordered = cuda.op(aten.empty_like.default, values)
+        with contextlib.ExitStack() as stack:
+            for one, size in ((values, bytes_of(values)),) if dim % tensor.dim() != tensor.dim() - 1 else ():
+                stack.enter_context(cuda.held(size, size, one.numel() * LONG, op=func))
+            _sort_rows(cuda, func, values, values.shape[dim])
+        cuda.scratch(bytes_of(indices), op=func)  # gathered
+        del ordered, places
+    return values, indices
+
+
+BLOCK_THREADS, LEAST_ITEMS, MOST_ITEMS, REGISTERS = 256, 4, 64, 40
+"""Of `mbtopk` in TensorTopK.cu: threads per block, elements and registers per thread."""
+MANY_BLOCKS = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
+"""Up to so many rows, several blocks share one that is at least so long (TensorTopK.cu, should_use_multiblock)."""
+
+
+def select_largest(cuda: Any, func: Any, tensor: Any, dim: int) -> None:
+    """Digit counts per block, what is known per row, and two scans (TensorTopK.cu, mbtopk::launch)."""
+    along = tensor.shape[dim] if tensor.dim() else 1
+    rows = tensor.numel() // max(along, 1)
+    if along < next((least for most, least in MANY_BLOCKS if rows <= most), 400):
+        return
+    blocks_at_once = cuda.gpu.multiprocessors * (65536 // (REGISTERS * BLOCK_THREADS))
+    items = min(max(-(-tensor.numel() // (blocks_at_once * BLOCK_THREADS)), LEAST_ITEMS), MOST_ITEMS)
+    blocks = rows * -(-along // (items * BLOCK_THREADS))
+    width = tensor.element_size()
+    of_rows = rows * width, rows * 8, rows * 2 * max(width, 4), blocks * DIGITS * 2, rows * DIGITS * 4
+    with cuda.held(*of_rows, blocks * 4, blocks * 4, op=func):
+        for _ in range(2):
+            cuda.scratch(scan_by_key(blocks, 4), op=func)
 
 
 @rule("cumsum.default", "cumprod.default")
@@ -214,7 +361,25 @@ def cumulate(cuda, func, tensor, dim, *, dtype=None):
     return out
 
 
-@scratch("multinomial.default")
-def multinomial(cuda, out, weights, samples, replacement=False, **kwargs):
-    """Exponential draws without replacement, a cumulated distribution with it (ATen/native/cuda/MultinomialKernel.cu)."""
-    return [bytes_of(weights)] * (3 if replacement and samples > 1 else 1)
+@rule("multinomial.default")
+def multinomial(cuda, func, weights, samples, replacement=False, **kwargs):
+    """The largest of exponential draws, or a cumulated distribution (ATen/native/Distributions.cpp, multinomial_out;
+    cuda/MultinomialKernel.cu); before that the weights are checked."""
+    out = cuda.op(func, weights, samples, replacement, **kwargs)
+    if replacement and samples > 1:
+        cuda.scratch(*[bytes_of(weights)] * 3, op=func)
+        return out
+    smallest, largest = weights.aminmax()
+    is_valid = (largest < math.inf) & (smallest >= 0)
+    sums = weights.sum() if weights.dim() == 1 else weights.sum(1)
+    is_zero = sums == 0 if weights.dim() == 1 else (sums == 0).any()
+    del sums
+    ~is_zero  # noqa: B018  # what is asserted
+    with cuda.held(bytes_of(weights), op=func):
+        if samples == 1:
+            cuda.scratch(*reducing(cuda, weights, [-1], PAIR_BYTES), op=func)
+        else:
+            with cuda.held(out.numel() * weights.element_size(), op=func):
+                select_largest(cuda, func, weights, -1)
+    del largest, smallest, is_valid, is_zero
+    return out

@@ -15,18 +15,26 @@ from typing import Any
 import torch
 
 from memlab.errors import PredictionError
+from memlab.fake_cuda import gpus
+from memlab.fake_cuda.gpus import CUDA0, GPUS, META, METAS, State, with_index
 from memlab.fake_cuda.patches import constant
-from memlab.torch_internals.cuda_names import make_subclass, meta_kernels, no_torch_function, swap_tensor_impl
+from memlab.torch_internals import graph
+from memlab.torch_internals.cuda_names import (
+    make_subclass,
+    make_wrapper_subclass,
+    meta_kernels,
+    no_torch_function,
+    swap_tensor_impl,
+)
 from memlab.torch_internals.dispatch import TensorBase
 
-_Device = torch.device
-CUDA0, META = torch.device("cuda:0"), torch.device("meta")
 LEGACY_TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
     "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
     "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool, "ComplexFloatTensor": torch.complex64,
     "ComplexDoubleTensor": torch.complex128,
 }  # fmt: skip
+_empty_strided = torch.empty_strided
 _NO_NUMPY = (
     "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 )
@@ -36,26 +44,6 @@ NO_DLPACK = (
     "memory handed to another library (DLPack) cannot be predicted: keep the tensor in PyTorch, or leave this part out of "
     "the prediction."
 )
-
-
-class State:
-    """Global state that tensors need: the active FakeCuda, and how many GPUs programs see."""
-
-    active: Any = None
-    device_count = 1
-    asked = ""
-    """The method that copies to the host, if it is known."""
-
-
-def with_index(device: Any) -> torch.device:
-    """'cuda', 0 and cuda without an index mean cuda:0, as do all GPUs of a machine in a distributed job: a rank has one."""
-    device = _Device("cuda", device) if isinstance(device, int) else _Device(device)
-    if device.type != "cuda":
-        return device
-    if (device.index or 0) >= State.device_count:
-        seen = "The fake GPU is cuda:0" if State.device_count == 1 else f"There are {State.device_count} fake GPUs"
-        raise RuntimeError(f"CUDA error: invalid device ordinal. {seen}, got {device}.")
-    return CUDA0
 
 
 def without_frames(function):
@@ -90,7 +78,7 @@ def tensor_to(self, *args, **kwargs):
     given, rest = list(args), dict(kwargs)
     device, dtype, copy = rest.pop("device", None), rest.pop("dtype", None), rest.pop("copy", False)
     memory_format, other = rest.pop("memory_format", None), rest.pop("other", None)
-    rest.pop("non_blocking", None)
+    non_blocking = rest.pop("non_blocking", False)
     if given and isinstance(given[0], torch.Tensor):
         other = given.pop(0)
     elif given and isinstance(given[0], torch.dtype):
@@ -100,7 +88,7 @@ def tensor_to(self, *args, **kwargs):
         dtype = given.pop(0) if given and (given[0] is None or isinstance(given[0], torch.dtype)) else dtype
     if other is not None:
         device, dtype = other.device, other.dtype
-    copy = given[1] if len(given) > 1 else copy  # after non_blocking
+    non_blocking, copy = (*given[:2], *(non_blocking, copy)[len(given[:2]) :])
     device = None if device is None else with_index(device)
     is_for_gpu = device is not None and device.type == "cuda"
     if not is_for_gpu and not is_fake(self):
@@ -108,13 +96,16 @@ def tensor_to(self, *args, **kwargs):
     if device is not None and device.type == "meta" and not (self.requires_grad and torch.is_grad_enabled()):
         return torch.empty_strided(self.shape, self.stride(), dtype=dtype or self.dtype, device=META)
     where = [device] if device is not None and is_fake(self) != is_for_gpu else []
+    if device is not None and not where and device != self.device:
+        where = [METAS[device.index]]  # from one GPU to another
     memory_format = memory_format or torch.preserve_format
-    return TensorBase.to(self, *where, dtype or self.dtype, copy=copy, memory_format=memory_format, **rest)
+    how = {"non_blocking": bool(non_blocking), "copy": copy, "memory_format": memory_format}
+    return TensorBase.to(self, *where, dtype or self.dtype, **how, **rest)
 
 
 def tensor_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
     """`Tensor.cuda`."""
-    return self.to(CUDA0 if device is None else with_index(device), memory_format=memory_format)
+    return self.to(with_index("cuda" if device is None else device), memory_format=memory_format)
 
 
 def type_as(self, other):
@@ -140,8 +131,8 @@ def deepcopy(tensor: Any, memo: dict[Any, Any]) -> Any:
             key = ("storage of fake CUDA tensors", id(storage))
             base = memo.get(key)
             if base is None or base[0]() is not storage:
-                base = memo[key] = (weakref.ref(storage), restored(storage.nbytes()))
-            made = torch.empty((), dtype=tensor.dtype, device=CUDA0)  # `self.new_empty([])` in torch/_tensor.py
+                base = memo[key] = (weakref.ref(storage), restored(storage.nbytes(), tensor.device))
+            made = torch.empty((), dtype=tensor.dtype, device=tensor.device)  # `self.new_empty([])` in torch/_tensor.py
             copied = TensorBase.untyped_storage(base[1])
             made = made.set_(copied, tensor.storage_offset(), tensor.shape, tensor.stride())
             if (values := storage.__dict__.get("host_values")) is not None:
@@ -155,11 +146,11 @@ def deepcopy(tensor: Any, memo: dict[Any, Any]) -> Any:
     return made
 
 
-def legacy_tensor(dtype: torch.dtype, args: Any) -> Any:
+def legacy_tensor(dtype: torch.dtype, args: Any, device: Any = "cuda") -> Any:
     """`torch.cuda.FloatTensor(...)`: sizes, or values."""
     if len(args) == 1 and isinstance(args[0], list | tuple) and not isinstance(args[0], torch.Size):
-        return torch.tensor(args[0], dtype=dtype, device=CUDA0)
-    return torch.empty(*(args or (0,)), dtype=dtype, device=CUDA0)
+        return torch.tensor(args[0], dtype=dtype, device=device)
+    return torch.empty(*(args or (0,)), dtype=dtype, device=device)
 
 
 class FakeCudaTensor(torch.Tensor):
@@ -168,7 +159,8 @@ class FakeCudaTensor(torch.Tensor):
     __module__ = "torch"  # libraries ask it whose tensors they are (opt_einsum)
     __torch_function__ = no_torch_function
     to, cuda, __deepcopy__ = tensor_to, tensor_cuda, deepcopy
-    get_device, is_pinned, is_shared = constant(0), constant(False), constant(True)
+    is_pinned, is_shared = constant(False), constant(True)
+    get_device: Any = gpus.number_on
     share_memory_: Any = lambda self: self
 
     @classmethod
@@ -181,8 +173,11 @@ class FakeCudaTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """cuda:0 to user code; to shape functions written in Python, the device that C++ sees."""
-        return META if meta_kernels.running else CUDA0
+        """A GPU to user code; to shape functions written in Python, the device that C++ sees."""
+        if State.devices == 1:
+            return META if meta_kernels.running else CUDA0
+        number = gpus.number_on(self)
+        return METAS[number] if meta_kernels.running else GPUS[number]
 
     is_cuda: Any = property(lambda self: not meta_kernels.running)
     is_meta: Any = property(lambda self: meta_kernels.running)
@@ -200,7 +195,7 @@ class FakeCudaTensor(torch.Tensor):
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         kind = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
         grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
-        return f"{kind}tensor(..., device='cuda:0', size={tuple(self.shape)}, dtype={self.dtype}{grad})"
+        return f"{kind}tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype}{grad})"
 
     def __format__(self, spec: str) -> str:
         """A single element by value, as `torch.Tensor` does for tensors that are not on meta."""
@@ -227,7 +222,7 @@ class FakeCudaTensor(torch.Tensor):
     ) -> Any:
         """On its own device unless another is named."""
         dtype = dtype or (data.dtype if isinstance(data, torch.Tensor) else self.dtype)
-        return torch.tensor(data, dtype=dtype, device=device or CUDA0, requires_grad=requires_grad)
+        return torch.tensor(data, dtype=dtype, device=device or self.device, requires_grad=requires_grad)
 
     def as_subclass(self, cls: Any) -> Any:
         """The same data as a tensor of the user's class."""
@@ -241,11 +236,11 @@ class FakeCudaTensor(torch.Tensor):
 
     def __dlpack_device__(self) -> Any:
         """CUDA's, by DLPack's numbers (kDLCUDA)."""
-        return 2, 0
+        return 2, gpus.number_on(self)
 
     def new(self, *args, **kwargs):
         """The legacy constructor."""
-        return legacy_tensor(self.dtype, args)
+        return legacy_tensor(self.dtype, args, self.device)
 
     def numpy(self, *, force: bool = False) -> Any:
         """As on CUDA: only from the host."""
@@ -327,6 +322,7 @@ class _Handled(FakeCudaTensor):
 
 
 _Handled.__torch_function__ = _plain_torch_function
+graph.PLAIN.update((FakeCudaTensor, FakeCudaParameter))
 
 
 def wrapped(tensor: Any) -> FakeCudaTensor:
@@ -335,6 +331,15 @@ def wrapped(tensor: Any) -> FakeCudaTensor:
         FakeCudaTensor, tensor, False, dispatch_device=False, device_for_backend_keys=CUDA0
     )
     return made
+
+
+def new_tensor(shape: Any, stride: Any, dtype: torch.dtype) -> FakeCudaTensor:
+    """A fake CUDA tensor on a storage of its own, on the current GPU; nothing is logged."""
+    number = gpus.current()
+    if not number:
+        return wrapped(_empty_strided(shape, stride, dtype=dtype, device=META))
+    with meta_kernels():  # no factory makes tensors on meta:1
+        return wrapped(make_wrapper_subclass(FakeCudaTensor, shape, strides=stride, dtype=dtype, device=METAS[number]))
 
 
 def swap(first, second):
@@ -388,7 +393,8 @@ class SavedStorage:
         self.storage = storage
 
     def __reduce__(self) -> Any:
-        return restored, (self.storage.nbytes(),)
+        number = gpus.number_on(self.storage)
+        return restored, (self.storage.nbytes(), *([GPUS[number]] if number else []))
 
 
 _being_saved: weakref.WeakValueDictionary[int, SavedStorage] = weakref.WeakValueDictionary()

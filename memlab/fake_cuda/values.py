@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 
+from memlab.fake_cuda import index_bounds
 from memlab.fake_cuda.kernel_rules import operators
 from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake
 from memlab.torch_internals.dispatch import TensorBase
+from memlab.torch_internals.objects import schema_of
 
 aten = torch.ops.aten
 MOST_NUMBERS, MOST_FLOATS = 65536, 64
@@ -88,6 +90,14 @@ def possible(tensor: Any) -> Any:
     """The values where the unknown ones of some booleans are True; None if nothing is known."""
     values = of(tensor)
     return None if values is None else _seen(tensor, values.host)
+
+
+def count_bounds(tensor: Any) -> tuple[int, int]:
+    """How many elements of a tensor that is not known are nonzero, at least and at most."""
+    values = of(tensor) if tensor.dtype is torch.bool else None
+    if values is None or values.certain is None:
+        return 0, tensor.numel()
+    return int(_seen(tensor, values.certain).count_nonzero()), int(_seen(tensor, values.host).count_nonzero())
 
 
 def is_assumed(tensor: Any) -> bool:
@@ -160,7 +170,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if values is None:
         args[0].__dict__.pop("known", None)
         return
-    if func._schema.is_mutable:
+    if schema_of(func).is_mutable:
         _change(values, func, args, kwargs)
         return
     if out is args[0]:  # a formula of autograd that continues in place on its own result (`gradient_accumulation`)
@@ -228,8 +238,10 @@ def _change(values: Values, func: Any, args: Any, kwargs: Any) -> None:
 @functools.cache
 def _writes(func: Any) -> tuple[tuple[int, ...], bool]:
     """The places of the arguments that an operator writes to, and whether it does so to results given by name."""
-    written = [one for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    places = tuple(place for place, one in enumerate(func._schema.arguments) if one in written and not one.kwarg_only)
+    written = [one for one in schema_of(func).arguments if one.alias_info is not None and one.alias_info.is_write]
+    places = tuple(
+        place for place, one in enumerate(schema_of(func).arguments) if one in written and not one.kwarg_only
+    )
     return places, any(one.kwarg_only for one in written)
 
 
@@ -239,6 +251,7 @@ def written(func: Any, args: Any, out: Any) -> None:
     for place in places:
         given = args[place] if place < len(args) else None
         if type(given) is FakeCudaTensor and place == 0:
+            index_bounds.forget(given)
             if KEY in _storage(given).__dict__ and (func in _RESHAPERS or "known" not in given.__dict__):
                 given.__dict__["known"] = True
         else:
@@ -250,8 +263,10 @@ def written(func: Any, args: Any, out: Any) -> None:
 def lose(given: Any) -> None:
     """The values of these tensors have become unknown."""
     for one in given if type(given) in (list, tuple) else (given,):
-        if issubclass(type(one), FakeCudaTensor) and KEY in _storage(one).__dict__:
-            forget(one)
+        if issubclass(type(one), FakeCudaTensor):
+            index_bounds.forget(one)
+            if KEY in _storage(one).__dict__:
+                forget(one)
 
 
 def lose_statistics(func: Any, args: Any, out: Any) -> None:
@@ -268,6 +283,7 @@ def filled(func: Any, args: Any, out: Any) -> None:
     """Factories that fill with a number, and `fill_`."""
     if not is_fake(out):
         return
+    index_bounds.forget(out)
     values = of(out)
     if values is None and not (is_small(out) and _covers(out)):
         return
@@ -403,7 +419,7 @@ _SENDS = ("broadcast", "allreduce", "reduce_", "send", "barrier")
 
 def hook_of(func: Any) -> Callable[..., None] | None:
     """What to record after an operator."""
-    namespace, _, name = func._schema.name.rpartition("::")
+    namespace, _, name = schema_of(func).name.rpartition("::")
     if namespace == "c10d":
         return None if name.startswith(_SENDS) else lose_first
-    return _HOOKS.get(func) or (written if func._schema.is_mutable else None)
+    return _HOOKS.get(func) or (written if schema_of(func).is_mutable else index_bounds.HOOKS.get(func))

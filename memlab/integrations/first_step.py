@@ -16,7 +16,7 @@ from memlab.errors import MemlabError
 from memlab.units import one_line
 
 if TYPE_CHECKING:
-    from memlab.api.predict import Prediction
+    from memlab.api.prediction import Prediction
 
 STEPS = 2
 """The first step makes the optimizer's state, the second has it from its beginning."""
@@ -25,7 +25,8 @@ DEVICE = torch.device("cuda", 0)
 
 def predict_first_step(steps: Callable[[], object], card: str, say: Callable[[str], None]) -> Prediction | None:
     """Predict some training steps on a card, and say the answer, or why there is none, in one line."""
-    from memlab.api.predict import asks_for_nothing, configured, predict_step, verdict
+    from memlab.api.predict_step import configured, predict_step
+    from memlab.api.prediction import asks_for_nothing, verdict
     from memlab.prediction.cards import find
 
     try:

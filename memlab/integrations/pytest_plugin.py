@@ -7,6 +7,7 @@ with those in the file; `--memlab-update` writes them. The file is JSON: sizes i
 
 from __future__ import annotations
 
+import functools
 import json
 import unittest
 from collections.abc import Callable, Generator
@@ -90,10 +91,13 @@ class Baseline:
         """What is wrong with the peak of a run; "" if nothing is, or if the baseline is being written."""
         from memlab.api.regression import most_grown, why_unknown
 
-        now = self.found[name] = {"peak_bytes": run.peak_bytes, "by": {by: _shares(run, by) for by in BY}}
+        shares, device = {by: _shares(run, by) for by in BY}, _device_of(run)
+        now = self.found[name] = {"peak_bytes": run.peak_bytes, "device": device, "by": shares}
         before = self.known.get(name)
         if self.updates or before is None:
             return ""
+        if (of := before.get("device", device)) != device:  # files of early versions do not say
+            return f"its baseline is of another device, {of!s:.100}; this is {device}: renew it with --memlab-update"
         growth = run.peak_bytes - before["peak_bytes"]
         if growth <= self.tolerance * before["peak_bytes"]:
             return ""
@@ -130,6 +134,14 @@ class Baseline:
             self.path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def _device_of(run: Run) -> str:
+    """Where a peak was: "cpu", or the GPU and whether it was measured, predicted, or that of a simulated GPU."""
+    device = run.devices[0].device if run.devices else None
+    if device is None or device.label == "cpu":
+        return "cpu"
+    return f"{device.name}, {run.trace.remark or run.trace.provenance}"
+
+
 def _shares(run: Run, by: str) -> dict[str, int]:
     """Who held the peak; nothing if the run does not know, where all of it would be "elsewhere"."""
     if by != "category" and not (getattr(run.trace.blocks, by) >= 0).any():
@@ -162,7 +174,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     runs: list[Run] = []
 
     def predicted(**arguments: Any) -> None:
-        runs.append(_predicted(lambda: test(**arguments), device, pyfuncitem.name))
+        runs.append(_predicted(test, arguments, device, pyfuncitem.name))
 
     pyfuncitem.obj = predicted  # pytest calls it with the test's fixtures
     try:
@@ -234,16 +246,18 @@ def _asked(mark: pytest.Mark) -> tuple[int | None, str]:
         raise _failed(f"{MARK}: {error}") from None
 
 
-def _predicted(test: Callable[[], object], card: str, name: str) -> Run:
+def _predicted(test: Callable[..., object], arguments: dict[str, Any], card: str, name: str) -> Run:
     """The prediction of a test on a card; values mean nothing there, and an error of the test fails it.
 
     So does a test that uses no GPU, of which its budget would say nothing.
     """
-    from memlab.api.predict import asks_for_nothing, configured, predict_step, verdict
+    from memlab.api.predict_step import configured, predict_step
+    from memlab.api.prediction import asks_for_nothing, verdict
     from memlab.prediction.cards import find
 
     try:
-        found = predict_step(test, find(card), name, configured(None))
+        step = functools.partial(test, **arguments)
+        found = predict_step(step, find(card), name, configured(None), functions=[test])
     except MemlabError as error:
         raise _failed(f"{MARK}: {error}") from None
     if asks_for_nothing(found.forecast):

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memlab.errors import MemlabError
-from memlab.scripts import job
+from memlab.scripts import measured_script
 from memlab.scripts.recording import Recording, Wanted, folder
 from memlab.scripts.script import frame_of_script
 from memlab.units import number_of, parse_bytes
 
 if TYPE_CHECKING:
-    from memlab.api.predict import Prediction
+    from memlab.api.prediction import Prediction
     from memlab.api.run import Run
     from memlab.api.track import Track
 
@@ -48,7 +48,7 @@ class MeasuredTraining:
         self.device = options.wanted.device or device
         self.recording = Recording(options.wanted, "memlab", self.device)
         self.recording.model = None if model is None else (model, type(model).__name__)
-        self._has_page = options.wanted.out is not None or job.running is None
+        self._has_page = options.wanted.out is not None or measured_script.running is None
         self._window: Track | None = None
         self._step = self._taken = 0
         self._ends: list[tuple[int, int]] = []

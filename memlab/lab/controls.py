@@ -27,7 +27,7 @@ from memlab.lab.state import MAX_STEPS, MAX_WORLD_SIZE
 from memlab.lab.widgets import button, clickable, flowing, line, problem, set_options
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.views import theme
-from memlab.views.live import LiveView, static
+from memlab.views.live import LiveView
 
 DEVICES = {"cpu": "CPU, measured here", "cuda": "CUDA, measured here", "card": "GPU, predicted"}
 SIMULATED_CUDA = f"CUDA, a {SIMULATED_GPU}"
@@ -45,7 +45,7 @@ class LabControls:
         self._lock = threading.RLock()
         self._settings: dict[str, Any] = {}
         self._settings_of = ("", "")
-        self._next_tick = self._began_s = 0.0
+        self._next_tick = self.began_s = 0.0
         self._live: Any = None
         self.estimates = Estimates(choices, self._estimated)
         self.workload = self._choice("Workload", choices.workloads, "workload")
@@ -73,6 +73,12 @@ class LabControls:
         self.runs = RunsPanel(session, self._guarded, self.say)
         self.about_runs, runs = self._opening("Runs, baseline, save, code", self.runs.box)
         self.live = ipywidgets.VBox()
+        self.box = self._arranged(name, more, runs)
+        self.show()
+        self.show_result()
+
+    def _arranged(self, name: str, more: Any, runs: Any) -> Any:
+        """The box of everything, with its style; `more` and `runs` are the parts that open."""
         fields = ipywidgets.VBox([
             self.workload, self.size, self.device, self.card, self.world_size, self.idea, self.more, more,
             flowing(self.run, self.bar),
@@ -84,16 +90,15 @@ class LabControls:
         colours = (
             f"--memlab-less: {theme.SERIES['allocated']}; --memlab-more: {theme.CAPACITY}; --memlab-grid: {theme.GRID}"
         )
-        rules = f".memlab-lab {{ {colours} }}\n{static('lab.css')}"
+        rules = f".memlab-lab {{ {colours} }}\n{theme.static('lab.css')}"
         style = ipywidgets.HTML(f"<style>{rules}</style>{widgets.hiding_style(name)}")
         style.layout.display = "none"
-        self.box = ipywidgets.VBox([
+        box = ipywidgets.VBox([
             style, columns, self.verdict, self.status, self.problem, self.live, self.about_runs, runs,
         ])  # fmt: skip
-        self.box.add_class(widgets.CONTROLS)
-        self.box.add_class(f"{name}-controls")
-        self.show()
-        self.show_result()
+        box.add_class(widgets.CONTROLS)
+        box.add_class(f"{name}-controls")
+        return box
 
     def _choice(self, description: str, options: list[Any], key: str) -> Any:
         return self._observed(clickable(ipywidgets.Dropdown(description=description, options=options), "auto"), key)
@@ -137,9 +142,9 @@ class LabControls:
     def _run(self) -> None:
         """The button: it starts, and then it stops. It is one, so that the focus stays."""
         if not self._session.is_running:
-            self._began_s, self.verdict.value = time.monotonic(), ""
+            self.began_s, self.verdict.value = time.monotonic(), ""
             self._session.start()
-        elif time.monotonic() - self._began_s > TWICE_S:
+        elif time.monotonic() - self.began_s > TWICE_S:
             self._session.stop()
 
     def _toggled(self, name: str, on: bool) -> None:
@@ -257,7 +262,7 @@ class LabControls:
                 str(self._session.choices.work(self._session.chosen)), ("allocated",), now.capacity_bytes, remark=remark
             )
             self.live.children = (self._live,)
-        since_s = time.monotonic() - self._began_s
+        since_s = time.monotonic() - self.began_s
         self._live.push(
             [since_s], {"allocated": [float(now.allocated_bytes)]}, peak_bytes=now.peak_bytes,
             peak_is_exact=now.peak_is_exact, elapsed_s=since_s,

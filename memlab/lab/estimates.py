@@ -12,7 +12,7 @@ from typing import Any
 
 from memlab.analysis.advice import LEAST_SHARE, interval_text, saved
 from memlab.api.advise.search import shares_of
-from memlab.api.predict import Prediction
+from memlab.api.prediction import Prediction
 from memlab.api.workload_run import baseline_patterns_of, run_workload
 from memlab.errors import DoesNotApply
 from memlab.lab.experiment import error_line
@@ -86,9 +86,9 @@ class Estimates:
     def __init__(self, choices: LabChoices, changed: Callable[[], None]) -> None:
         self._choices, self._changed = choices, changed
         self._state: LabState | None = None
-        self._peaks: dict[Any, Found | Exception] = {}
+        self.peaks: dict[Any, Found | Exception] = {}
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._woken = threading.Event()
 
     def want(self, state: LabState) -> None:
@@ -96,14 +96,14 @@ class Estimates:
         with self._lock:
             self._state = state
             self._woken.set()
-            if self._thread is None and self._next(state) is not None:
-                self._thread = threading.Thread(target=self._work, name="memlab lab estimates", daemon=True)
-                self._thread.start()
+            if self.thread is None and self._next(state) is not None:
+                self.thread = threading.Thread(target=self._work, name="memlab lab estimates", daemon=True)
+                self.thread.start()
 
     def close(self) -> None:
         """Stop, and wait until nothing runs any more."""
         with self._lock:
-            self._state, thread = None, self._thread
+            self._state, thread = None, self.thread
             self._woken.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -111,7 +111,7 @@ class Estimates:
     def of(self, state: LabState, names: Iterable[str]) -> Estimate | None:
         """The estimate of these techniques; None if they have not been predicted yet."""
         names = tuple(names)
-        before, after = (self._peaks.get(_key(state, one)) for one in (_plain(names), (names, ())))
+        before, after = (self.peaks.get(_key(state, one)) for one in (_plain(names), (names, ())))
         if isinstance(before, Found) and isinstance(after, Found):
             return Estimate(after.peak_bytes, before.peak_bytes, after.verdict, of_pattern=bool(_plain(names)[1]))
         problem = before if isinstance(before, Exception) else after
@@ -157,15 +157,15 @@ class Estimates:
         alone = [(name,) for name in self._ordered(state)] if Child().forks else []  # else each takes seconds to start
         for names in ((), state.techniques, *alone):
             for job in (_plain(names), (names, ())):
-                if _key(state, job) not in self._peaks:
+                if _key(state, job) not in self.peaks:
                     return job
-            if not names and isinstance(self._peaks[_key(state, ((), ()))], Exception):
+            if not names and isinstance(self.peaks[_key(state, ((), ()))], Exception):
                 return None  # the work itself cannot be predicted
         return None
 
     def _ordered(self, state: LabState) -> list[str]:
         """Those first that act on what holds the peak, last those that take a prediction for each kind of rank."""
-        plain = self._peaks.get(_key(state, ((), ())))
+        plain = self.peaks.get(_key(state, ((), ())))
         shares = plain.shares if isinstance(plain, Found) else {}
 
         def place(name: str) -> tuple[bool, bool, int]:
@@ -181,7 +181,7 @@ class Estimates:
                 state = self._state
                 job = self._next(state) if state is not None else None
                 if state is None or job is None:
-                    self._thread = None
+                    self.thread = None
                     return
             if not execution_lock.is_free:
                 self._woken.wait(WAIT_S)
@@ -192,7 +192,7 @@ class Estimates:
                 continue
             except Exception as error:
                 found = error.with_traceback(None)
-            self._peaks[_key(state, job)] = found
+            self.peaks[_key(state, job)] = found
             self._changed()
 
     def _peak(self, state: LabState, names: Names, habits: Names) -> Found:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memlab.api.predict import Prediction
+from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.lab.state import LabState

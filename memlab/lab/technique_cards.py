@@ -25,14 +25,14 @@ class TechniqueCards:
     def __init__(self, techniques: Mapping[str, Technique], changed: Callable[[str, bool], None]) -> None:
         self._techniques, self._changed = techniques, changed
         self._chosen: tuple[str, ...] = ()
-        self._cards = {name: self._card(name, one) for name, one in techniques.items()}
+        self.cards = {name: self._card(name, one) for name, one in techniques.items()}
         attacked = dict.fromkeys(group for one in techniques.values() for group in one.attacks)
         self.filter = clickable(ipywidgets.Text(description="Filter", placeholder="part of a name or idea"), "210px")
         self.group = clickable(ipywidgets.Dropdown(description="Attacks", options=[ALL, CHOSEN, *attacked]))
         self._count = ipywidgets.HTML()
-        self._cells = ipywidgets.VBox(list(self._cards.values()))
-        self._cells.add_class("memlab-cards")
-        self.box = ipywidgets.VBox([flowing(self.filter, self.group, self._count), self._cells])
+        self.cells = ipywidgets.VBox(list(self.cards.values()))
+        self.cells.add_class("memlab-cards")
+        self.box = ipywidgets.VBox([flowing(self.filter, self.group, self._count), self.cells])
         for control in (self.filter, self.group):
             control.observe(lambda _: self._sift(), "value")
         self._sift()
@@ -49,7 +49,7 @@ class TechniqueCards:
     def show(self, chosen: Iterable[str], why: Mapping[str, str], estimates: Mapping[str, Estimate | None]) -> None:
         """Set the check boxes and bars; `why` says which cannot be switched on."""
         self._chosen = tuple(chosen)
-        for name, card in self._cards.items():
+        for name, card in self.cards.items():
             box, text = card.children
             box.value, box.disabled = name in self._chosen, name in why
             text.value = _about(
@@ -64,9 +64,9 @@ class TechniqueCards:
             one = estimates[name] or Estimate(why="not known")
             return not one.applies, bool(one.why), one.of_pattern, -one.share
 
-        ranked = tuple(self._cards[name] for name in sorted(self._cards, key=place))
-        if self._cells.children != ranked:
-            self._cells.children = ranked
+        ranked = tuple(self.cards[name] for name in sorted(self.cards, key=place))
+        if self.cells.children != ranked:
+            self.cells.children = ranked
 
     def _sift(self) -> None:
         """Show the techniques that match the filter and the group."""
@@ -76,7 +76,7 @@ class TechniqueCards:
             text = f"{name} {one.idea} {' '.join(one.attacks)} {one.kind}".casefold()
             is_in_group = group == ALL or group in one.attacks or (group == CHOSEN and name in self._chosen)
             is_shown = is_in_group and all(word in text for word in words)
-            self._cards[name].layout.display = "flex" if is_shown else "none"
+            self.cards[name].layout.display = "flex" if is_shown else "none"
             shown += is_shown
         total = len(self._techniques)
         listed = f"{shown} of {total} techniques listed" if shown < total else f"{total} techniques"

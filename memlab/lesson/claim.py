@@ -1,4 +1,4 @@
-"""Claims of a lesson: a saving, or none for a myth; and the account of a peak, term by term."""
+"""Claims of a lesson: a saving, or none for a myth; and the account of a peak, term by term, which has to explain it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from memlab.api.predict import Prediction
+from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.errors import ClaimRefuted, MemlabError
-from memlab.units import format_bytes
+from memlab.lesson.sources import source_of
+from memlab.units import MiB, format_bytes
 from memlab.views.page import Page
 from memlab.views.shown import Shown
 from memlab.views.table import Column, Table
@@ -18,12 +19,14 @@ from memlab.views.table import Column, Table
 LEAST_SAVING = 0.25
 """A share of the peak: what is taught as a saving has to be clearly visible."""
 MOST_OF_A_MYTH = 0.01
+MOST_UNEXPLAINED = 0.03
+"""A share of the figure: an account whose formulas leave more of it, as a whole or in one term, is refused."""
 Measured = Run | int
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A sentence with its figures, and their source, such as "measured on cpu"."""
+    """A sentence with its figures, and their source, such as "measured on cpu"; "" if what made them is not known."""
 
     sentence: str
     source: str
@@ -32,7 +35,7 @@ class Claim:
     text = property(attrgetter("sentence"))  # the earlier name
 
     def __str__(self) -> str:
-        return f"Claim holds ({self.source}): {self.sentence}"
+        return f"Claim holds ({self.source}): {self.sentence}" if self.source else f"Claim holds: {self.sentence}"
 
     __repr__ = __str__
 
@@ -43,7 +46,7 @@ def saves(what: str, before: Measured, after: Measured, at_least: float = LEAST_
         raise MemlabError(f"at_least is a share between 0 and 1, got {at_least!r:.80}.")
     claim = _claim(what, before, after, of)
     if claim.saved_share < at_least:
-        raise ClaimRefuted(f"not so here ({claim.source}): {claim.sentence} At least {at_least:.0%} was claimed.")
+        raise ClaimRefuted(f"not so here: {claim.sentence} At least {at_least:.0%} was claimed.")
     return claim
 
 
@@ -53,18 +56,12 @@ def saves_nothing(
     """Assert that `what` does not change the peak by more than this share, else raise ClaimRefuted."""
     claim = _claim(what, before, after, of)
     if abs(claim.saved_share) > at_most:
-        raise ClaimRefuted(f"not so here ({claim.source}): {claim.sentence} At most {at_most:.0%} was claimed.")
+        raise ClaimRefuted(f"not so here: {claim.sentence} At most {at_most:.0%} was claimed.")
     return claim
 
 
 def _claim(what: str, before: Measured, after: Measured, of: str) -> Claim:
-    sources: set[str] = set()
-    for run in (before, after):
-        if isinstance(run, Prediction):
-            sources.add(f"predicted for {run.card.name}")
-        elif isinstance(run, Run) and run.devices:
-            device = run.devices[0].device
-            sources.add(f"{run.trace.provenance} on {device.label}")
+    sources = {source_of([run]) for run in (before, after) if isinstance(run, Run)}
     if len(sources) > 1:
         raise MemlabError(f"a claim compares two of a kind, got {' and '.join(sorted(sources))}.")
     was, now = _peak(before, of), _peak(after, of)
@@ -74,7 +71,7 @@ def _claim(what: str, before: Measured, after: Measured, of: str) -> Claim:
     sentence = (
         f"with {what} the peak of {of} is {format_bytes(now)} instead of {format_bytes(was)} ({0.0 - share:+.0%})."
     )
-    return Claim(sentence, sources.pop() if sources else "measured", share)
+    return Claim(sentence, sources.pop() if sources else "", share)
 
 
 def _peak(run: Measured, of: str) -> int:
@@ -106,15 +103,15 @@ class AccountTerm:
 class Account(Shown):
     """All terms of one figure; `total_bytes` is the measured figure, and the unexplained rest is a row.
 
-    `source` is the heading of the measured column: it says so if they were simulated or predicted.
+    `source` is the heading of the measured column: whether these were measured, simulated, predicted or computed.
     """
 
     title: str
     total_bytes: int
     terms: tuple[AccountTerm, ...]
     source: str = "measured"
-
-    found = property(attrgetter("source"))  # the earlier name
+    workspace_bytes: int = 0
+    """What GPU libraries may hold beyond every formula, by their settings."""
 
     @property
     def unexplained_bytes(self) -> int:
@@ -125,6 +122,13 @@ class Account(Shown):
     def unexplained_share(self) -> float:
         """The same as a share of the figure."""
         return self.unexplained_bytes / max(self.total_bytes, 1)
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """The terms, or the whole, whose formula is further off than MOST_UNEXPLAINED of the figure, workspaces aside."""
+        rests = {"together": self.unexplained_bytes, **{term.name: term.residual_bytes for term in self.terms}}
+        allowed = MOST_UNEXPLAINED * self.total_bytes + self.workspace_bytes
+        return tuple(f"{name} ({rest / MiB:+.1f} MiB)" for name, rest in rests.items() if abs(rest) > allowed)
 
     @property
     def page(self) -> Page:
@@ -147,7 +151,12 @@ class Account(Shown):
 
 
 def account(
-    title: str, total_bytes: int, terms: Sequence[tuple[str, str, int, int]], source: str = "measured"
+    title: str, total_bytes: int, terms: Sequence[tuple[str, str, int, int]], source: str, workspace_bytes: int = 0
 ) -> Account:
-    """An account; each term is name, formula as text, predicted and measured bytes."""
-    return Account(title, total_bytes, tuple(AccountTerm(*term) for term in terms), source)
+    """An account; each term is name, formula as text, predicted and measured bytes. Raises ClaimRefuted if it leaves a gap."""
+    made = Account(title, total_bytes, tuple(AccountTerm(*term) for term in terms), source, workspace_bytes)
+    if gaps := made.gaps:
+        raise ClaimRefuted(
+            f"{title}: not explained: {', '.join(gaps)}; at most {MOST_UNEXPLAINED:.0%} of {format_bytes(total_bytes)} may be left."
+        )
+    return made

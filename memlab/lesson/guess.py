@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Literal
 
 from memlab.errors import MemlabError
+from memlab.lesson.sources import Maker, source_of
 from memlab.units import format_bytes, parse_bytes
 
 Value = float | str
@@ -83,8 +83,6 @@ class Outcome:
     measured: Value
     source: str = "measured"
 
-    found = property(attrgetter("source"))  # the earlier name
-
     @property
     def ratio(self) -> float:
         """Guess divided by measurement: 1 is right; NaN without a guess, or for a wrong word."""
@@ -95,9 +93,9 @@ class Outcome:
     def __str__(self) -> str:
         measured = self.answer.text(self.measured)
         if self.guessed is None:
-            source = self.source.capitalize() or "The answer"
+            source = self.source[:1].upper() + self.source[1:] or "The answer"
             return f"{self.question} {source}: {measured}. You skipped the guess."
-        where = f", {self.source}" if self.source not in ("", "measured") else ""
+        where = f", {self.source}" if self.source and not self.source.startswith("measured") else ""
         if isinstance(self.answer, Choice):
             verdict = "right" if self.ratio == 1 else f"it was {measured}"
             return f"{self.question} You said {self.answer.text(self.guessed)}: {verdict}{where}."
@@ -167,15 +165,15 @@ class Guess:
         self.on_change(self)
         return self
 
-    def compare(self, measured: object, source: str | None = None, *, found: str = "") -> Outcome:
-        """The guess next to what was measured; an open one counts as skipped.
+    def compare(self, measured: object, *by: Maker) -> Outcome:
+        """The guess next to the true value; an open one counts as skipped.
 
-        `source` says where the value comes from, such as "predicted", if not from the runs since the question was asked;
-        `found` is the earlier name of an argument.
+        `by` is what the value was taken from, and says whether it was measured, simulated, predicted or computed. Without it
+        the runs made since the question say so.
         """
         if self.state == "open":
             self.state = "skipped"
-        source = found or (self._source() if source is None else source)
+        source = source_of(by) if by else self._source()
         self.outcome = Outcome(self.question, self.answer, self.value, self.answer.read(measured), source)
         self.on_change(self)
         return self.outcome

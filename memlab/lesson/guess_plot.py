@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from memlab.lesson.guess import distance
-from memlab.lesson.guess_store import StoredGuess
+from memlab.lesson.progress_file import StoredGuess
 from memlab.units import one_line
 from memlab.views import theme
 from memlab.views.scene import Axis, Mark, Panel, Scene, Shade

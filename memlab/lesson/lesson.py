@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
@@ -13,21 +12,25 @@ from typing import Any, Literal
 
 import torch
 
-from memlab.api import predict as predictions
+from memlab.api.predict import predict
+from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.errors import ClaimRefuted, MemlabError
-from memlab.lesson import claim, guess_store
+from memlab.lesson import claim, price, progress_file
 from memlab.lesson.check import Check, Verdict
 from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, Claim, Measured
 from memlab.lesson.guess import Answer, Choice, Guess, Share, Size
 from memlab.lesson.guess_plot import GuessPlot
-from memlab.lesson.guess_store import StoredGuess
 from memlab.lesson.guess_widget import show_guess
+from memlab.lesson.progress import CourseProgress
+from memlab.lesson.progress_file import FinishedLesson, StoredExercise, StoredGuess
+from memlab.lesson.sources import Maker, source_of
 from memlab.lesson.sweep import Sweep
 from memlab.probes.counters import Nvml
 from memlab.probes.host import HostMemory
+from memlab.torch_internals import blas_workspace_sizes
 from memlab.trace.trace import SIMULATED_GPU, is_simulated_gpu
-from memlab.units import MiB, format_bytes, number_of, parse_bytes
+from memlab.units import MiB, format_bytes, number_of, one_line, parse_bytes
 from memlab.views.shown import Shown, print_text
 
 HEADLINES = "application/vnd.memlab.headlines+json"
@@ -37,6 +40,22 @@ SMALL_WORKSPACE = ":4096:2:16:8"
 
 CONTEXTS_BYTES = 1024 * MiB
 """Room for the CUDA contexts of a lesson and of a program that it starts; on most cards one takes 80 to 500 MiB."""
+
+
+def check_gpu(lesson: str, needs_bytes: int) -> None:
+    """Raise MemlabError if other processes leave too little of the GPU: kernels of other notebooks keep what they had."""
+    if not torch.cuda.is_initialized():
+        return
+    with Nvml.open() as nvml:
+        reading = nvml.read(torch.cuda.current_device())
+    if reading.total_bytes is None or reading.others_bytes is None:
+        return
+    room_bytes, wanted_bytes = reading.total_bytes - reading.others_bytes, needs_bytes * 6 // 5 + CONTEXTS_BYTES
+    if room_bytes < wanted_bytes:
+        raise MemlabError(
+            f"lesson {lesson} takes up to {format_bytes(wanted_bytes)} of the GPU's memory, and other processes leave "
+            f"{format_bytes(room_bytes)}: shut down the kernels of other notebooks, then run this cell again."
+        )
 
 
 class Lesson:
@@ -63,25 +82,11 @@ class Lesson:
                 f"{format_bytes(free_bytes)} are free: close other notebooks and programs, then run this cell again."
             )
         where = torch.cuda.get_device_name() if self.device == "cuda" else "this machine's CPU; no GPU was found"
-        self._check_gpu(needs_bytes)
+        if self.device == "cuda":
+            check_gpu(name, needs_bytes)
         self.source = "simulated" if is_simulated_gpu(where) else "measured"
         how = f"on {where}, a {SIMULATED_GPU}" if self.source == "simulated" else f"measured on {where}"
         print_text(f"Lesson {name}: {how}.")
-
-    def _check_gpu(self, needs_bytes: int) -> None:
-        """Raise MemlabError if other processes leave too little of the GPU: kernels of other notebooks keep what they had."""
-        if self.device != "cuda" or not torch.cuda.is_initialized():
-            return
-        with Nvml.open() as nvml:
-            reading = nvml.read(torch.cuda.current_device())
-        if reading.total_bytes is None or reading.others_bytes is None:
-            return
-        room_bytes, wanted_bytes = reading.total_bytes - reading.others_bytes, needs_bytes * 6 // 5 + CONTEXTS_BYTES
-        if room_bytes < wanted_bytes:
-            raise MemlabError(
-                f"lesson {self.name} takes up to {format_bytes(wanted_bytes)} of the GPU's memory, and other processes leave "
-                f"{format_bytes(room_bytes)}: shut down the kernels of other notebooks, then run this cell again."
-            )
 
     @property
     def claims(self) -> list[Claim]:
@@ -124,11 +129,15 @@ class Lesson:
             ratio = guess.outcome.ratio
             usable = ratio if math.isfinite(ratio) and ratio > 0 else None
             state: Literal["committed", "skipped"] = "committed" if guess.state == "committed" else "skipped"
-            guess_store.save(StoredGuess(self.name, guess.question, usable, state))
+            progress_file.save(StoredGuess(self.name, guess.question, usable, state))
 
     def guesses_so_far(self) -> GuessPlot:
         """The learner's guesses of all lessons: guess divided by measurement, lesson by lesson."""
-        return GuessPlot(guess_store.load())
+        return GuessPlot(progress_file.guesses())
+
+    def progress(self) -> CourseProgress:
+        """What the learner has guessed, held and solved in all lessons so far."""
+        return CourseProgress(progress_file.load())
 
     def sweep(self, name: str, runs: Mapping[Any, Measured]) -> Sweep:
         """The peaks over the values of one setting: `lesson.sweep("batch", {8: run, 16: other})`."""
@@ -149,19 +158,43 @@ class Lesson:
         return self._claimed(what, claim.saves_nothing(what, before, after, at_most, of))
 
     def _claimed(self, what: str, claimed: Claim) -> Claim:
-        if claimed.source == "measured":  # of numbers, which do not say where they come from
-            claimed = dataclasses.replace(claimed, source=self.source)
         self._claims[what] = claimed
         self.headlines[f"{what}: share of the peak saved"] = round(claimed.saved_share, 4)
         return claimed
 
-    def holds(self, sentence: str, is_so: bool) -> Claim:
-        """Assert anything else that the lesson says."""
+    def holds(self, sentence: str, is_so: bool, *by: Maker) -> Claim:
+        """Assert anything else that the lesson says; `by` is what the figures were taken from, if not computed here."""
+        return self._held(sentence, is_so, source_of(by))
+
+    def _held(self, sentence: str, is_so: bool, source: str) -> Claim:
         if not is_so:
             raise ClaimRefuted(f"not so here: {sentence}")
-        where = "a simulated GPU" if self.source == "simulated" else self.device
-        held = self._claims[re.sub(r"\d[\d.,]*", "#", sentence)] = Claim(sentence, f"on {where}", 0.0)
+        held = self._claims[re.sub(r"\d[\d.,]*", "#", sentence)] = Claim(sentence, source, 0.0)
         return held
+
+    def price(
+        self, what: str, before: Callable[[], object], after: Callable[[], object], at_most: float, of: str = "FLOPs"
+    ) -> Claim | str:
+        """Assert what a saving costs: `after` takes at most so many times the "FLOPs", or "seconds", of `before`.
+
+        Of seconds the low end of the spread is compared, since other work on the machine only adds to them; a simulated GPU
+        has none, and says so.
+        """
+        paid = price.price(what, before, after, at_most, of, self.device)
+        if paid.source == "simulated":
+            return paid.sentence
+        if of == "FLOPs":
+            self.headline(f"{what}: times the FLOPs", round(paid.middle, 3))
+        return self._held(paid.sentence, paid.low <= at_most, paid.source)
+
+    def accuracy(self, what: str, off: float, at_most: float = math.inf, at_least: float = 0.0) -> None:
+        """Assert how far `what` is off, as a share of the exact values; a simulated GPU computes none, and says so."""
+        if self.source == "simulated":
+            self.not_measurable(f"{what}: accuracy", "a simulated GPU computes no values")
+            return
+        bounds = "" if at_most == math.inf else f", at most {at_most:.0%}"
+        bounds += f", at least {at_least:.0%}" if at_least else ""
+        print_text(str(self.holds(f"{what}: off by {off:.1%}{bounds}", at_least <= off <= at_most)))
 
     def headline(self, name: str, figure: int | float | str) -> Any:
         """Record a figure that every execution on this kind of machine reproduces."""
@@ -178,32 +211,36 @@ class Lesson:
 
     def predict(self, step: Callable[[], object], name: str | None = None, card: str | None = None) -> Any:
         """Predict for a GPU what this machine cannot show."""
-        return predictions.predict(step, card or self.card, name=name)
+        return predict(step, card or self.card, name=name)
 
     on_card = predict  # the earlier name
 
-    def account(
-        self,
-        title: str,
-        total_bytes: int,
-        terms: Sequence[tuple[str, str, int, int]],
-        source: str = "",
-        *,
-        found: str = "",
-    ) -> Account:
-        """Every large term of a peak: name, formula, predicted bytes, measured bytes.
+    def account(self, title: str, total: Run | int, terms: Sequence[tuple[str, str, int, int]], *by: Maker) -> Account:
+        """Every large term of a peak: name, formula, predicted bytes, measured bytes; raises ClaimRefuted if one is missing.
 
-        `source` is where the figures come from if not from this device; `found` is the earlier name of an argument.
+        `total` is a run, for its peak of allocated memory, or a number of bytes, with what it was taken from in `by`.
         """
+        total_bytes = total if isinstance(total, int) else total.peak_allocated_bytes
         self.headlines[title] = total_bytes
-        return claim.account(title, total_bytes, terms, found or source or self.source)
+        source = source_of(by if isinstance(total, int) else [total])
+        # cuBLAS has one for the thread of forward and one for that of backward, and cuBLASLt one while it multiplies.
+        workspaces = 3 * max(blas_workspace_sizes()) if self.device == "cuda" else 0
+        return claim.account(title, total_bytes, terms, source, workspaces)
 
     def check(self, yours: Callable[[], object]) -> Check:
         """Check an exercise: `lesson.check(yours).same_as(reference).peak_below("2 GiB")`."""
-        return Check(yours, self.device, self.verdicts.append, self._name_in(sys._getframe(1)))
+        exercise = one_line(str(getattr(yours, "__name__", "yours")))
+
+        def judged(verdict: Verdict) -> None:
+            self.verdicts.append(verdict)
+            if verdict.is_written:
+                progress_file.save(StoredExercise(self.name, exercise, verdict.passed))
+
+        return Check(yours, self.device, judged, self._name_in(sys._getframe(1)))
 
     def end(self) -> LessonEnd:
         """Summarize claims and guesses; the last cell of a lesson."""
+        progress_file.save(FinishedLesson(self.name, len(self.claims)))
         return LessonEnd(self)
 
 

@@ -71,7 +71,7 @@ class CellTracker(threading.local):
 
     def predict(self, line: str, body: str) -> None:
         """The call that replaces a cell to be predicted."""
-        from memlab.magics.predict import predict_cell  # imported late: prediction is not loaded without it
+        from memlab.magics.predict_cell import predict_cell  # imported late: prediction is not loaded without it
 
         asked = asked_of(line)
         predict_cell(self.shell, asked, options_of(asked), line, body)

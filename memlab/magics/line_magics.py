@@ -114,7 +114,7 @@ class LineMagics(Magics):
         from memlab.api.compare import compare
 
         with usage_errors("memcompare"):
-            return compare(*_two_runs(line))
+            return compare(*two_runs(line))
 
     @line_magic
     @no_var_expand
@@ -167,7 +167,7 @@ def _run_and_cards(text: str) -> tuple[Run | None, list[str] | None]:
     return (runs[named] if named else None), wanted or None
 
 
-def _two_runs(line: str) -> tuple[str, str]:
+def two_runs(line: str) -> tuple[str, str]:
     """Split a line into two words, or at the one place where both parts are names."""
     from memlab.api.compare import is_run
 

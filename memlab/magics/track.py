@@ -24,14 +24,25 @@ from memlab.magics.line_magics import usage_errors
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argparse parser with one-line errors that never exits the kernel."""
+    """An argparse parser with one-line errors that never exits the kernel; `with_value` has the options that take one."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.with_value: set[str] = set()
+        super().__init__(**settings)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        action = super().add_argument(*names, **settings)
+        if action.nargs != 0:
+            self.with_value.update(action.option_strings)
+        return action
 
     def error(self, message: str) -> NoReturn:
         options = " ".join(self.format_usage().split()).removeprefix("usage: %memtrack ")
         raise UsageError(f"%memtrack: {message}. Options: {options}")
 
 
-def _parser() -> _Parser:
+def make_parser() -> _Parser:
+    """The options of `%%memtrack`."""
     width = functools.partial(
         argparse.HelpFormatter, width=110
     )  # otherwise argparse asks the terminal, which a notebook is not
@@ -49,6 +60,14 @@ def _parser() -> _Parser:
     add("--no-live", action="store_true", help="no curve while the cell runs")
     add("--quiet", action="store_true", help="no report")
     add("--predict", metavar="CARD", help="run nothing here: predict the cell for that GPU")
+    add(
+        "--assume",
+        metavar="KEY=VALUE",
+        action="append",
+        help="with --predict: the value to assume for this key",
+    )
+    add("--torch", metavar="VERSION", help="with --predict: the PyTorch that will run there, 2.10 to 2.15")
+    add("--devices", metavar="N", type=int, help="with --predict: so many of that GPU, as cuda:0, cuda:1, ...")
     add("--raises-oom", action="store_true", help="with --predict: raise where memory would run out")
     return parser
 
@@ -59,18 +78,20 @@ def asked_of(line: str) -> argparse.Namespace:
         words = shlex.split(line)
     except ValueError as error:
         raise UsageError(f"%memtrack: {error} in {line[:80]!r}.") from None
-    parser = _parser()
+    parser = make_parser()
     asked, rest = parser.parse_known_args(words)
     if rest:
         parser.error(f"unknown {' '.join(rest)[:80]!r}")
-    if asked.predict is None and asked.raises_oom:
-        raise UsageError("%memtrack: --raises-oom goes with --predict CARD.")
-    if asked.predict is not None:  # it has a card instead of a device, and no sampler
-        others = {"--device": asked.device, "--ring": asked.ring, "-f": asked.function}
-        others |= {"--lines": asked.lines, "--shapes": asked.shapes}
-        for name, value in others.items():
-            if value:
-                raise UsageError(f"%memtrack: {name} does not go with --predict, which measures nothing. Leave it out.")
+    if asked.predict is None:
+        refused: dict[str, Any] = {"--raises-oom": asked.raises_oom, "--assume": asked.assume, "--torch": asked.torch}
+        refused["--devices"], why = asked.devices, "goes with --predict CARD."
+    else:  # it has a card instead of a device, and no sampler
+        refused = {"--device": asked.device, "--ring": asked.ring, "-f": asked.function}
+        refused |= {"--lines": asked.lines, "--shapes": asked.shapes}
+        why = "does not go with --predict, which measures nothing. Leave it out."
+    for name, value in refused.items():
+        if value is not None and value is not False:
+            raise UsageError(f"%memtrack: {name} {why}")
     return asked
 
 
@@ -103,11 +124,11 @@ class TrackMagics(Magics):
         """Measure the memory of a cell or of one statement: `%%memtrack [options]`, `%memtrack statement`."""
         if cell is None and not line.strip():
             raise UsageError("%memtrack needs a statement, or put %%memtrack on the first line of a cell.")
-        options, code = (line, cell) if cell is not None else _split(line)
+        options, code = (line, cell) if cell is not None else split_line(line)
         asked = asked_of(options)
         if asked.predict is None:
             return self._run(Track(options_of(asked)), code, local_ns)
-        from memlab.magics.predict import predict_cell  # late: without it nothing of prediction is loaded
+        from memlab.magics.predict_cell import predict_cell  # late: without it nothing of prediction is loaded
 
         predict_cell(self.shell, asked, options_of(asked), options, code, local_ns)
         return None
@@ -133,16 +154,15 @@ class TrackMagics(Magics):
 
 
 # `%%memtrack?` shows the options too; -OO removes docstrings.
-_options = _parser().format_help().partition("options:")[2].rstrip()
+_options = make_parser().format_help().partition("options:")[2].rstrip()
 TrackMagics.memtrack.__doc__ = f"{TrackMagics.memtrack.__doc__ or ''}\n\nOptions:{_options}"
 
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
 
-def _split(line: str) -> tuple[str, str]:
+def split_line(line: str) -> tuple[str, str]:
     """The options of a line, which begin with a dash, and the statement after them."""
-    takes_value = {"--name", "--device", "--budget", "--save", "--rate", "--ring", "--predict", "-f", "--function"}
-    rest, wanted = line.strip(), []
+    rest, wanted, takes_value = line.strip(), list[str](), make_parser().with_value
     while rest.startswith("-") and (word := _WORD.match(rest)):
         rest = rest[word.end() :].lstrip()
         if word[0] == "--":

@@ -14,21 +14,23 @@ import gc
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from memlab.fake_cuda import FakeCuda
+from memlab.fake_cuda import FakeCuda, gpus
 from memlab.fake_cuda.process_groups import ThisRank
-from memlab.fake_cuda.tensors import CUDA0, swap, wrapped
+from memlab.fake_cuda.tensors import new_tensor, swap
 from memlab.prediction import child, selftest
 from memlab.prediction.cards import Card
 from memlab.prediction.child import ChildOutcome
 from memlab.prediction.probe import FakeCudaProbe
+from memlab.probes.line_marks import Lines
 from memlab.torch_internals.cuda_names import _disable_current_modes
 from memlab.torch_internals.dispatch import TensorBase
 from memlab.torch_internals.fakes import FakeTensorMode
+from memlab.torch_internals.objects import storage_id
 from memlab.trace.file import dumps, loads
 from memlab.trace.trace import Trace
 
@@ -44,19 +46,29 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def dry_run(
-    card: Card, conf: str = "", raises_oom: bool = False, job: ThisRank | None = None
+    card: Card,
+    conf: str = "",
+    raises_oom: bool = False,
+    job: ThisRank | None = None,
+    make_lines: Callable[[], Lines] | None = None,
+    given: Mapping[str, Any] | None = None,
+    torch_version: str = "",
+    devices: int = 1,
 ) -> Iterator[Callable[[], bytes]]:
     """A context in which "cuda" is the fake GPU; it yields a function that returns the trace as bytes once it has ended.
 
     With `raises_oom` the code gets the out-of-memory error of the card, and may catch it; otherwise memory is unlimited. `job`
-    says which rank of a distributed job it is.
+    says which rank of a distributed job it is. `make_lines` gives what follows the lines of the code, `given` values by key, to
+    take for those that only a GPU computes. It is for this PyTorch, or another `torch_version`. `devices` is how many of the
+    card there are.
     """
     selftest.require()
     traces: list[Trace] = []
-    with FakeCuda(card, conf, raises_oom=raises_oom, job=job) as fake, _news(fake):
+    how: dict[str, Any] = {"job": job, "given": given, "torch_version": torch_version, "devices": devices}
+    with FakeCuda(card, conf, raises_oom=raises_oom, **how) as fake, _news(fake):
         if child.current() is not None and torch.version.cuda is not None:
             adopt(fake)
-        probe = FakeCudaProbe(fake)
+        probe = FakeCudaProbe(fake, make_lines() if make_lines is not None else None)
         probe.start()
         try:
             yield lambda: dumps(traces[0])
@@ -73,7 +85,7 @@ def _news(fake: FakeCuda) -> Iterator[None]:
 
     def send() -> None:
         while not end.wait(NEWS_EVERY_S):
-            peak = fake.log.allocator.peak_allocated_bytes
+            peak = max(one.peak_allocated_bytes for one in fake.log.allocators)
             channel.send({"events": len(fake.log), "peak_allocated_bytes": peak})
 
     sender = threading.Thread(target=send, name="memlab-news", daemon=True)
@@ -122,21 +134,22 @@ _REAL: list[Any] = []
 def adopt(fake: FakeCuda) -> None:
     """Make every CUDA tensor of the parent that Python knows a fake one, in place: same objects, same sharing."""
     kinds = (torch.Tensor, torch.nn.Parameter)
-    known = [one for one in gc.get_objects() if type(one) in kinds and _is_real(one)]
+    there = gpus.GPUS[: fake.devices]
+    known = [one for one in gc.get_objects() if type(one) in kinds and _is_real(one, there)]
     gradients = [(one, one.grad) for one in known if one.is_leaf and one.grad is not None]
-    found = {id(one): one for one in (*known, *(grad for _, grad in gradients)) if _is_real(one)}
+    found = {id(one): one for one in (*known, *(grad for _, grad in gradients)) if _is_real(one, there)}
     built = sum(one.grad_fn is not None for one in found.values())
     storages: dict[int, Any] = {}
     with torch.no_grad(), _disable_current_modes():
         for one in found.values():
             real = TensorBase.untyped_storage(one)
-            if real._cdata not in storages:
-                nbytes = (real.nbytes(),)
-                storages[real._cdata] = fake.dispatcher.empty(nbytes, torch.uint8, op="before the prediction")
-            seen = torch.empty(0, dtype=one.dtype, device="meta")
-            base = TensorBase.untyped_storage(storages[real._cdata])
-            seen.set_(base, one.storage_offset(), one.shape, one.stride())
-            other = wrapped(seen)
+            with gpus.on(real.device.index):
+                if storage_id(real) not in storages:
+                    nbytes = (real.nbytes(),)
+                    storages[storage_id(real)] = fake.dispatcher.empty(nbytes, torch.uint8, op="before the prediction")
+                other = new_tensor((0,), (1,), one.dtype)
+            base = TensorBase.untyped_storage(storages[storage_id(real)])
+            other.set_(base, one.storage_offset(), one.shape, one.stride())
             other.requires_grad_(one.requires_grad and one.is_leaf)
             swap(one, other)
             for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -151,5 +164,5 @@ def adopt(fake: FakeCuda) -> None:
         fake.dispatcher.assume(f"{built} of them were results of a graph, which is not there: no backward through it")
 
 
-def _is_real(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and TensorBase.device.__get__(tensor) == CUDA0
+def _is_real(tensor: torch.Tensor, there: Sequence[torch.device]) -> bool:
+    return tensor.layout is torch.strided and TensorBase.device.__get__(tensor) in there

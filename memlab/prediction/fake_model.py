@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from memlab.errors import MemlabError
 from memlab.references.memory import is_tensor
 from memlab.torch_internals import dispatch, fakes
+from memlab.torch_internals.objects import storage_id
 
 _META = torch.device("meta")
 _DEPTH, _ITEMS = 50, 100_000
@@ -50,7 +51,7 @@ def storage_bytes(*tensors: Tensor) -> dict[int, int]:
     A storage is identified by its `_cdata` while it is alive.
     """
     storages = (part.untyped_storage() for tensor in tensors for part in plain_tensors(tensor))
-    return {storage._cdata: storage.nbytes() for storage in storages}
+    return {storage_id(storage): storage.nbytes() for storage in storages}
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
@@ -142,13 +143,13 @@ class FakeTensors:
     def _plain(self, tensor: Tensor, device: torch.device | None) -> Tensor:
         layout = tensor.storage_offset(), tensor.size(), tensor.stride()
         real = tensor.untyped_storage()
-        if real._cdata not in self._storages:
+        if storage_id(real) not in self._storages:
             fake = torch.UntypedStorage(real.nbytes(), device=_META)
-            self._storages[real._cdata] = (real, fake)
-            self.storage_keys.add(fake._cdata)
+            self._storages[storage_id(real)] = (real, fake)
+            self.storage_keys.add(storage_id(fake))
         with fakes.no_dispatch():
             empty = torch.empty(0, dtype=tensor.dtype, device=_META)
-            empty.set_(self._storages[real._cdata][1], *layout)
+            empty.set_(self._storages[storage_id(real)][1], *layout)
         where = device or tensor.device
         return fakes.FakeTensor(self.mode, empty, self.home if where.type == "meta" else where)
 

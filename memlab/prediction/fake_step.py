@@ -33,6 +33,7 @@ from memlab.prediction.fake_model import (
 )
 from memlab.references.memory import is_tensor
 from memlab.torch_internals import dispatch, fakes
+from memlab.torch_internals.objects import storage_id
 
 _aten = torch.ops.aten
 # A number made into a tensor keeps its value, so that `.item()` works: these operators must get the real tensor.
@@ -214,7 +215,7 @@ class Forward(fakes.TorchDispatchMode):
             for part in plain_tensors(leaf):
                 device = _CPU if any(leaf is one for one in on_cpu) else part.device
                 storage = part.untyped_storage()
-                key = storage._cdata
+                key = storage_id(storage)
                 known = self._made.get(key)
                 was_there = key in before or key in self._fakes.storage_keys
                 if was_there or (known is not None and known.storage() is not None):
@@ -225,7 +226,7 @@ class Forward(fakes.TorchDispatchMode):
                 self._all_made.append(made)
         place = _SPARSE.get(func)
         if place is not None and len(args) > place and args[place]:
-            self.sparse_rows[args[0].untyped_storage()._cdata] += args[1].numel()
+            self.sparse_rows[storage_id(args[0].untyped_storage())] += args[1].numel()
 
     def _made_of(self, tensor: Tensor) -> list[_Made]:
         known = (self._made.get(key) for key in storage_bytes(tensor))
@@ -307,7 +308,7 @@ class Graph:
 
     def gradient(self, leaf: Tensor, real: Tensor) -> Gradient | None:
         """The gradient that backward will compute for `leaf`, the fake of `real`; None if there is none."""
-        key = leaf.untyped_storage()._cdata if leaf.layout == torch.strided else 0
+        key = storage_id(leaf.untyped_storage()) if leaf.layout == torch.strided else 0
         senders = self._senders.get(
             id(leaf), self._senders.get(id(real))
         )  # a forward may access the real one in another way

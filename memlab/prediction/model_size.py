@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import linecache
+import os
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from memlab.prediction.fake_model import (
 )
 from memlab.prediction.fake_step import ForwardFailed, Gradient, Graph, OptimizerState, run_forward, run_step
 from memlab.torch_internals.fakes import claim_cuda, fake_mode_is_on
+from memlab.torch_internals.frames import OWN_FILES
+from memlab.torch_internals.objects import written_model
 from memlab.units import format_bytes, number_of
 
 
@@ -42,7 +45,7 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
     prepare()
     child = Child(what="the forward")
     if not child.forks:
-        held = [one.tensor for one in ModulePaths(_written(model)).tensors()]
+        held = [one.tensor for one in ModulePaths(written_model(model)).tensors()]
         if any(tensor.is_cuda for tensor in held + tensors_in(args, kwargs)):
             raise MemlabError(  # a new process would allocate them on the real device
                 "sizes for CUDA need a forked process (Linux). Take the model and its inputs to the CPU, or to meta."
@@ -85,14 +88,8 @@ def _sized(
             if has_saved and "saved tensor hooks" in str(failed.error):
                 return b"{}"
             with_shapes = any(_is_shape(value) for value in (*args, *kwargs.values()))
-            raise MemlabError(_refusal(failed, type(_written(model)).__name__, with_shapes)) from None
+            raise MemlabError(_refusal(failed, type(written_model(model)).__name__, with_shapes)) from None
     return json.dumps(dataclasses.asdict(sizes)).encode()
-
-
-def _written(model: nn.Module) -> nn.Module:
-    """The model that torch.compile wraps."""
-    written: nn.Module = dict(model.__dict__.get("_modules", {})).get("_orig_mod", model)
-    return written
 
 
 def _is_shape(value: Any) -> bool:
@@ -106,7 +103,7 @@ class _Step:
     def __init__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any, has_saved: bool
     ) -> None:
-        self.paths = ModulePaths(_written(model))
+        self.paths = ModulePaths(written_model(model))
         modules = self.paths.modules
         if any(issubclass(type(module), torch.jit.ScriptModule) for module in modules):
             raise MemlabError(
@@ -310,7 +307,7 @@ def _listed(names: list[str]) -> str:
 
 # --- why a forward could not be run without data ---
 
-_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<string", "<frozen")
+_THEIRS = (str(Path(torch.__file__).parent) + os.sep, OWN_FILES, "<string", "<frozen")
 _MEASURE = "measure a real step with memlab.track()"
 _TYPES = " A shape stands for float32; for another type give torch.empty(shape, dtype=..., device='meta')."
 _FAILURES = {

@@ -1,4 +1,4 @@
-"""The probe of fake CUDA: its log as a Trace of the card.
+"""The probe of fake CUDA: its log as a Trace of the card, or of several of it.
 
 Its events have the requested sizes; `memlab.allocator.replay.simulate` turns them into allocated ones, using what is not an
 event from the notes. Limits: those of `fake_cuda`; each that applied is an assumption or a gap of the trace.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import sys
 import threading
 import time
 from typing import Any
@@ -17,7 +18,10 @@ import torch
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import FakeCuda
+from memlab.fake_cuda.assumed import facts
+from memlab.prediction.torch_versions import HERE
 from memlab.probes.categories import assemble
+from memlab.probes.line_marks import Lines
 from memlab.probes.marks import marker
 from memlab.probes.tensor_labels import tensor_labels
 from memlab.trace.columns import Array, Events, Kind
@@ -25,13 +29,13 @@ from memlab.trace.trace import PREDICTING, Device, Gap, MadeBy, Trace
 
 NOTES = "pretend"
 """The key in the notes of a trace for what is not an event; part of the file format."""
-DEVICE = 0
 
 
 class FakeCudaProbe:
     """Follows what happens on the fake GPU from `start` to `stop`; the FakeCuda must be on."""
 
-    def __init__(self, fake: FakeCuda) -> None:
+    def __init__(self, fake: FakeCuda, lines: Lines | None = None) -> None:
+        self._lines = lines
         self.owner = threading.get_ident()
         self.fake = fake
         self.log = fake.log
@@ -48,10 +52,15 @@ class FakeCudaProbe:
             self.log.record_frees()
             self._first, self._before = len(self.log), self._lengths()
             marker.clocks = (*marker.clocks, self.log.mark)
+            self.start_ns = time.time_ns()
+            if self._lines is not None:
+                self._lines.start(sys._getframe(1), self.log.mark, self._event_times, self.log.mark)
         except BaseException:
             self._release()
             raise
-        self.start_ns = time.time_ns()
+
+    def _event_times(self) -> Array:
+        return self.log.columns()["time_ns"]
 
     def _release(self) -> None:
         marker.clocks = tuple(clock for clock in marker.clocks if clock != self.log.mark)
@@ -59,6 +68,8 @@ class FakeCudaProbe:
 
     def stop(self) -> Trace:
         """Stop, restore everything, and return the trace."""
+        if self._lines is not None:
+            self._lines.stop()
         self.log.record_frees()
         self.end_ns = self.end_ns or time.time_ns()
         try:
@@ -84,7 +95,7 @@ class FakeCudaProbe:
             block=number[block[row]],
             requested_bytes=columns["nbytes"][row],
             allocated_bytes=columns["nbytes"][row],
-            device=np.full(len(row), DEVICE),
+            device=columns["device"][block[row]],
             stream=columns["stream"][row],
             address=columns["key"][row],
         )
@@ -93,7 +104,8 @@ class FakeCudaProbe:
         texts = dict(zip(("op", "dtype", "shape"), map(tuple, self.log.births.tables), strict=True))
         made_by, from_ns = self._made_by(), self._labels_from_ns
         trace = assemble(events, births, texts, made_by, len(alive), marks, self.start_ns, from_ns)
-        return dataclasses.replace(trace, notes={NOTES: self._notes(len(alive) - first, number)})
+        trace = dataclasses.replace(trace, notes={NOTES: self._notes(len(alive) - first, number)})
+        return trace if self._lines is None else self._lines.into(trace, self.start_ns)
 
     def _lengths(self) -> tuple[int, int, int, int]:
         log = self.log
@@ -105,16 +117,19 @@ class FakeCudaProbe:
         emptied, full, streams, operators = self._before
         found: dict[str, Any] = {
             "emptied": [row + shift for row in log.emptied[emptied:]],
-            "out_of_memory": [[row + shift, *asked] for row, *asked in log.out_of_memory[full:]],
+            "out_of_memory": [
+                [row + shift, *asked, *_other(device)] for row, *asked, device in log.out_of_memory[full:]
+            ],
             "recorded_streams": [],
             "operators": [],
             "assumptions": [[text, count] for text, count in self.fake.assumptions.items()],
+            "assumed": facts(self.fake.assumed),
         }
         for row, block, stream in log.recorded_streams[streams:]:
             found["recorded_streams"].append([row + shift, int(number[block]), stream])
         for one in log.operators[operators:]:
             shapes = [list(shape) for shape in one.shapes]
-            entry = [one.row + shift, one.name, one.stream, one.in_backward, shapes, one.dtype]
+            entry = [one.row + shift, one.name, one.stream, one.in_backward, shapes, one.dtype, *_other(one.device)]
             found["operators"].append(entry)
         groups = self.fake.groups
         if groups.job is not None:
@@ -133,12 +148,18 @@ class FakeCudaProbe:
 
     def _made_by(self) -> MadeBy:
         card = self.fake.gpu
-        modelled = "what libraries take is modelled, values are assumed, times are those of the dry run"
+        here = {} if self.fake.torch_version == torch.__version__ else {HERE: torch.__version__}
+        modelled = "what libraries take is modelled, values are assumed, times are unknown"
         return MadeBy(
             engine=PREDICTING,
-            devices=(Device(DEVICE, card.name, int(card.total_bytes)),),
-            versions={"torch": torch.__version__, "python": platform.python_version()},
+            devices=tuple(Device(number, card.name, int(card.total_bytes)) for number in range(self.fake.devices)),
+            versions={"torch": self.fake.torch_version, "python": platform.python_version(), **here},
             started_at_s=self.start_ns / 1e9,
             duration_ns=self.end_ns - self.start_ns,
             gaps=(Gap("predicted", f"nothing ran on a card: {modelled}"),),
         )
+
+
+def _other(device: int) -> list[int]:
+    """The number of a GPU in a note: cuda:0 is left out."""
+    return [device] if device else []

@@ -2,11 +2,11 @@
 
 `workspaces(...)` turns the operators logged by a dry run into allocations to be inserted before the trace is simulated. The
 rules for cuBLAS are those of ATen's CublasHandlePool.cpp and Blas.cpp; `tests/prediction/test_workspaces.py` compares them with
-the CUDA builds of PyTorch 2.11, 2.12, 2.14 and 2.15 on a simulated GPU, where they are exact.
+the CUDA builds of PyTorch 2.11 to 2.15 on a simulated GPU, where they are exact; 2.10, whose builds are for CUDA 12, was compared
+on one that was adapted to it.
 
 Limits: cuDNN's workspace for a convolution depends on plans that only cuDNN knows: nothing in `low`, a bound in `high`.
-ROCm's workspaces are only known from PyTorch's source. 2.13 had no CUDA build to compare with and is assumed to equal 2.12
-and 2.14.
+ROCm's workspaces are only known from PyTorch's source.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from memlab.allocator.replay import Workspace
+from memlab.allocator.rules import release
 from memlab.prediction.cards import Card
 from memlab.trace.columns import WORKSPACE_OF, Category, Events, Kind
 from memlab.units import GiB, KiB, MiB, format_bytes, number_of
@@ -124,7 +125,8 @@ class BlasRules:
 
     `is_kept`: made once for each thread's handle and stream and never freed (2.14 and before; later only with
     TORCH_CUBLAS_WORKSPACE_CACHE=1), else made for each call. `is_shared`: cuBLASLt uses cuBLAS's. `lt_takes_both`: in
-    2.11 a call of cuBLASLt makes cuBLAS's workspace too.
+    2.10 and 2.11 a call of cuBLASLt makes cuBLAS's workspace too. `lt_least_rows`: 2.10
+    calls cuBLASLt for two rows or more.
     """
 
     workspace_bytes: int
@@ -132,13 +134,13 @@ class BlasRules:
     is_kept: bool
     is_shared: bool
     lt_takes_both: bool
+    lt_least_rows: int
     source: str
 
     @classmethod
     def of(cls, card: Card, torch_version: str, environment: Mapping[str, str]) -> BlasRules:
         """The rules of CublasHandlePool.cpp as of a version of PyTorch ("2.12.1+cu130")."""
-        match = re.match(r"(\d+)\.(\d+)", torch_version)
-        version = (int(match[1]), int(match[2])) if match else (2, 12)
+        version = release(torch_version)
         rocm, major = card.backend == "rocm", card.compute_capability[0]
         names = ["CUBLAS_WORKSPACE_CONFIG"]
         if rocm:
@@ -154,9 +156,9 @@ class BlasRules:
         number = re.match(r"\s*\+?(\d+)", environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
         lt_kib = int(number[1]) if number else _ROCM_DEFAULT_LT_KIB if rocm else _DEFAULT_LT_KIB
         lt_bytes = lt_kib * KiB
-        if version < (2, 12) and unified is not False:  # 2.11 limits it by the other, and still makes its own
-            lt_bytes = min(lt_bytes, size)
         is_unified = not rocm and (unified is True if version < (2, 12) else unified is not False)
+        if not rocm and version < (2, 12) and (unified or (unified is None and version == (2, 11))):
+            lt_bytes = min(lt_bytes, size)  # 2.11 limits it by the other, and still makes its own
         kept = version < (2, 15) or (cache is not False if rocm else cache is True)
         life = "kept for each thread and stream" if kept else "made for each call"
         whose = f"the default of capability {major}" if size == default else names[0]
@@ -167,6 +169,7 @@ class BlasRules:
             is_kept=kept,
             is_shared=is_unified and kept,
             lt_takes_both=version < (2, 12) and not is_unified,
+            lt_least_rows=2 if version < (2, 11) else 1,
             source=f"{format_bytes(size)} ({whose}), {life}: {file}",
         )
 
@@ -191,7 +194,8 @@ def _blas(events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRul
         is_empty = len(factors) < 2 or any(0 in shape for shape in factors)  # then no library is called
         if name not in _GEMMS | _LT_ONLY or is_empty:
             continue
-        is_lt = _uses_lt(name, operator)
+        rows = math.prod(factors[0][:-1])
+        is_lt = name == "_scaled_mm" or (rows >= rules.lt_least_rows and _uses_lt(name, operator))
         wanted = []
         if not is_lt or rules.is_shared or rules.lt_takes_both:
             wanted.append((CUBLAS, rules.workspace_bytes))
@@ -211,7 +215,7 @@ def _blas(events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRul
 
 def _uses_lt(name: str, operator: WorkspaceOperator) -> bool:
     """isInputCompliesAddmmCudaLt (ATen/native/cuda/Blas.cpp): a one-dimensional bias, both factors wider than one."""
-    if name in _LT_ONLY:
+    if name == "_addmm_activation":
         return True
     if name == "linear" and len(operator.shapes) >= 3:
         factor, weight, bias = operator.shapes[:3]

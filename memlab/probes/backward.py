@@ -48,9 +48,9 @@ class Backward:
         self._line_of, self._clock = line_of, clock
         self._log = BoundedLog(MAX_REACHED, 2)  # time, line
         self._newest: dict[int, int] = {}
-        self._handles: list[Any] = []
+        self.handles: list[Any] = []
         self._hooks: dict[tuple[str, int], Callable[[Any], None]] = {}
-        self._prune_at = 4096
+        self.prune_at = 4096
         self._owner = self._depth = self._begin_ns = 0
 
     def start(self) -> None:
@@ -62,9 +62,9 @@ class Backward:
         """Stop, and remove the hooks from graphs that are still alive."""
         self.is_on = False
         marker.backwards = tuple(one for one in marker.backwards if one is not self)
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
-        self._handles.clear()
+        self.handles.clear()
         self._hooks.clear()
 
     def reached(self) -> tuple[Array, Array]:
@@ -93,9 +93,9 @@ class Backward:
             if not self.is_on or not graph.can_hook():
                 return
             # If nodes that Python has seen stay, a long chain of them cannot be freed (`torch_internals.graph`).
-            if graph.nodes_stay and len(self._handles) >= MAX_HOOKED and not self.is_cut:
-                self._prune()
-                self.is_cut = len(self._handles) >= MAX_HOOKED
+            if graph.nodes_stay and len(self.handles) >= MAX_HOOKED and not self.is_cut:
+                self.prune()
+                self.is_cut = len(self.handles) >= MAX_HOOKED
             if not self.is_cut:
                 self._hook(path, output)
         except Exception:
@@ -116,11 +116,11 @@ class Backward:
                     if hook is None:
                         mark = marker.setter(MarkKind.BACKWARD_OF, path)
                         hook = self._hooks[path, line] = self._new_hook(mark, line)
-                self._handles.append(node.register_prehook(hook))
+                self.handles.append(node.register_prehook(hook))
                 newest = max(newest, number)
         self._newest[thread] = newest
-        if len(self._handles) > self._prune_at:
-            self._prune()
+        if len(self.handles) > self.prune_at:
+            self.prune()
 
     def _new_hook(self, mark: Callable[[], int], line: int) -> Callable[[Any], None]:
         log = self._log
@@ -134,9 +134,10 @@ class Backward:
 
         return reached
 
-    def _prune(self) -> None:
-        self._handles = [handle for handle in self._handles if graph.is_alive(handle)]
-        self._prune_at = max(4096, 2 * len(self._handles))
+    def prune(self) -> None:
+        """Drop the handles of nodes that are gone."""
+        self.handles = [handle for handle in self.handles if graph.is_alive(handle)]
+        self.prune_at = max(4096, 2 * len(self.handles))
 
 
 def tensors_in(output: Any, depth: int = _DEPTH) -> Iterator[Any]:

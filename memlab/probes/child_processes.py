@@ -53,7 +53,9 @@ class ChildProcesses:
             return
         self._next_ns = now_ns + EVERY_NS
         with contextlib.suppress(psutil.Error, OSError):
-            if _may_have_children():
+            # On Linux it is cheap to know whether there are any, and the list of all processes is not read for it.
+            lists = list(Path("/proc/self/task").glob("*/children"))
+            if not lists or any(path.read_bytes().strip() for path in lists):
                 self._look(psutil.Process(self._pid).children(recursive=True))
         self._spent_s += time.monotonic() - begun_s
 
@@ -88,12 +90,6 @@ class ChildProcesses:
         )
         is_all = cpu_s >= own_cpu_s and largest > risen_bytes
         return Gap(WORK_IN_CHILDREN if is_all else CHILD_PROCESSES, text)
-
-
-def _may_have_children() -> bool:
-    """Whether this process has any: on Linux this is cheap to know, and the list of all processes is not read for it."""
-    lists = list(Path("/proc/self/task").glob("*/children"))
-    return not lists or any(path.read_bytes().strip() for path in lists)
 
 
 def _uses_torch(process: psutil.Process) -> bool:

@@ -26,6 +26,7 @@ from memlab.probes.storage_log import ROOM, Births, Books, Replaced, StorageRef
 from memlab.probes.tensor_labels import LiveTensors, tensor_labels
 from memlab.references.live_tensors import describe, holds_memory, is_leaf, live_tensors
 from memlab.torch_internals import dispatch, sharded
+from memlab.torch_internals.objects import function_of, function_or_itself, schema_if_any, schema_of
 from memlab.trace.columns import Events
 from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
 
@@ -45,22 +46,13 @@ Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 TensorBase: Any = dispatch.TensorBase
 
 
-class StorageTracker(dispatch.TorchDispatchMode):
+class StorageTracker(dispatch.OperatorMode):
     """Counts the bytes of CPU storages from `start` to `stop`, in the thread that starts it; any thread may read the totals.
 
     The order of events is exact; a free gets the time at which it is noticed: at the next allocation, `mark` or reading.
     """
 
     supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch wraps the handler, 1 microsecond per operator
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run compiled: anything else is not what the user wants to measure."""
-        return True
 
     def __init__(
         self, clock_ns: Callable[[], int] = time.time_ns, *, shapes: bool = False, max_events: int = 2_000_000
@@ -90,7 +82,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
         if self._state != "new":
             raise ProbeError(f"this tracker is {self._state}: a StorageTracker runs once, make another")
         self._books.started_ns, self._thread = self._clock(), threading.get_ident()
-        self._add_preexisting(live_tensors() if live is None else live)
+        self.add_preexisting(live_tensors() if live is None else live)
         self.older = self._count
         self._books.write(self._log)
         self._state = "running"
@@ -212,7 +204,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
         if types and types not in self._plain and self._decline(types):
             return NotImplemented
         try:
-            op = func._op  # saves a Python frame
+            op = function_of(func)  # saves a Python frame
         except AttributeError:
             return self._higher_order(func, args, kwargs or {})
         out = op(*args, **kwargs) if kwargs else op(*args)
@@ -338,7 +330,7 @@ class StorageTracker(dispatch.TorchDispatchMode):
         birth = self._birth(func, tensor)
         if origin == "new":
             what = (tensor.dtype, tensor.shape) if self._shapes else tensor.dtype
-            self._born.setdefault(getattr(func, "_op", func), {})[what] = birth
+            self._born.setdefault(function_or_itself(func), {})[what] = birth
         elif origin == "older" and dispatch.current_autograd_node() is not None and not self._is_of_collective():
             self._note(storage, birth, -1)
             return
@@ -382,7 +374,8 @@ class StorageTracker(dispatch.TorchDispatchMode):
         if known.block >= 0:
             self._append(Replaced(known.block, known.nbytes))
 
-    def _add_preexisting(self, live: Iterable[Any]) -> None:
+    def add_preexisting(self, live: Iterable[Any]) -> None:
+        """Take in the storages of tensors that were there before."""
         for thing in live:
             try:
                 with dispatch.DisableTorchFunction():
@@ -419,28 +412,28 @@ class Resizes:
     """Tells running trackers of `UntypedStorage.resize_`, by which FSDP makes and frees gathered parameters."""
 
     def __init__(self) -> None:
-        self._lock, self._trackers = threading.Lock(), list[StorageTracker]()
+        self._lock, self.trackers = threading.Lock(), list[StorageTracker]()
         self._theirs: Any = None
 
     def follow(self, tracker: StorageTracker) -> None:
         """Tell this tracker too."""
         with self._lock:
-            if not self._trackers:
+            if not self.trackers:
                 self._theirs = sharded.replace_resize(_resize)
-            self._trackers.append(tracker)
+            self.trackers.append(tracker)
 
     def forget(self, tracker: StorageTracker) -> None:
         """Tell it no more; after the last one everything is as it was."""
         with self._lock:
-            if tracker in self._trackers:
-                self._trackers.remove(tracker)
-                if not self._trackers:
+            if tracker in self.trackers:
+                self.trackers.remove(tracker)
+                if not self.trackers:
                     sharded.restore_resize(_resize, self._theirs)
 
     def resize(self, storage: Any, *args: Any, **kwargs: Any) -> Any:
         """Resize a storage and tell."""
         result = self._theirs(storage, *args, **kwargs)
-        for tracker in tuple(self._trackers):
+        for tracker in tuple(self.trackers):
             try:
                 tracker.resized_now(storage)
             except Exception as error:
@@ -461,7 +454,7 @@ resizes = Resizes()
 
 def origin_of(func: Any) -> str:
     """The origin of a storage not seen before: "new", "handed in" (new, as an alias), "older" or "no memory"."""
-    schema = getattr(func, "_schema", None)
+    schema = schema_if_any(func)
     if schema is None:
         return "new"
     if schema.name == "aten::_efficientzerotensor":
@@ -474,7 +467,7 @@ def origin_of(func: Any) -> str:
 
 def may_resize(func: Any) -> bool:
     """Whether an operator may resize a storage of an argument."""
-    schema = getattr(func, "_schema", None)
+    schema = schema_if_any(func)
     if schema is None:
         return False
     return schema.name == "aten::set_" or "resize" in schema.name or any(one.is_out for one in schema.arguments)
@@ -486,7 +479,7 @@ def gives_nothing_new(func: Any) -> bool:
     Views are excluded except `detach`, which autograd and optimizers call on every gradient: a storage made by no operator is often
     first seen in another view (`torch.from_numpy(a).permute(...)`).
     """
-    schema = func._schema
+    schema = schema_of(func)
     if schema.name == "aten::detach":
         return True
     results = [result.alias_info for result in schema.returns]
@@ -523,7 +516,7 @@ class CpuProbe:
         try:
             tensor_labels.label_at_end()
             self.tracker.stop()
-            return self._trace()
+            return self.build_trace()
         finally:
             self.discard()
 
@@ -535,7 +528,8 @@ class CpuProbe:
             marker.clocks = tuple(clock for clock in marker.clocks if clock != self.tracker.mark)
             tensor_labels.release()
 
-    def _trace(self) -> Trace:
+    def build_trace(self) -> Trace:
+        """The trace of what was recorded."""
         columns = self.tracker.columns()
         unknown = self._with_buckets(columns)
         first_row, rows = columns["first_row"], len(columns["kind"])

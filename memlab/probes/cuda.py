@@ -26,6 +26,7 @@ from memlab.probes.marks import marker
 from memlab.probes.rows import DeviceRows, part_without_stacks, reserved_row
 from memlab.probes.tensor_labels import LabelColumns, LiveTensors, TensorLabel, tensor_labels
 from memlab.torch_internals import dispatch
+from memlab.torch_internals.objects import function_or_itself
 from memlab.trace.columns import Category, Events, Kind
 from memlab.trace.trace import Bounded, Device, Gap, MadeBy, Trace
 
@@ -34,7 +35,7 @@ recorder = Recorder()
 
 ENGINE = "CUDA allocator history"
 MAX_NOTES = 4_000_000
-_SLOWER = Gap("shapes", "--shapes: a dispatch mode was on in the cell's thread; operators took a few times longer")
+_SLOWER = Gap("shapes", "--shapes: a dispatch mode was on in the measured thread; operators took a few times longer")
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 
 
@@ -92,7 +93,7 @@ class CudaProbe:
                     held = history.blocks.held.items()
                     made.update(address for address, live in held if live.block not in before)
                 tensor_labels.label_keys(made)
-            return self._trace()
+            return self.build_trace()
         finally:
             self.discard()
 
@@ -116,7 +117,8 @@ class CudaProbe:
         before = self._counters.get(device)
         return peak if before is None or peak > before["peak_allocated"] else None
 
-    def _trace(self) -> Trace:
+    def build_trace(self) -> Trace:
+        """The trace of what was recorded."""
         tracks = [self._device_rows(history) for history in recorder.devices]
         start = DeviceRows.joined([opening for opening, _ in tracks])
         run = DeviceRows.joined([rows for _, rows in tracks])
@@ -211,21 +213,12 @@ def _dense_blocks(events: Events) -> Events:
     return events.replace(block=block)
 
 
-class ShapeLog(dispatch.TorchDispatchMode):
+class ShapeLog(dispatch.OperatorMode):
     """Logs time, address, shape and dtype of the storages that operators return on an accelerator; keeps no tensor alive.
 
     Only on request, as it makes operators a few times slower on the host. Memory that operators do not return, or that
     is allocated outside operators, has no shape.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run compiled."""
-        return True
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +238,7 @@ class ShapeLog(dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and log what it returns."""
-        op = getattr(func, "_op", func)  # saves a Python frame
+        op = function_or_itself(func)  # saves a Python frame
         out = op(*args, **kwargs) if kwargs else op(*args)
         with contextlib.suppress(Exception):  # results that cannot be inspected stay without a shape
             self._look(out)

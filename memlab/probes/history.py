@@ -31,8 +31,8 @@ RING_ENTRIES = 200_000
 MAX_ROWS = 2_000_000
 """How many rows are kept for one recording (about 150 MB); of older ones only the peaks are kept."""
 
-_QUIET_ENTRIES = 20_000  # the minimum of unread entries for a read after an optimizer step
-_READ_SHARE = 0.03  # the maximum share of time spent on reading after optimizer steps
+QUIET_ENTRIES = 20_000  # the minimum of unread entries for a read after an optimizer step
+READ_SHARE = 0.03  # the maximum share of time spent on reading after optimizer steps
 _READ_S_PER_ENTRY = 8e-6  # the cost of reading and following an entry, rounded up
 
 
@@ -243,7 +243,9 @@ class Recorder:
                     if self.owns_history:
                         torch_internals.record_history(self.entries)
                     else:
-                        text = "the cell recorded allocator history itself: from there on it was read as it was"
+                        text = (
+                            "the measured code recorded allocator history itself: from there on it was read as it was"
+                        )
                         self._note("users history", text)
                     self._go_on(is_lost=False)
 
@@ -342,9 +344,9 @@ class Recorder:
             for history in self.devices:
                 allocs, frees = rows.difference(rows.alloc_and_free_count(history.device), history.counts)
                 unread += allocs + 2 * frees  # about as many entries: two for a free, few for segments
-            if unread < min(_QUIET_ENTRIES, 0.4 * self.entries):
+            if unread < min(QUIET_ENTRIES, 0.4 * self.entries):
                 return
-            if self._spent_s + unread * _READ_S_PER_ENTRY <= _READ_SHARE * (time.monotonic() - self._opened_s):
+            if self._spent_s + unread * _READ_S_PER_ENTRY <= READ_SHARE * (time.monotonic() - self._opened_s):
                 self.read()
             elif unread > 0.8 * self.entries:
                 torch_internals.record_history(self.entries)

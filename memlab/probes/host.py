@@ -45,6 +45,9 @@ _FILES = {
 }
 
 
+_KILLS = {"cgroup v2": "memory.events", "cgroup v1": "memory.oom_control"}
+
+
 class HostMemory:
     """Reads the host's memory; the files of the control groups are looked up once. `root` is for tests."""
 
@@ -101,6 +104,17 @@ def _groups(root: Path) -> list[tuple[str, Path]]:
         parts = [part for part in path.split("/") if part not in ("", "..", ".")]
         found += [(source, (root / mount).joinpath(*parts[:depth])) for depth in range(len(parts), -1, -1)]
     return found
+
+
+def oom_kills(root: str | os.PathLike[str] = "/") -> int | None:
+    """How many processes the kernel has killed for memory in the control group of this one; None if that cannot be read."""
+    for source, folder in _groups(Path(root)):
+        try:
+            lines = (folder / _KILLS[source]).read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"])
+        except (OSError, ValueError, IndexError, StopIteration):
+            continue
+    return None
 
 
 class HostGrowth:

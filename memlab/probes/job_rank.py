@@ -16,8 +16,10 @@ def job_rank() -> dict[str, Any] | None:
     The default process group decides; before there is one, or without it, the variables that torchrun and other launchers set.
     `job` is a digest: it identifies, and discloses nothing of the environment.
     """
-    of_group = _of_group()
-    given = of_group or tuple(os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    given = tuple(os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    distributed = sys.modules.get("torch.distributed")  # not imported for it
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        given = distributed.get_rank(), distributed.get_world_size()
     if not all(str(number).isdigit() for number in given):
         return None
     rank, world_size = map(int, given)
@@ -33,11 +35,3 @@ def job_rank() -> dict[str, Any] | None:
         "job": hashlib.sha256("\n".join(known).encode()).hexdigest()[:12],
         "attempt": int(attempt) if attempt.isdigit() else 0,
     }
-
-
-def _of_group() -> tuple[int, int] | None:
-    """Rank and size of the default process group, if there is one; torch.distributed is not imported for it."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()

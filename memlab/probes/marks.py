@@ -121,7 +121,7 @@ class Marker:
         self._clocks: tuple[Callable[[], int], ...] = ()
         self._now: Callable[[], int] = time_ns
         self.watch_failures: Counter[str] = Counter()
-        self.log = BoundedLog(MAX_MARKS, 3, self._thinned)  # time, code, thread
+        self.log = BoundedLog(MAX_MARKS, 3, self.thinned)  # time, code, thread
         self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._key = -next(_numbers)
         self._hooks = self._module_hooks()
@@ -140,7 +140,7 @@ class Marker:
         self._users_engine: Callable[..., Any] | None = None
         self._our_engine: Callable[..., Any] | None = None
 
-    def _thinned(self, rows: Array) -> Array:
+    def thinned(self, rows: Array) -> Array:
         """The newer half, and of the older one the steps of optimizers, by which the ranks of a job are aligned."""
         half = len(rows) // 2
         steps = np.isin(
@@ -212,14 +212,16 @@ class Marker:
     # --- the hooks: these run in the user's steps, a few hundred times each -------------------------------------------
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        add, codes, new_code, tell = self.log.append, self._module_codes, self._module_code, self.tell
+        add, new_code, tell = self.log.append, self._module_code, self.tell
+        # By weak reference: the dictionary's own `get` is a call of Python more.
+        code_of = self._module_codes.data.get  # type: ignore[attr-defined]
         begin, end, no_grad = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), int(MarkKind.MODULE_BEGIN_NO_GRAD)
 
         # If Dynamo still traces the hooks, this condition is a constant to it, and they compile to nothing.
         def before(module: torch.nn.Module, inputs: Any) -> None:
             if is_dynamo_compiling():
                 return
-            code = codes.get(module)
+            code = code_of(weakref.ref(module))
             if code is None:
                 code = new_code(module)
                 tell("met", module)
@@ -233,7 +235,7 @@ class Marker:
         def after(module: torch.nn.Module, inputs: Any, *more: Any) -> None:
             if is_dynamo_compiling():
                 return
-            code = codes.get(module)
+            code = code_of(weakref.ref(module))
             code = new_code(module) if code is None else code
             add((self._now(), code + end, get_ident()))
             if code in self._roots:
@@ -244,7 +246,7 @@ class Marker:
         return before, after
 
     def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        add, plain, with_closure = self.log.append, self._code(OPTIMIZER), self._code(OPTIMIZER_WITH_CLOSURE)
+        add, plain, with_closure = self.log.append, self.code_of(OPTIMIZER), self.code_of(OPTIMIZER_WITH_CLOSURE)
 
         def code_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
@@ -267,7 +269,7 @@ class Marker:
         return before, after
 
     def _engine(self, users: Callable[..., Any]) -> Callable[..., Any]:
-        add, code = self.log.append, self._code(BACKWARD)
+        add, code = self.log.append, self.code_of(BACKWARD)
 
         @functools.wraps(users)
         def engine(*args: Any, **kwargs: Any) -> Any:
@@ -277,7 +279,7 @@ class Marker:
                 one.at_engine(begins=True)
             try:  # an interrupt may arrive anywhere below
                 if line := users_line(sys._getframe(1)):  # the engine's allocations have no Python frames
-                    add((self._now(), self._code(line) + MarkKind.BACKWARD_CALL, get_ident()))
+                    add((self._now(), self.code_of(line) + MarkKind.BACKWARD_CALL, get_ident()))
                 add((self._now(), code + MarkKind.PHASE_BEGIN, get_ident()))
                 try:
                     return users(*args, **kwargs)
@@ -302,7 +304,7 @@ class Marker:
 
     def setter(self, kind: MarkKind, text: str) -> Callable[[], int]:
         """A fast function that sets this mark and returns its time; it works as long as the marker has users."""
-        add, code = self.log.append, self._code(text) + kind
+        add, code = self.log.append, self.code_of(text) + kind
 
         def set_mark() -> int:
             now = self._now()
@@ -311,7 +313,8 @@ class Marker:
 
         return set_mark
 
-    def _code(self, text: str) -> int:
+    def code_of(self, text: str) -> int:
+        """The number under which the log keeps a text."""
         number = self._names.get(text)
         if number is None:
             with self.lock:
@@ -335,10 +338,10 @@ class Marker:
         if root not in self._module_codes:
             numbers = (f"{name}#{number}" for number in itertools.count(2))
             name = next(one for one in itertools.chain([name], numbers) if one not in self._names)
-            self._roots.add(self._code(name))
+            self._roots.add(self.code_of(name))
         for path, child in root.named_modules():
             if child not in self._module_codes:
-                code = self._module_codes[child] = self._code(f"{name}.{path}" if path else name)
+                code = self._module_codes[child] = self.code_of(f"{name}.{path}" if path else name)
                 if type(child).__call__ is not torch.nn.Module.__call__:
                     self._own_calls.add(code // _KINDS)
 

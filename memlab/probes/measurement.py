@@ -22,7 +22,7 @@ from memlab.errors import ProbeError
 from memlab.probes import cuda
 from memlab.probes.child_processes import ChildProcesses
 from memlab.probes.counters import AcceleratorCounters, Nvml
-from memlab.probes.cpu import CpuProbe
+from memlab.probes.cpu import CpuProbe, StorageTracker
 from memlab.probes.history import RING_ENTRIES
 from memlab.probes.host import HostMemory
 from memlab.probes.line_marks import EdgeClock, Lines
@@ -61,6 +61,13 @@ class Target:
             here = f"{count} of them" if count else "none"
             raise ProbeError(f"cannot measure {parsed.type}:{index}: this machine and PyTorch have {here}.")
         return cls(parsed.type, parsed.index)
+
+
+OPERATOR_FRAMES = frozenset(
+    function.__code__
+    for function in (StorageTracker.__torch_dispatch__, StorageTracker._higher_order, cuda.ShapeLog.__torch_dispatch__)
+)
+"""The code that stands between a line of the user's and the operator that it calls, while a measurement runs."""
 
 
 class Measurement:

@@ -19,6 +19,7 @@ import numpy as np
 from memlab import torch_internals
 from memlab.allocator import BlockTracker, LiveBlock, TrackedEvents
 from memlab.probes.counters import cuda_counters
+from memlab.torch_internals.frames import OWN_FILES
 from memlab.trace.columns import Array, Events, Kind, deltas
 from memlab.trace.snapshot_read import python_frames
 
@@ -35,7 +36,7 @@ KIND_OF_ACTION = {
 """Entries of history that change memory; "snapshot" and annotations do not."""
 
 _MACHINERY = ("/IPython/core/interactiveshell.py", "/ipykernel/", "/ipykernel_launcher.py", "/asyncio/", "/tornado/")
-_LIBRARIES = ("/torch/", "/memlab/", "/site-packages/", "/dist-packages/", "<frozen ", "<string>", "/lib/python3")
+_LIBRARIES = ("/torch/", OWN_FILES, "/site-packages/", "/dist-packages/", "<frozen ", "<string>", "/lib/python3")
 
 # History has whole microseconds, truncated; the middle is equally far from the marks before and after.
 _HALF_A_MICROSECOND = 500
@@ -218,17 +219,18 @@ class Stacks:
         for key, stack in zip(keys, others, strict=True):
             if key not in self._seen:
                 self._seen[key] = self._add(stack)
-        return np.array([self._seen[key] for key in keys], np.int64)[np.cumsum(is_other) - 1]
+        numbers: Array = np.array([self._seen[key] for key in keys], np.int64)[np.cumsum(is_other) - 1]
+        return numbers
 
     def _add(self, frames: Stack) -> int:
         frames = list(python_frames(frames))
-        depths = (depth for depth, frame in enumerate(frames) if any(part in frame["filename"] for part in _MACHINERY))
+        depths = (depth for depth, frame in enumerate(frames) if _is_part(frame["filename"], _MACHINERY))
         own = frames[: next(depths, len(frames))]  # inside the notebook's own call of the cell
         text = "\n".join(f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in own)
         index = self.texts.setdefault(text, len(self.texts))
         if index == len(self.line_of):
             # The innermost user line: not PyTorch's, not a library's.
-            users = (frame for frame in own if not any(part in frame["filename"] for part in _LIBRARIES))
+            users = (frame for frame in own if not _is_part(frame["filename"], _LIBRARIES))
             line = next((f"{frame['filename']}:{frame['line']}" for frame in users), None)
             self.line_of.append(-1 if line is None else self.lines.setdefault(line, len(self.lines)))
         return index

@@ -20,6 +20,7 @@ from memlab.probes.bounded_log import BoundedLog
 from memlab.probes.counters import NOT_READ, AcceleratorCounters, Nvml, cuda_counters, cuda_devices
 from memlab.probes.host import HostMemory
 from memlab.trace import CPU, Samples
+from memlab.trace.columns import Array
 
 MAX_RATE_HZ = 20.0
 MAX_ROWS = 500_000
@@ -101,7 +102,7 @@ def _known(count: int | None) -> int:
     return NOT_READ if count is None else count
 
 
-def thinned(table: np.ndarray) -> np.ndarray:
+def thinned(table: Array) -> Array:
     """Of every 32 rows of a device keep those with the lowest or highest value of a counter, and both ends: about a third."""
     device, kept = table[:, _COLUMNS.index("device")], []
     for one in np.unique(device):
@@ -114,7 +115,8 @@ def thinned(table: np.ndarray) -> np.ndarray:
         first = np.arange(buckets)[:, None] * _BUCKET
         extremes = np.concatenate([first + lows, first + counters.argmax(axis=1)])
         kept += [padded[extremes.ravel()], rows[[0, -1]]]
-    return table[np.unique(np.concatenate(kept))]
+    thin: Array = table[np.unique(np.concatenate(kept))]
+    return thin
 
 
 class Sampler:
@@ -142,7 +144,7 @@ class Sampler:
         self._wait = wait or self._stopping.wait
         self._given_up = False
         self._rows = BoundedLog(max_rows, len(_COLUMNS), thinned)
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._failures = {"read": 0, "on_tick": 0}
         self.late = 0
@@ -152,19 +154,19 @@ class Sampler:
     @property
     def running(self) -> bool:
         """Whether the thread is alive in this process."""
-        return self._thread is not None and self._thread.is_alive() and self._pid == os.getpid()
+        return self.thread is not None and self.thread.is_alive() and self._pid == os.getpid()
 
-    def columns(self) -> dict[str, np.ndarray]:
+    def columns(self) -> dict[str, Array]:
         """The samples so far, as the columns of `memlab.trace.Samples`."""
         return dict(zip(_COLUMNS, self._rows.columns(), strict=True))
 
     def start(self) -> None:
         """Start the thread, in a copy of the caller's context."""
-        if self._thread is not None:
+        if self.thread is not None:
             raise ProbeError("this sampler was started before; make a new one for another stretch.")
         context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._run,), name="memlab-sampler", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=context.run, args=(self._run,), name="memlab-sampler", daemon=True)
+        self.thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> bool:
         """Take the last sample and end the thread; True when it has ended. Any thread may call it, also again.
@@ -172,7 +174,7 @@ class Sampler:
         In the thread itself (in `on_tick`) it does not wait. A thread that is stuck in `read` is abandoned, with a `reason`, and
         ends when `read` returns.
         """
-        thread = self._thread
+        thread = self.thread
         if thread is None or self._pid != os.getpid():
             return True
         self._stopping.set()

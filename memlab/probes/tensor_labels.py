@@ -26,6 +26,7 @@ from memlab.probes.sharded_labels import ShardedLabels
 from memlab.references.live_tensors import grad_of, is_leaf, live_tensors
 from memlab.references.named_models import modules_and_optimizers
 from memlab.torch_internals import dispatch, sharded
+from memlab.torch_internals.objects import own_parameters
 from memlab.trace.columns import Array, Category
 from memlab.trace.trace import Gap
 
@@ -132,9 +133,9 @@ class TensorLabels:
     def _reset(self) -> None:
         self._labels: dict[TensorLabel, int] = {}
         # Storages, their labels, and the times at which they had them; and the last of these for each source.
-        self._snapshots: list[tuple[list[int], list[int], array[int]]] = []
+        self.snapshots: list[tuple[list[int], list[int], array[int]]] = []
         self._latest: dict[Any, tuple[list[int], list[int], array[int]]] = {}
-        self._known: dict[int, _Known] = {}
+        self.known: dict[int, _Known] = {}
         self._calls: Counter[int] = Counter()
         self._steppers: dict[int, _Stepper] = {}
         self._buckets: dict[str, dict[int, int]] = {}  # path of a DistributedDataParallel -> sizes
@@ -181,7 +182,7 @@ class TensorLabels:
 
     def buckets(self) -> dict[str, tuple[int, ...]]:
         """The path of each DistributedDataParallel -> the sizes of the buckets with copies of its gradients."""
-        for known in list(self._known.values()):
+        for known in list(self.known.values()):
             module = known.ref()
             if module is not None:
                 self._read_buckets(module, known.path)
@@ -222,17 +223,17 @@ class TensorLabels:
         if latest is None or latest[0] != keys or latest[1] != labels:
             latest = self._latest[source] = keys, labels, array("q")
             with self._lock:
-                self._snapshots.append(latest)
-                count = len(self._snapshots)
-                if count % 64 == 0 and sum(len(keys) for keys, _, _ in self._snapshots) > MAX_KEPT:
-                    del self._snapshots[: count // 2]
+                self.snapshots.append(latest)
+                count = len(self.snapshots)
+                if count % 64 == 0 and sum(len(keys) for keys, _, _ in self.snapshots) > MAX_KEPT:
+                    del self.snapshots[: count // 2]
                     self._latest.clear()
         latest[2].append(now)
 
     def columns(self, begin_ns: int, end_ns: int) -> LabelColumns:
         """The labels of a time range."""
         with self._lock:
-            snapshots, labels = list(self._snapshots), tuple(self._labels)
+            snapshots, labels = list(self.snapshots), tuple(self._labels)
         moments = [np.array(times, np.int64) for _, _, times in snapshots]
         moments = [times[(times >= begin_ns) & (times <= end_ns)] for times in moments]
         pairs = sum(len(keys) * len(times) for (keys, _, _), times in zip(snapshots, moments, strict=True))
@@ -278,12 +279,12 @@ class TensorLabels:
         """A backward has ended, and all gradients are there: every one is labelled, so this is written for speed."""
         keys: list[int] = []
         labels: list[int] = []
-        for known in list(self._known.values()):
+        for known in list(self.known.values()):
             module = known.ref()
-            if module is None or not module._parameters:
+            if module is None or not own_parameters(module):
                 continue
             of = known.labels
-            for name, parameter in module._parameters.items():
+            for name, parameter in own_parameters(module).items():
                 grad = parameter.grad if type(parameter) is Parameter else grad_of(parameter)
                 if grad is not None:
                     is_plain = type(grad) is Tensor and grad.is_cuda and not grad.storage_offset()
@@ -320,7 +321,7 @@ class TensorLabels:
             if issubclass(type(thing), torch.nn.Module):
                 marker.know(thing, path)
                 self._meet(thing)
-        for known in list(self._known.values()):
+        for known in list(self.known.values()):
             module = known.ref()
             pairs += self._own_tensors(module, known) if module is not None else []
         for _, thing in found:
@@ -352,14 +353,14 @@ class TensorLabels:
     def _meet(self, root: Any) -> list[tuple[Any, int]]:
         found: list[tuple[Any, int]] = []
         for module in torch.nn.Module.modules(root):
-            known = self._known.get(id(module))
+            known = self.known.get(id(module))
             if known is None or known.ref() is not module:
-                known = self._known[id(module)] = _Known(module, marker.path_of(module))
+                known = self.known[id(module)] = _Known(module, marker.path_of(module))
             found += self._own_tensors(module, known)
         return found
 
     def _own_tensors(self, module: Any, known: _Known) -> Iterator[tuple[Any, int]]:
-        for name, parameter in list(module._parameters.items()):
+        for name, parameter in list(own_parameters(module).items()):
             if parameter is not None:
                 self._path_of.setdefault(id(parameter), (known.path, f"{known.path}.{name}"))
                 yield parameter, self._labels_of(known, name, parameter)[0]

@@ -9,13 +9,11 @@ Extension types that do not support the garbage collector hide theirs and lead n
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,8 +33,6 @@ Label = tuple[str, str]
 Edges = Iterator[tuple[Any, str, str]]
 """(referenced object, text, role) of everything that a path can name."""
 
-OWN_FILES = str(Path(__file__).resolve().parent.parent) + os.sep
-"""How the paths of memlab's own files begin."""
 MODULE_MEMBERS = ("_parameters", "_buffers", "_modules")
 ATTRIBUTES, MEMBERS, HOOKS = "attributes", "members", "hooks"
 CLOSURE, DEFAULT = "closure", "default"
@@ -334,12 +330,11 @@ def _frame(frame: Any) -> Held:
     if frames.is_shells(frame.f_code):
         return ()
     # A function that has ended leads to its caller, and in a script the outermost one to memlab's own, which has the error.
-    held = [one for one in gc.get_referents(frame) if not _is_ours(one)]
+    held = [
+        one for one in gc.get_referents(frame)
+        if type(one) is not types.FrameType or not one.f_code.co_filename.startswith(frames.OWN_FILES)
+    ]  # fmt: skip
     return ((1, held), (1, [value for _, value in frames.locals_of(frame)]))
-
-
-def _is_ours(thing: Any) -> bool:
-    return type(thing) is types.FrameType and thing.f_code.co_filename.startswith(OWN_FILES)
 
 
 def _class(kind: Any) -> Held:

@@ -143,7 +143,8 @@ def all_errors(roots: list[BaseException]) -> Iterator[BaseException]:
 
 def traceback_of(error: BaseException) -> TracebackType | None:
     """The traceback of an error, bypassing overrides of the attribute."""
-    return _TRACEBACK.__get__(error)
+    found: TracebackType | None = _TRACEBACK.__get__(error)
+    return found
 
 
 def first_argument(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from memlab.references import edges
+from memlab.references.memory import derives
 from memlab.references.walk import Root
 from memlab.torch_internals import frames
 
@@ -63,7 +64,7 @@ def of_errors(errors: Iterable[BaseException]) -> Iterator[Root]:
             file = frame.f_code.co_filename
             if _is_users(frame):
                 yield Root(FRAMES, f"{frame.f_code.co_name}()", frame)
-            elif not file.startswith(edges.OWN_FILES):  # many libraries have a forward()
+            elif not file.startswith(frames.OWN_FILES):  # many libraries have a forward()
                 yield Root(MACHINERY, f"{frame.f_code.co_name}() of {Path(file).name}", frame)
 
 
@@ -92,7 +93,7 @@ def _notebook_names() -> dict[str, Any]:
 
 def _namespace(module: Any) -> dict[str, Any] | None:
     """The dict of a module; None for anything else in `sys.modules`."""
-    return edges.names_of_module(module) if edges.derives(type(module), types.ModuleType) else None
+    return edges.names_of_module(module) if derives(type(module), types.ModuleType) else None
 
 
 def _is_ours(module_name: Any) -> bool:
@@ -101,7 +102,7 @@ def _is_ours(module_name: Any) -> bool:
 
 def _is_users(frame: types.FrameType) -> bool:
     file = frame.f_code.co_filename
-    return not file.startswith((*_LIBRARIES, edges.OWN_FILES)) and _INSTALLED not in file
+    return not file.startswith((*_LIBRARIES, frames.OWN_FILES)) and _INSTALLED not in file
 
 
 def _running() -> list[Root]:
@@ -123,7 +124,7 @@ def _running() -> list[Root]:
             is_asking = thread == here
             while frame is not None:
                 file = frame.f_code.co_filename
-                is_ours = file.startswith(edges.OWN_FILES)
+                is_ours = file.startswith(frames.OWN_FILES)
                 is_asking = is_asking and (is_ours or frames.is_shells(frame.f_code))
                 if not is_ours and not is_asking:
                     name = f"{place}{frame.f_code.co_name}()"

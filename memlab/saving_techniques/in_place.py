@@ -21,6 +21,7 @@ from memlab.saving_techniques.demos import conv_stack
 from memlab.saving_techniques.patching import to_model
 from memlab.saving_techniques.technique import Demo, described
 from memlab.torch_internals.layers import BatchNorm, Convolution
+from memlab.torch_internals.objects import forward_hooks
 
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 MAKERS = (Convolution, BatchNorm, nn.Linear, nn.GroupNorm, nn.LayerNorm, *POOLS)
@@ -85,7 +86,7 @@ def _is_free(node: Any, layers: dict[str, nn.Module]) -> bool:
         return False
     if node.op == "call_module":
         layer = layers[str(node.target)]
-        return isinstance(layer, MAKERS) and not layer._forward_hooks
+        return isinstance(layer, MAKERS) and not forward_hooks(layer)
     if node.op == "call_function" and node.target is operator.iadd:
         return _is_free(node.args[0], layers)
     return node.op == "call_function" and node.target in FUNCTIONS

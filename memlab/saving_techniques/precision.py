@@ -23,6 +23,7 @@ from memlab.saving_techniques.demos import Serving, linear_stack
 from memlab.saving_techniques.param_groups import only_inference
 from memlab.saving_techniques.patching import must_happen, outermost_calls, refusing_backward, to_model
 from memlab.saving_techniques.technique import Demo, described
+from memlab.torch_internals.objects import own_parameters
 from memlab.workloads.job import Job, Parts
 from memlab.workloads.nested import mapped
 
@@ -214,7 +215,7 @@ def quantized(model: nn.Module) -> nn.Module:
 
     Only linear layers, which hold nearly all weights of a language model.
     """
-    uses = Counter(id(one) for module in model.modules() for one in module._parameters.values() if one is not None)
+    uses = Counter(id(one) for module in model.modules() for one in own_parameters(module).values() if one is not None)
     if type(model) is nn.Linear:
         return Int8Linear(model).requires_grad_(False)
     made: dict[int, nn.Module] = {}  # by id, not a list of layers: a reference to one here would keep its weight alive

@@ -68,7 +68,7 @@ class Recomputing(TorchFunctionMode):
         super().__init__()
         self.saved = 0
         """How many tensors were saved as recipes."""
-        self._recipes: Any = WeakIdKeyDictionary()
+        self.recipes: Any = WeakIdKeyDictionary()
         """Storage of a result -> its version, to detect changes, and its recipe."""
         self._rules: dict[Any, Callable[..., Tensor]] = {functional.batch_norm: self._batch_norm}
         self._rules |= dict.fromkeys(RELU, self._relu)
@@ -90,7 +90,7 @@ class Recomputing(TorchFunctionMode):
             with saved_tensors_hooks(pack, lambda packed: packed if isinstance(packed, Tensor) else packed()), self:
                 yield
         finally:
-            self._recipes.clear()
+            self.recipes.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Apply the function's rule, if it has one and a graph is being recorded."""
@@ -134,11 +134,11 @@ class Recomputing(TorchFunctionMode):
         return result
 
     def _note(self, result: Tensor, recipe: Recipe) -> None:
-        self._recipes[result.untyped_storage()] = _geometry(result), recipe
+        self.recipes[result.untyped_storage()] = _geometry(result), recipe
 
     def _recipe_of(self, tensor: Tensor) -> Recipe | None:
         """The recipe of a tensor that is the unchanged result of a rule."""
-        geometry, recipe = self._recipes.get(tensor.untyped_storage(), (None, None))
+        geometry, recipe = self.recipes.get(tensor.untyped_storage(), (None, None))
         return recipe if geometry == _geometry(tensor) else None
 
     def _read(self, tensor: Tensor) -> Recipe | Tensor:

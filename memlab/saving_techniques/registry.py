@@ -13,6 +13,7 @@ from memlab.saving_techniques import (
     checkpoint,
     chunked_loss,
     cuda_memory,
+    fsdp,
     fused_attention,
     in_place,
     inference,
@@ -23,7 +24,6 @@ from memlab.saving_techniques import (
     precision,
     rebinding,
     recomputed_norm,
-    sharding,
     shufflenet_rules,
     step_in_backward,
 )
@@ -32,15 +32,16 @@ from memlab.workloads.job import Job, Parts
 
 _MODULES = (
     *(fused_attention, checkpoint, chunked_loss, recomputed_norm, in_place, rebinding, precision, loop, batches),
-    *(loading, parameters, sharding, optimizers, step_in_backward, inference, cuda_memory, shufflenet_rules),
+    *(loading, parameters, fsdp, optimizers, step_in_backward, inference, cuda_memory, shufflenet_rules),
 )
 
 LESSONS = {
     "pure_fp16": "07_mixed_precision",
     "sync_batchnorm": "10_accumulation",
     **dict.fromkeys(("adam_8bit", "contiguous_parameters"), "11_optimizers"),
-    **dict.fromkeys(("drop_last", "host_reads", "loader_workers", "memory_mapped_data", "non_blocking"), "13_feeding"),
-    **dict.fromkeys(("pack_small_files", "pin_memory", "prefetch", "preprocess_on_card", "resize_once"), "13_feeding"),
+    **dict.fromkeys(("drop_last", "loader_workers"), "26_host_memory"),
+    **dict.fromkeys(("host_reads", "memory_mapped_data", "non_blocking", "pack_small_files"), "13_feeding"),
+    **dict.fromkeys(("pin_memory", "prefetch", "preprocess_on_card", "resize_once"), "13_feeding"),
     **dict.fromkeys(("distillation", "dynamic_quantization", "pruning"), "14_small_inference"),
     **dict.fromkeys(("channels_last", "cudnn_benchmark", "cudnn_deterministic", "reproducible_seeding"), "16_design"),
     **dict.fromkeys(("cuda_launch_blocking", "cuda_visible_devices"), "18_out_of_memory"),

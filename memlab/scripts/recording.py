@@ -193,20 +193,20 @@ class Recording:
             return
         from memlab.api.kept_names import keep_names
         from memlab.api.oom import note_oom
-        from memlab.scripts import page
+        from memlab.scripts import run_page
 
         explained: OomExplained | None = note_oom(error, self.run, goes_on=False)
         kept = self.file(".memlab")
         if keep_names(self.run, explained) and kept is not None:
             self.run.save(kept)
         if not self.wanted.quiet and (explained is not None or not is_quiet):
-            as_words = page.as_json if self.wanted.as_json else page.as_text
+            as_words = run_page.as_json if self.wanted.as_json else run_page.as_text
             self.say(as_words(self.run, explained, self.times))
         where = self.file(".html")
         if explained is not None and where is None:
             where = Path(f"memlab-{self.wanted.name}-{self._pid}.html").absolute()
         if where is not None:
-            where.write_text(page.as_html(self.run, explained, self.times), encoding="utf-8")
+            where.write_text(run_page.as_html(self.run, explained, self.times), encoding="utf-8")
             if not self.wanted.quiet:
                 self.say(f"memlab: page {where}" + (f", run {kept}" if kept is not None else ""))
 

@@ -34,7 +34,7 @@ class _SimulateParser(argparse.ArgumentParser):
 def main(arguments: Sequence[str]) -> int:
     """`memlab simulate ...`: does not return if it runs a command."""
     try:
-        asked = _parser().parse_args(arguments)
+        asked = make_parser().parse_args(arguments)
         if asked.install_kernel or asked.remove_kernel:
             return _change_kernels(asked)
         _run(asked)
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The options of `memlab simulate`."""
     parser = _SimulateParser(
         "memlab simulate", description=DESCRIPTION, epilog=EXAMPLES, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -137,17 +138,17 @@ def _change_kernels(asked: argparse.Namespace) -> int:
         raise SimulatedGpuError("a kernel has a machine of its own: leave out --machine.")
     prefix = asked.prefix or (None if asked.user else sys.prefix if asked.sys_prefix else kernelspec.default_prefix())
     if asked.remove_kernel:
-        gone = kernelspec.remove(_label(asked) if asked.card or asked.total else None, prefix)
+        gone = kernelspec.remove(label_of(asked) if asked.card or asked.total else None, prefix)
         print("\n".join(f"removed {folder}" for folder in gone) or "no kernel with a simulated GPU was found")
         return 0
-    label = _label(asked)
+    label = label_of(asked)
     launch.environment(os.environ, "")  # compiles the library, and says here what is missing
     written = kernelspec.install(label, _options(asked), prefix)
     print(f'wrote {written}: "Python (simulated {label})" is in Jupyter\'s launcher')
     return 0
 
 
-def _label(asked: argparse.Namespace) -> str:
+def label_of(asked: argparse.Namespace) -> str:
     """A text for people: "RTX 4060, 8 GiB"."""
     from memlab.prediction.cards import find
 

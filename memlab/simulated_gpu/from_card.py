@@ -30,7 +30,6 @@ def device_of(card: Card, context_bytes: int | None = None) -> SimulatedDevice:
 
 def card_of(total_bytes: int, capability: tuple[int, int]) -> Card:
     """A GPU of which only memory and capability are known: PyTorch sees exactly that much, the rest is as on similar GPUs."""
-    similar = Card("Simulated GPU", total_bytes, capability, usable_bytes=total_bytes)
-    return Card(
-        similar.name, total_bytes, capability, usable_bytes=total_bytes, multiprocessors=similar.multiprocessors
-    )
+    name = "sm_{}{} GPU".format(*capability)
+    similar = Card(name, total_bytes, capability, usable_bytes=total_bytes)
+    return Card(name, total_bytes, capability, usable_bytes=total_bytes, multiprocessors=similar.multiprocessors)

@@ -17,7 +17,7 @@ import torch
 
 from memlab.torch_internals.private_names import private
 
-_COMPILER = "torch._dynamo.callback"
+COMPILER_MODULE = "torch._dynamo.callback"
 _TABLES = tuple(
     private(f"torch.nn.modules.module._global_forward_{name}")
     for name in ("pre_hooks", "hooks", "hooks_always_called", "hooks_with_kwargs")
@@ -43,12 +43,32 @@ def hide_module_hooks(key: int) -> None:
 
 def compiler_is_loaded() -> bool:
     """Whether Dynamo has been imported; memlab never imports it."""
-    return _COMPILER in sys.modules
+    return COMPILER_MODULE in sys.modules
+
+
+def eval_frame() -> Any:
+    """Dynamo's module with the class of compiled models (`OptimizedModule`), and what is asked before a compiled function runs."""
+    return private("torch._dynamo.eval_frame")
+
+
+def call_of(module: Any) -> Any:
+    """What a module runs when it is called: its forward and its hooks (`nn.Module._call_impl`)."""
+    return module._call_impl
+
+
+def compiled_call_of(module: Any) -> Any:
+    """What it runs instead since `module.compile()` (`nn.Module._compiled_call_impl`, 2.2 to 2.15); None before."""
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: Any, call: Any) -> None:
+    """Let a module run this when it is called, as `module.compile()` does."""
+    module._compiled_call_impl = call
 
 
 def watch_compilations(begin: Callable[..., Any], end: Callable[..., Any]) -> Any:
     """Let Dynamo call `begin` and `end` around each of its compilations; None where it is not loaded."""
-    callbacks = getattr(sys.modules.get(_COMPILER), "callback_handler", None)
+    callbacks = getattr(sys.modules.get(COMPILER_MODULE), "callback_handler", None)
     if callbacks is not None:
         callbacks.register_start_callback(begin)
         callbacks.register_end_callback(end)

@@ -23,6 +23,7 @@ else:
 __all__ = ["DeviceContext", "TorchDispatchMode", "fake_tensor"]
 
 make_subclass: Any = private("torch.Tensor._make_subclass")
+make_wrapper_subclass: Any = private("torch.Tensor._make_wrapper_subclass")
 swap_tensor_impl: Any = private("torch._C._swap_tensor_impl")
 no_torch_function: Any = private("torch._C._disabled_torch_function_impl")
 tensor_use_count: Any = private("torch.Tensor._use_count")

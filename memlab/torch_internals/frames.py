@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import opcode
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -28,6 +30,8 @@ _RETURNS = frozenset(number for name, number in opcode.opmap.items() if name.sta
 
 can_read_locals = _KNOWN or sys.version_info >= (3, 13)
 """Whether the local variables of functions can be read in this interpreter."""
+OWN_FILES = str(Path(__file__).parent.parent) + os.sep
+"""How the files of memlab's code begin. A clone may itself be in a folder memlab, with the user's own files beside the package."""
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:

@@ -130,14 +130,21 @@ def number_of(node: Any) -> int:
         return LEAF
 
 
+def gpu_of_node(node: Any) -> int:
+    """The number of the GPU that a node's backward runs on: that of its first gradient on meta, as fake CUDA has them."""
+    devices = (one.device for one in node._input_metadata)
+    return next((one.index or 0 for one in devices if one.type == "meta"), 0)
+
+
 # --- hooks on nodes ---
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN: set[type] = {torch.Tensor, torch.nn.Parameter}
+"""The classes of plain tensors; fake CUDA adds its own, which stand for them."""
 
 
 def is_plain(thing: Any) -> bool:
     """Whether a thing is a tensor and of no subclass."""
-    return type(thing) in _PLAIN
+    return type(thing) in PLAIN
 
 
 def can_hook() -> bool:

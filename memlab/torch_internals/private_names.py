@@ -2,7 +2,7 @@
 
 One table. Code gets a name from `private`, so that it is in the table; if a version lacks it, memlab can still be imported,
 and using the name raises `MissingPrivateName` with one line. `missing` checks all of them.
-Names of instances (of a shell, a node, a tensor) are described where they are used: the table has what can be imported.
+The table has what can be imported, and attributes of objects under their class (see `objects`).
 """
 
 from __future__ import annotations
@@ -62,6 +62,14 @@ MEASURING = {
     "torch.utils._mode_utils.no_dispatch": "run on real tensors inside fake ones",
     "torch._dynamo.callback.callback_handler": "hide hooks while Dynamo compiles",
     "torch._dynamo.utils.counters": "know whether anything was compiled",
+    # attributes of objects: memlab/torch_internals/objects.py
+    "torch._ops.OpOverload._schema": "what an operator returns, and writes to",
+    "torch._ops.OpOverload._op": "call an operator without a Python frame",
+    "torch.UntypedStorage._cdata": "tell storages apart",
+    "torch.nn.Module._parameters": "a module's own parameters, a few hundred times after each backward",
+    "torch.nn.Module._modules": "what torch.compile wraps, without `__getattr__` of the user's",
+    "torch.nn.Module._forward_hooks": "layers whose output somebody looks at are not overwritten",
+    "torch._dynamo.eval_frame.OptimizedModule._orig_mod": "the module that the user wrote",
     # layers that have no public base class
     "torch.nn.modules.batchnorm._BatchNorm": "tell batch norms of any dimension",
     "torch.nn.modules.batchnorm._NormBase": "tell norms with running statistics",
@@ -71,6 +79,8 @@ MEASURING = {
 }
 FAKE_CUDA = {
     "torch.Tensor._make_subclass": "tensors that C++ takes for meta ones and Python for CUDA ones",
+    "torch.Tensor._make_wrapper_subclass": "tensors of a second GPU, which C++ tells from those of the first",
+    "torch.autograd.graph.Node._input_metadata": "which GPU a node of the graph runs on",
     "torch._C._swap_tensor_impl": "a parameter that moves stays the same object",
     "torch._C._set_meta_in_tls_dispatch_include": "operators run their meta kernels",
     "torch._C._PreserveDispatchKeyGuard": "operators run their meta kernels",
@@ -83,6 +93,7 @@ FAKE_CUDA = {
     "torch._C._set_only_lift_cpu_tensors": "torch.tensor(..., device='cuda') starts on the CPU",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "which operators are decomposed",
     "torch._C._current_autograd_node": "whether backward is on",
+    "torch._C._cuda_getCurrentRawStream": "bitsandbytes takes it as it is imported: builds without CUDA get one",
     "torch.Tensor._use_count": "gradients are added in place",
     "torch.Tensor._is_view": "autocast keeps no copies of views",
     "torch._C._disabled_torch_function_impl": "no `__torch_function__` for fake CUDA tensors",
@@ -120,6 +131,7 @@ FAKE_CUDA = {
     "torch.utils._device._device_constructors": "who asks for the meta device",
     "torch.utils._device.DeviceContext": "who asks for the meta device",
     "torch._C._nn": "modules move to a GPU by its number",
+    "torch.library.Library._destroy": "rules are taken away again",
     "torch._higher_order_ops.flex_attention": "attention with functions of scores is run, not traced",
 }
 DISTRIBUTED = {
@@ -136,12 +148,17 @@ DISTRIBUTED = {
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": "the same",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": "uneven shards are padded once",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam.reset_sharded_param": "the same",
+    "torch.distributed.tensor.DTensor._local_tensor": "the tensor of this rank",
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._module_info": "whether a shard was replaced",
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._sharded_param_data": "whether a shard was replaced",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": "FSDP2 refuses meta tensors",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._validate_no_meta_params": "the same",
     "torch.distributed.pipelining.stage": "stages of pipelines send each other shapes",
     "torch.distributed.pipelining.stage.PipelineStage._warmup_backward_result": "the vote on whether they have to",
     "torch.distributed.pipelining.stage.PipelineStage._send_meta": "what a stage sends on",
     "torch.distributed.pipelining.stage.PipelineStage._recv_meta": "what it gets",
+    "torch.distributed.pipelining.stage.PipelineStage._user_meta": "which shapes a stage was given",
+    "torch.distributed.pipelining.stage.PipelineStage._stage_meta": "the shapes of its outputs",
     "torch.distributed.pipelining.stage.InferenceMode": "whether a stage was given shapes",
     "torch.distributed.pipelining.stage._StageForwardMeta": "shapes of outputs",
     "torch.distributed.pipelining.stage._StageBackwardMeta": "shapes of gradients",
@@ -153,16 +170,47 @@ DISTRIBUTED = {
     "torch._C._distributed_c10d._create_work_from_future": "collectives that have finished",
 }
 """What the prediction of one rank of a job needs, and only that."""
+COMPILER = {
+    "torch._dynamo.device_interface.CudaInterface": "the properties of a GPU that is not there",
+    "torch._dynamo.eval_frame": "what was compiled before a prediction",
+    "torch._dynamo.eval_frame.OptimizedModule": "what was compiled before a prediction",
+    "torch._dynamo.eval_frame._callback_from_stance": "what was compiled before a prediction",
+    "torch._functorch._aot_autograd.functional_utils": "graphs without writes in place",
+    "torch._functorch._aot_autograd.graph_compile.collect_fw_donated_buffer_idxs": "what backward may write over",
+    "torch._inductor.compile_fx": "passes over graphs",
+    "torch._inductor.compile_fx._recursive_joint_graph_passes": "passes over a graph without gradients",
+    "torch._inductor.compile_fx._recursive_post_grad_passes": "passes over each half",
+    "torch._inductor.compile_fx.fake_tensor_prop": "shapes in each half",
+    "torch._inductor.compile_fx.partition_fn": "what a compiled forward keeps for backward",
+    "torch._inductor.compile_fx.view_to_reshape": "passes over each half",
+    "torch._inductor.config": "nothing is timed",
+    "torch._inductor.debug.DebugContext": "what the compiler asks for while it works",
+    "torch._inductor.decomposition.select_decomp_table": "the operators that inductor takes",
+    "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder": "constants are computed on the host",
+    "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder._deduce_value": "constants are computed on the host",
+    "torch._inductor.graph": "what backward may write over",
+    "torch._inductor.graph.GraphLowering": "which buffers a compiled half requests and frees",
+    "torch._inductor.scheduler": "it writes for Triton, which need not be there",
+    "torch._inductor.virtualized.V": "the graph that inductor is at",
+    "torch._subclasses.functional_tensor.FunctionalTensorMode": "graphs without writes in place",
+    "torch.fx.experimental.proxy_tensor.make_fx": "a graph in other operators",
+    "torch.utils._triton": "Triton is not asked",
+    "torch.utils.checkpoint": "what compiled checkpoints recompute",
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator": "what compiled checkpoints recompute",
+}
+"""What the prediction of compiled code needs, and only that."""
 _CUDA_BUILD = "a build for CUDA"
 _PIPELINES = "torch.distributed.pipelining.stage"
-_NEEDS = (
-    {name: _CUDA_BUILD for name in MEASURING if name.startswith("torch._C._cuda_")}
+NEEDS = (
+    {name: _CUDA_BUILD for name in MEASURING | FAKE_CUDA if name.startswith("torch._C._cuda_")}
     | {
         "torch._dynamo.callback.callback_handler": "torch._dynamo.callback",
         "torch._dynamo.utils.counters": "torch._dynamo.utils",
+        "torch._dynamo.eval_frame.OptimizedModule._orig_mod": "torch._dynamo.eval_frame",
         "IPython.core.interactiveshell.InteractiveShell._showtraceback": "IPython",
     }
     | {name: _PIPELINES for name in DISTRIBUTED if name.startswith(_PIPELINES)}
+    | dict.fromkeys(COMPILER, "torch._inductor.compile_fx")
 )
 """Names that are asked for only in such builds, or where such a module is loaded."""
 _SEEN = {
@@ -171,22 +219,24 @@ _SEEN = {
     "torch.cuda._queued_calls": "1.0 to 2.15",
     "torch.cuda.memory._record_memory_history_impl": "2.8 to 2.15",
     "torch.autograd._engine_run_backward": "2.3 to 2.15",
+    "torch.Tensor._make_wrapper_subclass": "2.12 and 2.13",
+    "torch.autograd.graph.Node._input_metadata": "2.12 and 2.13",
     "IPython.core.interactiveshell.InteractiveShell._showtraceback": "9.18",
-} | {name: "2.12 and 2.13" for name in DISTRIBUTED if name.startswith(_PIPELINES)}
+} | dict.fromkeys([*(name for name in DISTRIBUTED if name.startswith(_PIPELINES)), *COMPILER], "2.12 and 2.13")
 """The versions of its library in which a name was seen, where those are not `USUAL`."""
 USUAL = "2.11 to 2.15"
 
 
 def table() -> dict[str, str]:
     """All names, with what they are used for."""
-    return MEASURING | FAKE_CUDA | DISTRIBUTED
+    return MEASURING | FAKE_CUDA | DISTRIBUTED | COMPILER
 
 
 def private(name: str) -> Any:
     """What a name of the table stands for; where it is gone, a stand-in that says so as soon as it is used."""
     if name not in table():
         raise KeyError(f"{name} is not in the table of private names")
-    found = _find(name)
+    found = find_name(name)
     return Gone(name) if found is None else found
 
 
@@ -200,11 +250,11 @@ def missing(names: dict[str, str] | None = None) -> list[str]:
     """Each name (all, or `FAKE_CUDA`) that the installed versions lack, with what it is used for; libraries that are not
     imported are not asked."""
     asked = table() if names is None else names
-    return [f"{name} ({purpose})" for name, purpose in asked.items() if _is_expected(name) and _find(name) is None]
+    return [f"{name} ({purpose})" for name, purpose in asked.items() if _is_expected(name) and find_name(name) is None]
 
 
 def _is_expected(name: str) -> bool:
-    needs = _NEEDS.get(name)
+    needs = NEEDS.get(name)
     if needs == _CUDA_BUILD:
         import torch
 
@@ -212,20 +262,29 @@ def _is_expected(name: str) -> bool:
     return needs is None or needs in sys.modules
 
 
-def _find(name: str) -> Any:
+def find_name(name: str) -> Any:
+    """What a dotted name stands for; None if it is gone."""
     path, *parts = name.split(".")
+    holder: Any = None
     thing: Any = importlib.import_module(path)
     for part in parts:
         path = f"{path}.{part}"
         # torch/optim/__init__.py takes the name of its module `optimizer` away.
-        thing = getattr(thing, part, sys.modules.get(path))
+        holder, thing = thing, getattr(thing, part, sys.modules.get(path))
         if thing is None:
             # A module that nothing has imported yet, as fake CUDA does before it needs it.
             with contextlib.suppress(ImportError):
                 thing = importlib.import_module(path)
         if thing is None:
-            return None
+            return part if isinstance(holder, type) and _is_set_by(holder, part) else None
     return thing
+
+
+def _is_set_by(kind: type, attribute: str) -> bool:
+    """Whether instances have it, though the class does not: it is annotated there, or a method names it."""
+    codes = (getattr(method, "__code__", None) for base in kind.__mro__ for method in vars(base).values())
+    annotated = any(attribute in vars(base).get("__annotations__", ()) for base in kind.__mro__)
+    return annotated or any(code is not None and attribute in code.co_names for code in codes)
 
 
 class NeverRaised(Exception):

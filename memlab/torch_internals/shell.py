@@ -169,6 +169,11 @@ async def execute(shell: Any, raw: str, transformed: str, failed: Any) -> BaseEx
     return result.error_before_exec or result.error_in_exec
 
 
+def show_again(shell: Any, error: BaseException) -> None:
+    """Show the error that ended a cell, as the shell has shown it before its text changed."""
+    shell.showtraceback((type(error), error, error.__traceback__), running_compiled_code=True)
+
+
 class HeldTracebacks:
     """Keeps the tracebacks of some errors, which the shell would show at once, until `show` is called.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from types import FrameType, TracebackType
+from collections.abc import Collection
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")
@@ -41,6 +42,15 @@ def kept_tracebacks(shell: Any) -> list[TracebackType]:
     """Tracebacks that are kept beside the errors: by Python, by what formats errors, and by the debugger."""
     kept = [vars(sys).get("last_traceback"), _part(shell, "InteractiveTB", "tb")]
     return [found for found in kept if type(found) is TracebackType]
+
+
+def leave_out(error: BaseException, codes: Collection[CodeType]) -> None:
+    """Take the frames of this code out of the traceback of an error; its first frame stays."""
+    place = error.__traceback__
+    while place is not None:
+        while place.tb_next is not None and place.tb_next.tb_frame.f_code in codes:
+            place.tb_next = place.tb_next.tb_next
+        place = place.tb_next
 
 
 def forget_errors(shell: Any) -> None:

@@ -212,6 +212,10 @@ class Samples(Columns):
     own_bytes: I8
     available_bytes: I8
 
+    def of(self, device: int, counter: str) -> Samples:
+        """Those of a device in which this counter ("used_bytes") was read."""
+        return self.rows((self.device == device) & (getattr(self, counter) >= 0))
+
 
 _OF_BLOCKS, _OF_SEGMENTS = np.zeros((2, 256), np.int8)
 _OF_BLOCKS[[Kind.PREEXISTING, Kind.ALLOC]], _OF_BLOCKS[[Kind.FREE, Kind.FREE_PENDING]] = 1, -1

@@ -196,18 +196,21 @@ def load(path: str | os.PathLike[str]) -> Trace:
         hint = Path(f"{source}{PARTIAL}")
         more = f" Its process died while it ran: {str(hint)!r} has what is left." if hint.is_file() else ""
         raise TraceError(f"there is no file {str(source)!r}.{more}")
-    try:
-        with source.open("rb") as file:
-            return _TraceReader(file, source.name, source.stat().st_size).trace()
-    except OSError as error:
-        raise TraceError(f"cannot read {str(source)!r}: {error.strerror or error}.") from None
+    with _opened(source) as reader:
+        return reader.trace()
 
 
 def load_head(path: Path) -> tuple[float, dict[str, Any]]:
     """When a run began, in seconds of the Unix clock, and its notes; its columns are not read."""
+    with _opened(path) as reader:
+        return reader.start_and_notes()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[_TraceReader]:
     try:
         with path.open("rb") as file:
-            return _TraceReader(file, path.name, path.stat().st_size).start_and_notes()
+            yield _TraceReader(file, path.name, path.stat().st_size)
     except OSError as error:
         raise TraceError(f"cannot read {str(path)!r}: {error.strerror or error}.") from None
 
@@ -223,22 +226,21 @@ class _TraceReader:
 
     def trace(self) -> Trace:
         """The trace in the file; TraceError if it is damaged or foreign."""
-        try:
-            return self._read()
-        except _DAMAGED as error:
-            raise TraceError(f"{self.name!r} is not a readable memlab trace: {error!s:.200}") from None
+        with self._refusing():
+            return self._assembled(self._read_chunks())
 
     def start_and_notes(self) -> tuple[float, dict[str, Any]]:
         """The start of the run and its notes, from the header alone."""
-        try:
+        with self._refusing():
             self._read_chunks(with_columns=False)
-            started_at_s, notes = float(self.head["made_by"]["started_at_s"]), dict(self.head.get("notes", {}))
+            return float(self.head["made_by"]["started_at_s"]), dict(self.head.get("notes", {}))
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
         except _DAMAGED as error:
             raise TraceError(f"{self.name!r} is not a readable memlab trace: {error!s:.200}") from None
-        return started_at_s, notes
-
-    def _read(self) -> Trace:
-        return self._assembled(self._read_chunks())
 
     def _read_chunks(self, with_columns: bool = True) -> bool:
         """Read all complete chunks; whether the last one marks the file as complete."""

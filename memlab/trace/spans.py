@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memlab.trace.columns import MODULE_BEGINS, Array, MarkKind, Phase
+from memlab.trace.columns import MODULE_BEGINS, Array, MarkKind, Marks, Phase
 
 BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE = "backward", "optimizer", "optimizer with closure"
 """Names of phase marks. A step without a closure calls no forward: a forward inside it means that the step had raised."""
@@ -105,8 +105,9 @@ def resolve(
     phases, modules = [], []
     for kind, name in zip(kinds, names, strict=True):
         stack.step(kind, texts[name] if kind in (_BEGIN, _END) else name)
-        phases.append(int(stack.phase))
-        modules.append(-1 if stack.module is None else stack.module)
+        phases.append(stack.phase)
+        module = stack.module
+        modules.append(-1 if module is None else module)
     times = np.array(times_ns, np.int64)
     phase = _changes(times, np.array(phases, np.uint8), int(Phase.OTHER))
     value = phase.value.copy()
@@ -116,6 +117,11 @@ def resolve(
     between &= (value[:-2] == Phase.FORWARD) & (value[2:] == Phase.BACKWARD)
     value[1:-1][between] = Phase.FORWARD
     return Steps(phase.time_ns, value, phase.before), _changes(times, np.array(modules, np.int64), -1)
+
+
+def phases(marks: Marks, texts: Sequence[str]) -> Steps:
+    """The phase over time, by the marks of a trace."""
+    return resolve(marks.time_ns, marks.kind.tolist(), marks.name.tolist(), texts)[0]
 
 
 def recording(times_ns: Array, kinds: Iterable[int], names: Iterable[int]) -> Steps:

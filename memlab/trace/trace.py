@@ -133,6 +133,10 @@ class MadeBy:
                 return device
         raise TraceError(f"the trace has no device {index}; it has {[d.index for d in self.devices]}")
 
+    def lost_until_ns(self, device: int) -> int:
+        """The end of the last range of a device that is not in the trace; -1 without one."""
+        return max((one.end_ns for one in self.bounded if one.device == device), default=-1)
+
 
 TEXT_COLUMNS = (*Blocks.TEXTS, "mark")
 
@@ -168,7 +172,7 @@ class Trace:
 
     def __repr__(self) -> str:
         rows, blocks = len(self.events), len(self.blocks)
-        last = f"{self.made_by.duration_ns / 1e9:.3f} s" if self.has_times else "simulated GPU"
+        last = f"{self.made_by.duration_ns / 1e9:.3f} s" if self.has_times else self.provenance
         return f"<Trace by {self.made_by.engine}: {rows:,} events, {blocks:,} blocks, {last}>"
 
     @property
@@ -190,8 +194,8 @@ class Trace:
 
     @property
     def has_times(self) -> bool:
-        """Whether its seconds mean anything: not on a simulated GPU, where kernels take none."""
-        return self.provenance != "simulated"
+        """Whether its seconds mean anything: not where it was predicted, nor on a simulated GPU, where kernels take none."""
+        return self.provenance == "measured"
 
     @property
     def device_indices(self) -> tuple[int, ...]:
@@ -201,6 +205,15 @@ class Trace:
     def text(self, column: str, index: int) -> str:
         """The string of an index in a column; "" if unknown."""
         return self.texts[column][index] if index >= 0 else ""
+
+    def marks_named(self, *texts: str) -> Array:
+        """Which marks have one of these texts."""
+        return np.isin(self.marks.name, [index for index, text in enumerate(self.texts["mark"]) if text in texts])
+
+    def first_known_row(self, device: int) -> int:
+        """The first row of the run after all that is missing of a device."""
+        since, lost_ns = self.first_row, self.made_by.lost_until_ns(device)
+        return since + int(np.searchsorted(self.events.time_ns[since:], lost_ns, side="right"))
 
     def with_blocks(
         self, blocks: Blocks, texts: Mapping[str, tuple[str, ...]] | None = None, changes: Recategorised | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memlab.analysis.advice import Findings
+from memlab.analysis.advice import UNCHECKED, Findings
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, format_seconds, one_line
 from memlab.views.page import Folded, Page, PageLines, Part, code_block
@@ -26,15 +26,19 @@ def advice_page(found: Findings, code: str = "", diff: str = "", cell: str = "",
     shown = [one for one in (*found.ranking(), *found.combined) if not one.failed]
     parts: list[Part] = list(_sentences(found))
     rows: list[tuple[Cell, ...]] = [("as it is", found.before_bytes, None, None, None, None, None)]
+    # Predictions have neither: one note instead of two columns that say the same in each row.
+    has_times, has_results = any(one.ratio is not None for one in shown), any(one.results != UNCHECKED for one in shown)
     for one in shown:
-        results = f"{one.results}, more than allowed" if one.is_wrong else one.results
-        time = one.ratio if one.ratio is not None else "not measured"
+        results = f"{one.results}, more than allowed" if one.is_wrong else one.results if has_results else None
+        time = one.ratio if one.ratio is not None else "not measured" if has_times else None
         price = one.prices[0] if len(one.prices) == 1 else None
         share = _share(one.saved_bytes, found)
         rows.append((one.name, one.peak_bytes, one.saved_bytes, share, time, results, price))
     if shown:
         strong = frozenset(number for number, one in enumerate(shown, 1) if one == found.recommended)
-        parts.append(Table("", _COLUMNS, tuple(rows), bar=1, strong=strong))
+        unknown = ["" if has_times else "Times were not measured.", "" if has_results else "Results were not checked."]
+        notes = (" ".join(filter(None, unknown)),) if any(unknown) else ()
+        parts.append(Table("", _COLUMNS, tuple(rows), notes, bar=1, strong=strong))
     failed = [(one.name, one.failed) for one in (*found.tried, *found.combined) if one.failed]
     for heading, reasons in (("Could not be tried", failed), ("Not tried", found.left_out)):
         names: dict[str, list[str]] = {}  # those with the same reason, in one line

@@ -16,6 +16,7 @@ import numpy as np
 from memlab.analysis.breakdown import ELSEWHERE
 from memlab.analysis.comparison import Difference, Differences, Picture, Side, saved
 from memlab.analysis.curves import Curve
+from memlab.analysis.modules import ranged
 from memlab.analysis.results import ResultCheck
 from memlab.units import UNBOUNDED, ByteRange, one_line, signed
 from memlab.views import theme
@@ -97,7 +98,7 @@ def comparison_page(
 
 def _columns(head: str) -> tuple[Column, ...]:
     sides = (Column(side, "bytes") for side in "ab")
-    return (Column(head, limit=_NAME + _CODE + 2), *sides, Column("difference", "change"))
+    return (Column(head, limit=_NAME + _CODE + 2, wraps=True), *sides, Column("difference", "change"))
 
 
 def _differences(table: Differences) -> Table:
@@ -112,7 +113,7 @@ def _differences(table: Differences) -> Table:
         code, name = one_line(table.texts.get(names[0], ""), _CODE), one_line(names[0], _NAME)
         name = "outside any module" if table.by == "module" and name == ELSEWHERE else name
         if len(names) > 1:
-            name = f"{len(names):,} layers, {name} … {one_line(names[-1], _NAME)}"
+            name = f"{one_line(ranged(names), _NAME)} ({len(names):,} layers)"
         named.append((f"{name}  {code}" if code else name, one))
     seen = {name for names, _ in shown for name in names}
     rest = [one for name, one in table.items() if name not in seen]

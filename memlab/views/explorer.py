@@ -24,15 +24,14 @@ from memlab.analysis.timeline import Timeline, lives, timeline
 from memlab.errors import MemlabError
 from memlab.trace.columns import Array, Blocks, Category, Kind, Phase
 from memlab.trace.file import saving
-from memlab.trace.spans import resolve
+from memlab.trace.spans import phases
 from memlab.trace.trace import Trace
 from memlab.units import format_bytes, format_seconds
 from memlab.views import theme
-from memlab.views.page import Markup, Page, safe
+from memlab.views.page import Markup, Page
 from memlab.views.shown import Shown
-from memlab.views.table import Column, Table
+from memlab.views.table import Column, Table, safe
 
-STATIC = Path(__file__).parent / "static"
 _SHOWN = 20
 _TICK_NS = 1000
 _SHORT_NS = 10_000_000
@@ -79,8 +78,7 @@ class ExplorerRun:
             "block": block, "size": size, "rounding": rounding, "origin": origin, "sizes": sizes, "roundings": roundings,
         } | {f"of {name}": column[rows] for name, column in facts.items()}  # fmt: skip
         if len(trace.marks):
-            marks = trace.marks
-            phase, _ = resolve(marks.time_ns, marks.kind.tolist(), marks.name.tolist(), trace.texts["mark"])
+            phase = phases(trace.marks, trace.texts["mark"])
             columns |= {"phase time": phase.time_ns // tick_ns, "phase code": phase.value}
         return _joined(self._header(tick_ns, end_ns, unseen), columns)
 
@@ -159,7 +157,7 @@ class Explorer(Shown):
         """The explorer: the tables, which the script replaces, data and script."""
         identifier, colours = f"memlab-{secrets.token_hex(6)}", json.dumps(_colours())
         data = json.dumps([base64.b64encode(run.packed()).decode() for run in self.runs])
-        style, script = (STATIC / "memlab.css").read_text("utf-8"), static("chart.js", "explorer.js")
+        style, script = theme.static("memlab.css"), theme.static("chart.js", "explorer.js")
         start = f"startExplorer(document.getElementById('{identifier}'), {data}, {colours});"
         hint = Markup("<i>To explore: trust the notebook, or run the cell again.</i>")
         page = Page(self.page.title, (hint, *self.page.parts))
@@ -178,11 +176,6 @@ class Explorer(Shown):
         with saving(target) as file:
             file.write(f"{head}{style}{self.html}</html>".encode())
         return target
-
-
-def static(*names: str) -> str:
-    """The bundled scripts as one text."""
-    return "\n".join((STATIC / name).read_text("utf-8") for name in names)
 
 
 def pieces(trace: Trace, device: int, line: Timeline) -> tuple[Array, Array, Array, Array, int]:

@@ -13,7 +13,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -31,19 +30,12 @@ HISTORY_POINTS, HISTORY_PHASES = 4096, 512
 KEY_TIMES_S, KEY_EVERY_S = (0.2, 0.5, 1.0), 2.0
 MIXED = 255  # the code of a bin whose phases are too short to be drawn
 
-STATIC = Path(__file__).parent / "static"
-
-
-def static(*names: str) -> str:
-    """The bundled files as one text: the browser fetches nothing."""
-    return "\n".join((STATIC / name).read_text("utf-8") for name in names)
-
 
 class LiveView(anywidget.AnyWidget):
     """A live curve of memory, with an optional Stop button; with a `remark` on its figures it shows no times."""
 
-    _esm = static("uPlot.iife.min.js", "chart.js", "live.js")
-    _css = static("uPlot.min.css", "memlab.css")
+    _esm = theme.static("uPlot.iife.min.js", "chart.js", "live.js")
+    _css = theme.static("uPlot.min.css", "memlab.css")
     setup = traitlets.Dict().tag(sync=True)
     key = traitlets.Bytes(b"").tag(sync=True)
 
@@ -75,7 +67,7 @@ class LiveView(anywidget.AnyWidget):
         self._sequence, self._next_key_s, self._wants_key = -1, 0.0, True
         self._head: dict[str, Any] = {}
         self._notes: tuple[str, ...] = ()
-        self.on_msg(self._received)
+        self.on_msg(self.received)
         let_clicks_through(self)
 
     def __repr__(self) -> str:
@@ -181,7 +173,8 @@ class LiveView(anywidget.AnyWidget):
         left = PAYLOAD_BYTES - head_bytes - len(json.dumps(said)) - 9 * phase_count
         return left // (4 * (1 + len(self.series)))
 
-    def _received(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
+    def received(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
+        """Take a message of the page: it is there, or its stop button was pressed."""
         if content.get("t") == "hello":
             self._wants_key = True
         elif content.get("t") == "stop" and not self.stop_requested:

@@ -5,6 +5,7 @@ External text (names, paths, messages) is kept to one line, and escaped in HTML.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from html import escape
 
@@ -12,6 +13,11 @@ from memlab.units import one_line
 from memlab.views.table import BOX, Table, safe
 
 _LIMIT = 500  # characters of a line
+STYLE = """:root { color-scheme: light dark }
+body { font: 14px/1.45 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
+body { background: Canvas; color: CanvasText }
+section { margin: 1.5rem 0; overflow-x: auto }
+svg { max-width: 100%; height: auto }"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +146,10 @@ def code_block(code: str) -> Markup:
 
 def _heading(text: str) -> str:
     return f"<div><b>{safe(text)}</b></div>" if text else ""
+
+
+def document(title: str, sections: Iterable[str]) -> str:
+    """A page of its own, light and dark, that needs neither network nor scripts; sections are HTML written by memlab."""
+    body = "\n".join(f"<section>{section}</section>" for section in sections)
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    return f"<!doctype html>\n<html lang='en'><head>{head}<style>{STYLE}</style></head>\n<body>{body}</body></html>\n"

@@ -14,6 +14,7 @@ from memlab.views import theme
 from memlab.views.scene import EVENTS, Axis, Bands, Bars, Item, Label, Line, Mark, Panel, Rule, Scene, Shade, Strip
 
 _CLEAR = "rgba(0,0,0,0)"
+_SWITCH_HEIGHT = 20  # pixels
 _AXIS = {"gridcolor": theme.GRID, "zeroline": False, "linecolor": theme.GRID, "ticks": ""}
 _LEGEND: dict[str, Any] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
 _LEGEND_OF_LAYERS = {"traceorder": "reversed", "x": 1.01, "y": 1, "yanchor": "top", "font": {"size": 11}}
@@ -38,7 +39,8 @@ def figure(scene: Scene) -> Any:
             drawn["annotations"].append({"text": escaped(panel.axes[0].title), "showarrow": False, **below})
             drawn["updatemenus"].append(_switch(panel, axes))
         for item in panel.items:
-            for kind, one in _drawn(item, panel, axes):
+            drawn["data"] += _traces(item, panel, axes)
+            for kind, one in _beside(item, panel, axes[0]):
                 drawn[kind].append(one)
     data = drawn.pop("data")
     made = go.Figure({"data": data, "layout": layout | {kind: found for kind, found in drawn.items() if found}})
@@ -53,8 +55,8 @@ def escaped(text: str) -> str:
     return plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _drawn(item: Item, panel: Panel, axes: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Convert an item; returns it and the list of the figure that it belongs to."""
+def _traces(item: Item, panel: Panel, axes: list[str]) -> Iterator[dict[str, Any]]:
+    """The traces of an item: none for one that is a shape or an annotation."""
     axis = axes[item.axis] if isinstance(item, Line) else axes[0]
     place: dict[str, Any] = {} if axis == "x" else {"xaxis": axis}
     look: dict[str, Any]
@@ -62,61 +64,70 @@ def _drawn(item: Item, panel: Panel, axes: list[str]) -> Iterator[tuple[str, dic
         case Bands():
             for name, height in item.layers.items():
                 colour = theme.category_colour(name)
-                yield "data", {
+                yield {
                     **_curve(name, item.x, height, panel.y), **place, "legend": "legend2", "stackgroup": "held",
                     "line": {"width": 0, "color": colour, "shape": "hv"}, "fillcolor": colour,
                 }  # fmt: skip
         case Bars():
             for name, heights in item.layers.items():
                 look = {"color": theme.category_colour(name), "line": {"width": 0}, "opacity": list(item.opacity)}
-                yield "data", {
+                yield {
                     "type": "bar", "x": list(range(len(item.opacity))), "y": _counted(heights, panel.y), "name": name,
                     "marker": look, "width": item.width, "legend": "legend2", **place,
                 }  # fmt: skip
         case Line():
-            # One pixel: an edge of 1.8 makes the PNG that JupyterLab saves half as large again.
-            look = {"width": 1, "color": item.colour, "shape": "hv"}
-            if item.shape != "stair":
-                look = {"width": 1.3, "color": item.colour, "dash": "dash"}
-            if item.shape == "joined":
-                look |= {"width": item.width, "dash": "solid"}
-            trace = {**_curve(escaped(item.name), item.x, item.y, panel.y), **place, "line": look}
-            trace |= {"fill": "tozeroy", "fillcolor": theme.shade(item.colour, item.fill)} if item.fill else {}
-            trace |= {"visible": "legendonly"} if item.hidden else {}
-            yield "data", trace | ({} if item.named else {"showlegend": False})
+            yield _line(item, panel.y) | place
         case Strip():
             # One row of cells on its own axis: a byte per time bin.
             stretch = (panel.axes[0].high - panel.axes[0].low) / len(item.codes)
             codes = len(item.colours)
             steps = enumerate(colour or _CLEAR for colour in item.colours)
-            yield "data", {
+            yield {
                 "type": "heatmap", "z": item.codes[None, :], "x0": stretch / 2, "dx": stretch, "yaxis": "y2",
                 "zmin": -0.5, "zmax": codes - 0.5, "showscale": False, "hoverinfo": "skip", "name": "phase",
                 "colorscale": [[(code + end) / codes, colour] for code, colour in steps for end in (0, 1)],
             }  # fmt: skip
         case Mark():
             look = {"width": 1.6, "color": item.colour}
-            yield "data", {
+            yield {
                 "type": "scatter", "x": [item.x], "y": [float(_counted(item.y, panel.y))],
                 "mode": "markers", "text": [escaped(item.text)],
                 "marker": {"symbol": _SYMBOLS[item.kind], "size": 10, "color": item.colour, "opacity": 0.85, "line": look},
                 "hovertemplate": "%{text}<extra></extra>", "showlegend": False, **place,
             }  # fmt: skip
+
+
+def _line(item: Line, axis: Axis) -> dict[str, Any]:
+    # One pixel: an edge of 1.8 makes the PNG that JupyterLab saves half as large again.
+    look: dict[str, Any] = {"width": 1, "color": item.colour, "shape": "hv"}
+    if item.shape != "stair":
+        look = {"width": 1.3, "color": item.colour, "dash": "dash"}
+    if item.shape == "joined":
+        look |= {"width": item.width, "dash": "solid"}
+    trace = {**_curve(escaped(item.name), item.x, item.y, axis), "line": look}
+    trace |= {"fill": "tozeroy", "fillcolor": theme.shade(item.colour, item.fill)} if item.fill else {}
+    trace |= {"visible": "legendonly"} if item.hidden else {}
+    return trace | ({} if item.named else {"showlegend": False})
+
+
+def _beside(item: Item, panel: Panel, axis: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The shapes and annotations of an item, each with the list of the figure that it belongs to."""
+    match item:
         case Rule():
             level = float(_counted(item.y, panel.y))
             ends = {"xref": "x domain", "x0": 0, "x1": 1, "y0": level, "y1": level}
             yield "shapes", {"type": "line", **ends, "line": {"color": item.colour, "dash": "dash", "width": 1}}
-            below = {"xref": "x domain", "x": 1, "xanchor": "right", "y": level, "yanchor": "top", "showarrow": False}
+            end = {"x": 0, "xanchor": "left"} if item.at_left else {"x": 1, "xanchor": "right"}
+            below = {"xref": "x domain", "y": level, "yanchor": "top", "showarrow": False, **end}
             yield "annotations", {"text": escaped(item.text), "font": {"size": 11, "color": item.colour}, **below}
         case Shade():
             across = {"yref": "paper", "x0": item.begin, "x1": item.end, "y0": 0, "y1": 1}
-            look = {"fillcolor": item.colour, "opacity": item.opacity, "line": {"width": 0}}
+            look: dict[str, Any] = {"fillcolor": item.colour, "opacity": item.opacity, "line": {"width": 0}}
             yield "shapes", {"type": "rect", **across, **look}
         case Label():
             text = "<br>".join(map(escaped, item.text.split("\n")))
-            place = {"x": item.x, "y": float(_counted(item.y, panel.y)), "text": text} | (
-                {"xref": axis} if place else {}
-            )
+            place = {"x": item.x, "y": float(_counted(item.y, panel.y)), "text": text}
+            place |= {} if axis == "x" else {"xref": axis}
             look = {"showarrow": False, "yanchor": "bottom", "font": {"size": 11, "color": item.colour}}
             if item.points:
                 aside = -56 if item.x > (panel.axes[0].low + panel.axes[0].high) / 2 else 56
@@ -143,9 +154,10 @@ def _layout(scene: Scene) -> dict[str, Any]:
     items = [item for panel in scene.panels for item in panel.items]
     has_strip, has_bars = (any(isinstance(item, kind) for item in items) for kind in (Strip, Bars))
     y, above = scene.panels[0].y, scene.above
+    below = 10 + (_SWITCH_HEIGHT if any(len(panel.views) > 1 for panel in scene.panels) else 0)
     layout: dict[str, Any] = {
-        "height": scene.height + above + 10,
-        "margin": {"l": scene.left, "r": 14, "t": 34 + above if above else 30, "b": scene.bottom + 10},
+        "height": scene.height + above + below,
+        "margin": {"l": scene.left, "r": 14, "t": 34 + above if above else 30, "b": scene.bottom + below},
         "paper_bgcolor": _CLEAR,
         "plot_bgcolor": _CLEAR,
         "font": {"color": theme.TEXT, "size": 12},
@@ -209,7 +221,7 @@ def _scale(axis: Axis) -> dict[str, Any]:
 
 
 def _switch(panel: Panel, names: list[str]) -> dict[str, Any]:
-    """Small buttons at the end of the axis, one per unit."""
+    """Small buttons below the title of the axis, one per unit: next to it they would cover it in a narrow notebook."""
     buttons = []
     for label, axes in panel.views.items():
         changes = {f"xaxis.{key}": value for key, value in _scale(axes[0]).items()}
@@ -218,6 +230,6 @@ def _switch(panel: Panel, names: list[str]) -> dict[str, Any]:
         buttons.append({"label": label, "method": "relayout", "args": [changes]})
     return {
         "type": "buttons", "direction": "right", "buttons": buttons, "active": list(panel.views).index(panel.opened),
-        "x": panel.end, "xanchor": "right", "y": -0.06, "yanchor": "top", "pad": {"t": 4, "r": 0},
+        "x": panel.end, "xanchor": "right", "y": -0.06, "yanchor": "top", "pad": {"t": 4 + _SWITCH_HEIGHT, "r": 0},
         "bgcolor": _CLEAR, "bordercolor": theme.GRID, "font": {"size": 10, "color": theme.TEXT},
     }  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
-from memlab.analysis.ranks import CUT_OFF, TERMINATED, JobRanks, RankRun, Spread, consecutive, ranks_text
+from memlab.analysis.job_ranks import CUT_OFF, TERMINATED, JobRanks, RankRun, consecutive, ranks_text
 from memlab.trace.columns import Array
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import format_bytes, format_seconds, number_of, one_line
@@ -25,7 +25,7 @@ _SHADES = 200
 _SHOWN = 7  # rows by category or module
 _HOLDERS = 3
 _CAPACITY_SHOWN_FROM = 0.25
-_NAMES = {ELSEWHERE: "outside any module", BEFORE: "before the run"}
+_NAMES = {ELSEWHERE: "outside any module", BEFORE: BEFORE}
 
 
 def ranks_title(job: JobRanks) -> str:
@@ -65,7 +65,7 @@ def findings_of(job: JobRanks) -> Iterator[str]:
     first, failed = job.first_failed, [one for one in job.ranks if one.is_failed]
     began_s = min(one.began_s for one in job.ranks)
     if first is not None:
-        yield from _first_failure(job, first, began_s)
+        yield from _first_failure(first, began_s)
         yield from _later_failures(failed, first)
     elif failed and not any(one.is_partial for one in failed):
         yield f"All ranks were {failed[0].error}."
@@ -77,7 +77,7 @@ def findings_of(job: JobRanks) -> Iterator[str]:
         yield growth.sentence
 
 
-def _first_failure(job: JobRanks, first: RankRun, began_s: float) -> Iterator[str]:
+def _first_failure(first: RankRun, began_s: float) -> Iterator[str]:
     """When, where and how the first rank failed, and what it held."""
     step = f", in optimizer step {first.steps.finished + 1:,}" if len(first.steps.number) else ""
     when = f", {format_seconds(max(first.ended_s - began_s, 0))} after the job began" if first.has_times else ""
@@ -85,6 +85,8 @@ def _first_failure(job: JobRanks, first: RankRun, began_s: float) -> Iterator[st
     if first.is_partial:
         how = ": its file ends there, as it was killed or still runs"
     yield f"Rank {first.rank} failed first{when}{step}{how}{'' if how.endswith(('.', '…')) else '.'}"
+    if first.host is not None:
+        yield first.host.text
     held = first.held
     if held is None:
         return
@@ -150,7 +152,11 @@ def _spreads(job: JobRanks, by: str) -> Table:
     if by == "category":
         found.sort(key=lambda one: -one.worst_bytes)
     shown = found[:_SHOWN]
-    rows: list[tuple[Cell, ...]] = [_spread_row(one) for one in shown]
+    rows: list[tuple[Cell, ...]] = []
+    for one in shown:
+        rank = str(one.worst_rank) if one.spread_bytes else None
+        name = _NAMES.get(one.name, one.name)
+        rows.append((name, one.worst_bytes, rank, one.median_bytes, one.lowest_bytes, one.spread_bytes))
     notes = (f"and {len(found) - len(shown):,} more",)
     columns = (
         Column(f"peak by {by}", limit=60), Column("worst", "bytes"), Column("on rank"), Column("median", "bytes"),
@@ -158,12 +164,6 @@ def _spreads(job: JobRanks, by: str) -> Table:
     )  # fmt: skip
     colours = tuple(theme.CATEGORIES.get(one.name, "") if by == "category" else "" for one in shown)
     return Table("", columns, tuple(rows), notes if len(found) > len(shown) else (), bar=1, colours=colours)
-
-
-def _spread_row(one: Spread) -> tuple[Cell, ...]:
-    rank = str(one.worst_rank) if one.spread_bytes else None
-    name = _NAMES.get(one.name, one.name)
-    return name, one.worst_bytes, rank, one.median_bytes, one.lowest_bytes, one.spread_bytes
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------------

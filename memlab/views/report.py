@@ -10,7 +10,7 @@ from memlab.analysis.breakdown import BEFORE, ELSEWHERE, Breakdown
 from memlab.analysis.leak import short_line
 from memlab.analysis.modules import Module, held_tree
 from memlab.analysis.summary import DeviceSummary, Summary
-from memlab.analysis.tensors import TensorGroup
+from memlab.analysis.tensor_groups import TensorGroup
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import UNBOUNDED, format_bytes, format_seconds, one_line
 from memlab.views import theme
@@ -36,7 +36,8 @@ def report(summary: Summary, pointer: str = "", verdict: str = "") -> Page:
     held = ("allocated", "reserved")
     shown = [one for one in summary.devices if any(lv.peak.high_bytes > 0 for lv in one.levels if lv.of in held)]
     shown = shown or list(summary.devices[:1])
-    source = (summary.provenance, format_seconds(summary.duration_s)) if summary.has_times else (SIMULATED_GPU,)
+    of = SIMULATED_GPU if summary.provenance == "simulated" else summary.provenance
+    source = (of, format_seconds(summary.duration_s)) if summary.has_times else (of,)
     facts = ("memlab", summary.name, *source, summary.engine)
     parts: list[Part] = [" · ".join(filter(None, facts))]
     for number, device in enumerate(shown):
@@ -52,7 +53,7 @@ def report(summary: Summary, pointer: str = "", verdict: str = "") -> Page:
             parts.append(Folded("Largest tensors at the peak", _tensors(device, summary.code), is_open=True))
         if lines is not None and len(lines.rows) > 1:
             parts.append(Folded("Lines that hold the peak", lines))
-    title = headline(shown[0], summary.provenance) if shown else "No device was used."
+    title = headline(shown[0], summary.provenance) if shown else "No measured device was used."
     title = f"{verdict[:1].upper()}{verdict[1:]}. {title}" if verdict else title
     parts.append(PageLines(summary.notes, colour=theme.WARNING))
     if summary.gaps:
@@ -122,7 +123,7 @@ def _bars(head: str, named: Sequence[_Bar], total: int, most: int) -> Table:
         rest = total - sum(count for _, _, count, _ in shown)
         rows.append((f"{len(named) - len(shown):,} more", "", rest, rest / total))
     columns = (
-        Column(head, limit=2 * _NAME),
+        Column(head, limit=2 * _NAME, wraps=True),
         Column("", limit=40),
         Column("allocated", "bytes"),
         Column("share", "share"),

@@ -116,11 +116,12 @@ class Shade:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A level across the panel."""
+    """A level across the panel; its text stands below it at the right end, or at the left one."""
 
     y: float
     colour: str
     text: str
+    at_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,8 @@ def _drawn(item: Item, space: Space) -> Iterator[str]:
         case Rule():
             y = int(space.y(item.y))
             yield f'<path d="M{space.left} {y}H{space.right}" stroke="{item.colour}" stroke-dasharray="6 3"/>'
-            look = f'text-anchor="end" fill="{item.colour}"'
-            yield f'<text x="{space.right}" y="{y + 14}" {look}>{_text(item.text)}</text>'
+            x, anchor = (space.left + 4, "start") if item.at_left else (space.right, "end")
+            yield f'<text x="{x}" y="{y + 14}" text-anchor="{anchor}" fill="{item.colour}">{_text(item.text)}</text>'
         case Mark():
             x, y, title = int(space.x(item.x)), int(space.y(item.y)), f"<title>{_text(item.text)}</title>"
             outline = f'fill="none" stroke="{item.colour}" stroke-width="1.7"'

@@ -44,9 +44,9 @@ class Column:
     @property
     def style(self) -> str:
         """The CSS of its cells."""
-        if self.is_number:
-            return _CELL
-        return f"{_CELL};text-align:left{'' if self.wraps else ';white-space:nowrap'}"
+        start = "" if self.is_number else ";text-align:left"
+        may_wrap = self.wraps or self.unit in ("share", "count")  # a share is no wider than the word above it
+        return f"{_CELL}{start}{'' if may_wrap else ';white-space:nowrap'}"
 
     def text(self, value: Cell) -> str:
         """A value of this column as text."""

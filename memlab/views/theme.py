@@ -1,9 +1,11 @@
-"""The colours of memlab: one per category, series and phase, legible on white and on black pages.
+"""The colours of memlab: one per category, series and phase, legible on white and on black pages; its scripts and style sheets.
 
 Independent of figure libraries and front ends.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 # A saved figure cannot know the background of its page, so its colours are of middle lightness:
 # text and series reach a contrast of 4.1 on both #ffffff and #111111, areas (which have edges and labels) 3.0.
@@ -62,3 +64,8 @@ def shade(colour: str, alpha: float) -> str:
 def channels(colour: str) -> tuple[int, int, int]:
     """Red, green and blue (0 to 255) of a colour written as #rrggbb."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def static(*names: str) -> str:
+    """The bundled files as one text: the browser fetches nothing."""
+    return "\n".join((Path(__file__).parent / "static" / name).read_text("utf-8") for name in names)

@@ -47,7 +47,8 @@ def timeline_scene(curves: Curves, title: str = "") -> Scene:
     if curves.budget_bytes * _CAPACITY_SHOWN_FROM > top:
         del limits["budget"]
     for what, limit in limits.items():
-        items += [Rule(limit, theme.CAPACITY, f"{what} {format_bytes(limit)}")] if limit else []
+        at_left = peak.time_ns / 1e9 > duration_s / 2  # away from the label of the peak
+        items += [Rule(limit, theme.CAPACITY, f"{what} {format_bytes(limit)}", at_left)] if limit else []
     if peak.time_ns >= 0:
         text = f"peak {'' if peak.is_exact else '≥ '}{format_bytes(peak.low_bytes)}"
         items.append(

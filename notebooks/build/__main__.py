@@ -8,7 +8,7 @@ import time
 
 import nbformat
 
-from notebooks.build import pages
+from notebooks.build import diagrams, pages, slides
 from notebooks.build.execute import differences, executed, headlines
 from notebooks.build.overview import README, overview
 from notebooks.build.pictures import MAX_BYTES, chromium, keep_static
@@ -17,6 +17,7 @@ from notebooks.build.tips import TABLE, table
 
 SITE = FOLDER.parent / "artifacts" / "course"
 CLASS = FOLDER.parent / "artifacts" / "class"
+SLIDES = FOLDER.parent / "artifacts" / "slides"
 
 
 def main() -> int:
@@ -47,6 +48,36 @@ def make(chosen: list[Lesson]) -> int:
     return 0
 
 
+def update(lesson: Lesson) -> None:
+    """Write prose and head anew into a kept notebook, whose outputs stay: its code has to be that of the source."""
+    kept, fresh = nbformat.read(lesson.notebook, as_version=4), lesson.fresh()
+    code = [[cell.source for cell in one.cells if cell.cell_type == "code"] for one in (kept, fresh)]
+    if code[0] != code[1]:
+        raise SystemExit(f"{lesson.name}: its code has changed: python -m notebooks.build make {lesson.name[:2]}")
+    outputs = iter([cell for cell in kept.cells if cell.cell_type == "code"])
+    kept.cells = [next(outputs) if cell.cell_type == "code" else cell for cell in fresh.cells]
+    for cell, new in zip(kept.cells, fresh.cells, strict=True):
+        cell.id = new.id
+    lesson.notebook.write_text(nbformat.writes(kept) + "\n", encoding="utf-8")
+
+
+def prose(chosen: list[Lesson]) -> int:
+    """The text of lessons whose code is as it was, without executing them."""
+    for lesson in chosen:
+        update(lesson)
+    return 0
+
+
+def draw_diagrams(chosen: list[Lesson]) -> int:
+    """The PNG of each diagram whose SVG, or whose colours, have changed."""
+    changed = [lesson.diagram for lesson in chosen if not diagrams.is_current(lesson.diagram)]
+    with chromium(diagrams.SCALE) as draw:
+        for svg in changed:
+            path = diagrams.write(svg, draw)
+            print(f"{path.name}: {path.stat().st_size:,} bytes", flush=True)
+    return 0
+
+
 def check(chosen: list[Lesson]) -> int:
     """Execute afresh, and say which figures are others than those that are kept."""
     wrong = 0
@@ -62,6 +93,15 @@ def html(chosen: list[Lesson]) -> int:
     """The course as pages, from the notebooks as they are kept."""
     written = pages.write(chosen, SITE)
     print(f"{len(written)} pages, {sum(one.stat().st_size for one in written):,} bytes: open {written[0]}")
+    return 0
+
+
+def write_slides(chosen: list[Lesson]) -> int:
+    """The pictures of the lessons as slides, one page a lesson."""
+    SLIDES.mkdir(parents=True, exist_ok=True)
+    for lesson in chosen:
+        (SLIDES / f"{lesson.name}.html").write_text(slides.page(lesson), encoding="utf-8")
+    print(f"{len(chosen)} pages in {SLIDES}")
     return 0
 
 
@@ -86,7 +126,10 @@ def tips(chosen: list[Lesson]) -> int:
     return 0
 
 
-WHAT = {"make": make, "check": check, "html": html, "handout": handout, "map": course_map, "tips": tips}
+WHAT = {
+    "make": make, "prose": prose, "check": check, "diagrams": draw_diagrams, "html": html, "slides": write_slides,
+    "handout": handout, "map": course_map, "tips": tips,
+}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

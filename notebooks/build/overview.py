@@ -15,7 +15,8 @@ Lessons that ask one question each, let you **guess**, measure plain PyTorch on 
 number. This page is made from their sources by `python -m notebooks.build map`.
 
 - **Start**: `make lab` copies the lessons to `work/`, once, and opens the first in JupyterLab. The copies are yours:
-  nothing overwrites them. A laptop without a GPU is enough; on a GPU the same cells show the GPU's numbers.
+  nothing overwrites them. A laptop without a GPU is enough; on a GPU the same cells show the GPU's numbers. The first
+  cell of a lesson clears the names of its kernel (`%reset -f`), so that all cells can be run again.
 - **Order**: 01 to 04 name the parts and the instruments; each later one attacks one of them and can be read alone. 20
   uses all.
 - **Guesses** are locked once something is measured. They are kept in `.memlab-guesses.json` beside your copies,
@@ -52,12 +53,12 @@ class Entry:
 
 def entry(lesson: Lesson) -> Entry:
     """Read from the source; what is missing there is an error that names it."""
-    text = lesson.source.read_text(encoding="utf-8")
-    title, rest = text.split("\n", 1)
+    text = lesson.text
+    title = text.split("\n", 1)[0]
     return Entry(
         lesson,
         title.removeprefix("# ").strip(),
-        int(_one(lesson, r"\b(\d\d) minutes\b", rest[:300], "how many minutes it takes")),
+        lesson.minutes,
         attacked(lesson),
         _one(lesson, r"Lesson\([^)]*needs=\"([^\"]+)\"", text, 'Lesson(..., needs="...")'),
         bool(re.search(r"lesson\.predict\(|memlab\.(predict|max_batch)\(|memlab\.advise\([^)]*card=|--predict", text)),
@@ -66,7 +67,7 @@ def entry(lesson: Lesson) -> Entry:
 
 def attacked(lesson: Lesson) -> str:
     """What the first paragraph says after "Attacks", up to the first stop."""
-    text = lesson.source.read_text(encoding="utf-8").split("```", 1)[0] + "\n\n"
+    text = lesson.text.split("```", 1)[0] + "\n\n"
     found = _ATTACKS.search(text)
     assert found, f'{lesson.name}: its first paragraph does not say "Attacks ..."'
     return " ".join(found[1].replace("|", "/").split())

@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
 from notebooks.build.overview import Entry, entry, overview
-from notebooks.build.source import Lesson
+from notebooks.build.source import MOVED, Lesson
 
 CSS = Path(__file__).with_name("page.css")
 _LINK = re.compile(r'href="(\d\d_\w+)\.ipynb"')
@@ -25,7 +25,10 @@ _ANCHOR = re.compile(r'<a class="anchor-link"[^>]*>[^<]*</a>')
 
 
 def write(chosen: Sequence[Lesson], folder: Path, home: str = "index.html") -> list[Path]:
-    """Write one page a lesson and `index.html`; returns them. Lessons link to `home`, the page that lists them."""
+    """Write one page a lesson, one for each earlier address, and `index.html`; returns them.
+
+    Lessons link to `home`, the page that lists them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     entries = [entry(one) for one in chosen]
     written = [folder / "index.html"]
@@ -36,21 +39,36 @@ def write(chosen: Sequence[Lesson], folder: Path, home: str = "index.html") -> l
         after = entries[index + 1] if index + 1 < len(entries) else None
         path.write_text(_lesson(one, before, after, home), encoding="utf-8")
         written.append(path)
+    names = {one.lesson.name: one.question for one in entries}
+    for old, new in MOVED.items():
+        if new in names:
+            written.append(folder / f"{old}.html")
+            written[-1].write_text(_moved(new, names[new]), encoding="utf-8")
     return written
+
+
+def _moved(new: str, question: str) -> str:
+    """A page at an earlier address, which opens the lesson at its address now."""
+    link = f'<a href="{new}.html">{escape(question)}</a>'
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="refresh" content="0; url={new}.html"><title>{escape(question)}</title></head>'
+        f"<body>This lesson has moved: {link}</body></html>\n"
+    )
 
 
 def _index(chosen: list[Lesson]) -> str:
     body = _prose(overview(chosen))
     # What stands beside the notebooks in the repository is not beside the pages.
     body = re.sub(r'<a href="\.\./[^"]*">(.*?)</a>', r"\1", body)
-    return _page("The course", body)
+    return document("The course", body)
 
 
 def _lesson(one: Entry, before: Entry | None, after: Entry | None, home: str) -> str:
     notebook = nbformat.read(one.lesson.notebook, as_version=4)
     around = _nav(before, after, home)
     body = f"{around}<main>{''.join(_cells(notebook))}</main><footer>{around}</footer>"
-    return _page(one.question, body)
+    return document(one.question, body)
 
 
 def _nav(before: Entry | None, after: Entry | None, home: str) -> str:
@@ -67,10 +85,18 @@ def _cells(notebook: NotebookNode) -> Iterator[str]:
     code = Highlight2HTML(pygments_lexer="ipython3")
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            yield f'<div class="prose">{_prose(cell.source)}</div>'
+            yield f'<div class="prose">{prose(cell)}</div>'
         elif cell.cell_type == "code":
             yield code(cell.source)
             yield from filter(None, map(_output, cell.outputs))
+
+
+def prose(cell: NotebookNode) -> str:
+    """A Markdown cell as HTML, its attachments inline."""
+    text: str = cell.source
+    for name, data in cell.get("attachments", {}).items():
+        text = text.replace(f"attachment:{name}", f"data:image/png;base64,{data['image/png']}")
+    return _prose(text)
 
 
 def _prose(text: str) -> str:
@@ -85,18 +111,25 @@ def _output(output: NotebookNode) -> str:
     data = output.get("data", {})
     words = data.get("text/plain", "")
     if "image/png" in data:
-        picture = "".join(data["image/png"].split())
-        return f'<div class="output"><img src="data:image/png;base64,{picture}" alt="{escape(words)}"></div>'
+        return picture(data)
     if "text/html" in data:
         return f'<div class="output">{data["text/html"]}</div>'
     return f'<div class="output"><pre>{escape(words)}</pre></div>' if words.strip() else ""
 
 
-def _page(title: str, body: str) -> str:
+def picture(data: NotebookNode) -> str:
+    """The picture of an output, whose text twin is its alt text."""
+    image, words = "".join(data["image/png"].split()), data.get("text/plain", "")
+    return f'<div class="output"><img src="data:image/png;base64,{image}" alt="{escape(words)}"></div>'
+
+
+def document(title: str, body: str, *more: Path) -> str:
+    """A whole page; the style sheets in `more` come after that of all pages."""
+    style = "".join(one.read_text(encoding="utf-8") for one in (CSS, *more))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{CSS.read_text(encoding='utf-8')}{_colours()}</style></head>"
+        f"<title>{escape(title)}</title><style>{style}{_colours()}</style></head>"
         f"<body>{body}</body></html>\n"
     )
 

@@ -56,14 +56,14 @@ def _is_progress(output: NotebookNode) -> bool:
 
 
 @contextmanager
-def chromium() -> Iterator[Draw]:
-    """A function that draws SVG as PNG, at twice its size, on nothing."""
+def chromium(scale: float = 1.5) -> Iterator[Draw]:
+    """A function that draws SVG as PNG, at so many times its size, on nothing."""
     from playwright.sync_api import sync_playwright
 
     path = os.environ.get("MEMLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_context(device_scale_factor=1.5, offline=True).new_page()
+        page = browser.new_context(device_scale_factor=scale, offline=True).new_page()
 
         def draw(svg: str) -> bytes:
             page.set_content(f"<body style='margin:0;background:transparent'>{svg}</body>")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from memlab.allocator import CachingAllocator, ConfError, Settings, parse_conf
@@ -93,3 +95,17 @@ def test_an_allocator_takes_the_text_or_the_settings():
     assert CachingAllocator(MiB, "max_split_size_mb:20").settings.max_split_size == 20 * MiB
     assert CachingAllocator(MiB, Settings(max_split_size=20 * MiB)).settings == parse_conf("max_split_size_mb:20")
     assert parse_conf("").max_split_size == UNLIMITED
+
+
+@pytest.mark.parametrize(
+    ("text", "refusing", "taking"),
+    [
+        ("large_segment_size_mb:24", "2.10.0+cu128", "2.11.0"),
+        ("max_split_size_mb:64,throw_on_cudamalloc_oom:False", "2.11.0+cu130", "2.12.1"),
+        ("pinned_free_catch_all:True", "2.11.0", "2.13.0"),
+    ],
+)
+def test_settings_that_a_version_does_not_know(text, refusing, taking):
+    with pytest.raises(ConfError, match=f"PyTorch {re.escape(refusing)} does not know"):
+        parse_conf(text, refusing)
+    assert parse_conf(text, taking) == parse_conf(text)

@@ -76,6 +76,7 @@ def compared(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CONFS)
 def test_random_requests_are_served_alike(name):
     seed = 100 * list(CONFS).index(name)
@@ -90,18 +91,21 @@ def test_random_requests_are_served_alike(name):
     assert sum(line["ooms"] for line in lines) > 3
 
 
-def test_programs_are_served_alike():
+@pytest.mark.parametrize(
+    "programs", [PROGRAMS[::3], pytest.param(PROGRAMS[1::3] + PROGRAMS[2::3], marks=pytest.mark.release)]
+)
+def test_programs_are_served_alike(programs):
     """Each is run once; then what it asked for is asked under other settings and with little room."""
     again = [
         {"conf": EXPANDABLE},
         *({"conf": conf, "room_share": share} for conf in ("", EXPANDABLE) for share in SHARES),
     ]
-    lines = compared([{"program": name, "again": again} for name in PROGRAMS])
+    lines = compared([{"program": name, "again": again} for name in programs])
     roomy = [line for line in lines if "room_mib" not in line]
-    assert len(roomy) == 2 * len(PROGRAMS)
+    assert len(roomy) == 2 * len(programs)
     assert all(line["requests"] > 90 and not line["retries"] for line in roomy)
-    assert sum(line["ooms"] for line in lines) >= 2 * len(PROGRAMS), "two cards are too small"
-    assert sum(line["retries"] > line["ooms"] for line in lines) > 5, "some only had to try again"
+    assert sum(line["ooms"] for line in lines) >= 2 * len(programs), "two cards are too small"
+    assert sum(line["retries"] > line["ooms"] for line in lines) > len(programs) / 6, "some only had to try again"
 
 
 MEASURE = """

@@ -26,12 +26,12 @@ def step() -> Script:
 @pytest.mark.parametrize(
     ("by", "expected"),
     [
-        ("phase", {"forward": 1512, "before the cell": 500, "rounding": 192, "backward": 100}),
+        ("phase", {"forward": 1512, "before the run": 500, "rounding": 192, "backward": 100}),
         ("category", {"other": 1012, "activation": 1000, "rounding": 192, "gradient": 100}),
-        ("tensor", {"activation of net.a": 1000, "other of net.b": 512, "other, before the cell": 500, "rounding": 192,
+        ("tensor", {"activation of net.a": 1000, "other of net.b": 512, "other, before the run": 500, "rounding": 192,
                     "gradient of elsewhere": 100}),
-        ("module", {"net.a": 1000, "net.b": 512, "before the cell": 500, "rounding": 192, "elsewhere": 100}),
-        ("line", {"a.py:3": 1000, "elsewhere": 612, "before the cell": 500, "rounding": 192}),
+        ("module", {"net.a": 1000, "net.b": 512, "before the run": 500, "rounding": 192, "elsewhere": 100}),
+        ("line", {"a.py:3": 1000, "elsewhere": 612, "before the run": 500, "rounding": 192}),
     ],
 )  # fmt: skip
 def test_the_shares_by_hand_largest_first(by, expected):

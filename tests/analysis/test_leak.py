@@ -383,7 +383,7 @@ def test_nothing_that_grows_is_told_from_nobody_knows():
         ("C:\\me\\train.py:7", "train.py:7"),
         ("cell:3", "line 3 of a cell"),
         ("/tmp/ipykernel_12/34.py:3", "line 3 of a cell"),
-        ("before the cell", "before the cell"),
+        ("before the run", "before the run"),
         ("workspace of cuBLAS", "workspace of cuBLAS"),
         ("/n/\x1b[2J\n.py:1", "?"),
     ],

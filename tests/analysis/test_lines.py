@@ -113,7 +113,7 @@ def test_what_could_not_be_seen_is_named_and_wrong_questions_are_answered():
     assert (len(found), found.change_bytes) == (0, 0)
     with pytest.raises(MemlabError, match="no line 'cell:9'"):
         found["cell:9"]
-    with pytest.raises(MemlabError, match="measure with %%memtrack --lines"):
+    with pytest.raises(MemlabError, match="measure with memlab run --lines, %%memtrack --lines"):
         lines(Script().trace(), 0)
 
 

@@ -44,8 +44,8 @@ def test_the_numbers_are_those_of_the_row_and_not_of_what_came_after():
     shares = {by: dict(found.share(by)) for by in ("category", "line", "module")}
     assert shares["category"].pop("other") == 1000  # the one from before, of which nothing is told
     assert shares["category"] == {"input": 1500, "activation": 650, "temporary": 500, "optimizer": 100, "rounding": 50}
-    assert shares["line"] == {"cell:2": 1500, "before the cell": 1000, "cell:3": 650, "cell:6": 600, "rounding": 50}
-    assert shares["module"] == {"elsewhere": 2100, "before the cell": 1000, "net.0": 650, "rounding": 50}
+    assert shares["line"] == {"cell:2": 1500, "before the run": 1000, "cell:3": 650, "cell:6": 600, "rounding": 50}
+    assert shares["module"] == {"elsewhere": 2100, "before the run": 1000, "net.0": 650, "rounding": 50}
     assert all(share.total_bytes == 3800 for share in found.shares)
     failure = Failure(Message("CUDA", 0), moment=found)
     assert (failure.bytes_of("activation"), failure.bytes_of("gradient")) == (650, 0)

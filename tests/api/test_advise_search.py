@@ -79,6 +79,11 @@ def test_every_combination_is_run_and_what_helps_is_recommended(peaks, names):
     assert search.best.peak_bytes == peak
 
 
+def test_a_technique_that_adds_next_to_nothing_is_not_recommended():
+    search, subject = searched({"": 100, CHECKPOINT: 60, IN_PLACE: 100, (CHECKPOINT, IN_PLACE): 59.5})
+    assert (CHECKPOINT, IN_PLACE) in subject.asked and search.recommended.names == (CHECKPOINT,)
+
+
 def test_what_cannot_be_together_is_not_run_together():
     assert techniques.conflict([CHECKPOINT, SEGMENTS])
     peaks = {"": 100, SEGMENTS: run_of(70, 1.0), CHECKPOINT: run_of(50, 2.0), IN_PLACE: 90}

@@ -46,7 +46,7 @@ def test_polls_raise_the_lower_end(cells):
     start = torch.cuda.memory_allocated()
     cells.run("torch.ones(40 << 18, device='cuda'); None")
     seen = threading.Event()
-    original = Polls._read
+    original = Polls.read
 
     def read(self):
         sample = original(self)
@@ -56,10 +56,10 @@ def test_polls_raise_the_lower_end(cells):
 
     cells.names["seen"] = seen
     try:
-        Polls._read = read
+        Polls.read = read
         cells.run("x = torch.ones(8 << 18, device='cuda'); seen.wait(30); del x")
     finally:
-        Polls._read = original
+        Polls.read = original
     peak = level(cells.last, "cuda:0").peak
     assert (peak.low_bytes, peak.high_bytes) == (start + 8 * MiB, start + 40 * MiB)
 

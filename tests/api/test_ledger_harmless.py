@@ -96,9 +96,9 @@ def test_classes_that_run_code_when_hashed_are_not_hashed_to_see_whether_anythin
     class Mine(torch.Tensor, metaclass=Meta):
         pass
 
-    before = live_set._young_tensors()
+    before = live_set.young_tensors()
     mine = torch.Tensor._make_subclass(Mine, torch.ones(3))
-    assert live_set._young_tensors() == before + 1
+    assert live_set.young_tensors() == before + 1
     Meta.__hash__ = type.__hash__  # others do hash
     del mine
 
@@ -106,20 +106,20 @@ def test_classes_that_run_code_when_hashed_are_not_hashed_to_see_whether_anythin
 def test_asking_for_young_tensors_leaves_no_garbage():
     gc.collect()
     for _ in range(10):
-        live_set._young_tensors()
+        live_set.young_tensors()
     assert gc.collect() == 0
 
 
 def test_where_looking_takes_long_cells_pay_for_it_and_it_is_said(cells, monkeypatch):
     cells.run("x = torch.ones(100)")
     monkeypatch.setattr(cell_ledger, "LOOK_S", 0.1)
-    cells.ledger._live.cost_s, cells.ledger._credit_s = 0.5, 0.0
+    cells.ledger.live.cost_s, cells.ledger.credit_s = 0.5, 0.0
     cells.run("y = torch.ones(5000)")
-    entry = cells.ledger._records[-1][0]
+    entry = cells.ledger.records[-1][0]
     left = next(one for one in entry["levels"] if one.device == "cpu").left_bytes
     assert (entry["is_whole"], left) == (False, 0)
     assert entry["notes"] == ("not looked at, as that takes 0.50 s here: what it left may count for a later cell",)
-    cells.ledger._credit_s = 10.0
+    cells.ledger.credit_s = 10.0
     cells.run("z = torch.ones(7000)")
     assert paths(cells.last) == {"y": 20_000, "z": 28_000}
 
@@ -133,12 +133,12 @@ def test_more_storages_than_are_kept_apart(cells, monkeypatch):
 
 
 def test_the_oldest_cells_go_and_the_dead_are_forgotten(cells, monkeypatch):
-    monkeypatch.setattr(cell_ledger, "_DEAD_FOR", 3)
+    monkeypatch.setattr(cell_ledger, "DEAD_FOR", 3)
     for i in range(8):
         cells.run(f"x = torch.ones({1000 + i})")
     assert [len(one.left) for one in cells.entries] == [0, 0, 0, 0, 0, 1, 1, 1]
     ledger = Ledger()
-    assert ledger._records.maxlen == cell_ledger.MAX_CELLS
+    assert ledger.records.maxlen == cell_ledger.MAX_CELLS
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

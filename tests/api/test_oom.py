@@ -103,7 +103,7 @@ def test_every_kind_of_out_of_memory_is_noted(error):
 )
 def test_other_errors_are_not(error):
     assert note_oom(error) is None
-    with pytest.raises(MemlabError, match="no cell of this session ended out of memory"):
+    with pytest.raises(MemlabError, match="nothing in this session ended out of memory"):
         explain_oom()
 
 
@@ -183,7 +183,7 @@ def test_noting_and_explaining_keep_no_tensor_no_frame_and_no_error():
     gc.collect()
     assert seen[0]() is None
     assert {one.key for one in storages("cpu")} <= before
-    assert oom._last is found
+    assert oom.latest is found
 
 
 @pytest.mark.parametrize("what", ["live_storages", "HostMemory", "_raised", "_moment"])
@@ -241,7 +241,7 @@ def test_a_pasted_message_is_explained_and_not_kept():
     found = explain_oom(TEXT)
     assert found.explanation.title.startswith("cuda:0 ran out of memory: 2.00 GiB requested, 1.00 GiB free: ")
     assert explain_oom(RuntimeError(TEXT)).text == found.text
-    with pytest.raises(MemlabError, match="no cell of this session"):
+    with pytest.raises(MemlabError, match="nothing in this session"):
         explain_oom()
 
 

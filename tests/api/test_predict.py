@@ -16,7 +16,7 @@ from torch import nn
 
 import memlab
 from memlab.api import largest_batch
-from memlab.api.predict import predict_step
+from memlab.api.predict_step import predict_step
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import child, dry_run
 from memlab.prediction.child import Child
@@ -245,9 +245,9 @@ def test_no_batch_is_predicted_that_is_larger_than_one_that_does_not_fit(monkeyp
         assert not failed or batch < min(failed)
         fits = "yes" if batch <= yes else "close" if batch <= close else "no"
         failed.extend([batch] * (fits == "no"))
-        return SimpleNamespace(fits=fits, peak_device_bytes=ByteRange(batch, batch))
+        return SimpleNamespace(fits=fits, peak_device_bytes=ByteRange(batch, batch), trace=SimpleNamespace(notes={}))
 
-    monkeypatch.setattr(largest_batch, "_predicted_batch", predicted)
+    monkeypatch.setattr(largest_batch, "predicted_batch", predicted)
     found = memlab.max_batch(lambda batch: None, CARD)
     assert (found.batch, found.perhaps) == (yes, max(yes, close))
     title = str(found).splitlines()[0]
@@ -327,9 +327,9 @@ def test_the_limit_is_for_all_batches_together(monkeypatch):
 
     def predicted(make_step, number, card, conf, limit_s, job):
         limits.append(limit_s)
-        return SimpleNamespace(fits="yes", peak_device_bytes=ByteRange.exact(number))
+        return SimpleNamespace(fits="yes", peak_device_bytes=ByteRange.exact(number), trace=SimpleNamespace(notes={}))
 
-    monkeypatch.setattr(largest_batch, "_predicted_batch", predicted)
+    monkeypatch.setattr(largest_batch, "predicted_batch", predicted)
     with pytest.raises(PredictionError, match="limit_s of 10 s was over before a batch of 256 was predicted"):
         memlab.max_batch(lambda number: None, CARD, limit_s=10)
     assert limits == [10, 6]
@@ -344,7 +344,7 @@ def test_a_run_that_raised_fits_nowhere_for_certain():
     assert table["T4"].needs_bytes.high == UNBOUNDED
     title, advice = str(table).splitlines()[0], str(table).splitlines()[2]
     assert title.endswith("the run raised: too small are 1 of 3 GPUs, unknown the others")
-    assert advice.startswith("Its whole step needs at least what is shown") and advice.endswith("then %memfit.")
+    assert advice.startswith("Its whole step needs at least what is shown") and advice.endswith("then memlab fit.")
     assert "  fits" not in str(table)
     assert table.to_pandas()["needs_high_bytes"].isna().all()
 
@@ -381,7 +381,7 @@ def test_the_assumptions_of_the_dry_run_stand_below_the_table():
 
     table = memlab.fit(memlab.predict(step, "8GiB"), ["T4"])
     assert "kernels are those of 8.00 GiB card" in str(table)
-    assert "its shape depends on values, the largest possible was assumed" in str(table)
+    assert "mask: assumed 100, at most 100" in str(table)
     assert "PyTorch sees 95%" not in str(table)  # which is about the card of the dry run
 
 

@@ -25,8 +25,8 @@ from memlab.integrations.training import CallbackOptions, MeasuredTraining
 from memlab.lesson import Lesson
 from memlab.lesson.sweep import Sweep
 from memlab.references.release import HeldLevel, Released
-from memlab.scripts import page
-from memlab.scripts.job import MeasuredScript
+from memlab.scripts import run_page
+from memlab.scripts.measured_script import MeasuredScript
 from memlab.scripts.recording import Wanted
 from memlab.scripts.step_times import StepTimes
 from memlab.trace import Device, Phase, Trace
@@ -192,7 +192,7 @@ def test_the_answer_to_a_guess_names_the_source_of_the_runs_since_the_question(c
         assert str(guesses[0].compare(4 * MiB)) == "How much? You said 4.00 MiB, it was 4.00 MiB, simulated (right)."
         memlab.runs.add(scripted("of a guess", prediction={"peaks": {}}))
         assert str(guesses[1].compare(5 * MiB)) == "How much? Predicted: 5.00 MiB. You skipped the guess."
-        assert guesses[1].compare(5 * MiB, source="as read").source == "as read"
+        assert guesses[1].compare(5 * MiB, scripted("another")).source == "simulated on cuda:0"
     finally:
         memlab.runs.discard(memlab.runs["of a guess"])
 
@@ -202,10 +202,8 @@ def test_a_lesson_on_a_simulated_gpu_is_its_claims_source(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX 4060 (simulated)")
     lesson = Lesson("x", needs="1 MiB")
     assert lesson.source == "simulated" and SIMULATED_GPU in capsys.readouterr().out
-    assert (
-        lesson.saves("half", 4, 2).source == lesson.account("Peak", 2, [("weights", "P", 1, 1)]).source == "simulated"
-    )
-    assert lesson.holds("it is so", True).source == "on a simulated GPU"
+    assert lesson.holds("it is so", True, scripted("a run")).source == "simulated on cuda:0"
+    assert lesson.saves("half", 4, 2).source == "", "two numbers do not say it"
     assert lesson.end().text == f"Lesson x: 2 claims held on a {SIMULATED_GPU}."
 
 
@@ -217,7 +215,7 @@ def test_the_live_line_of_a_script_says_it_and_shows_no_seconds(simulated):
         recording=SimpleNamespace(times=SimpleNamespace(recent_s=0.5)),
     )
     for label in ("cuda:0", "cpu"):
-        MeasuredScript._show(job, LevelNow(label, MiB, MiB, True, None))  # type: ignore[arg-type]
+        MeasuredScript.show_level(job, LevelNow(label, MiB, MiB, True, None))  # type: ignore[arg-type]
     of_gpu, of_host = lines
     assert of_gpu.endswith(SIMULATED_GPU) and not SECONDS.search(of_gpu)
     assert of_host.endswith("500 ms/step")
@@ -229,10 +227,10 @@ def test_ranks_of_simulated_gpus_failed_at_no_time(tmp_path, monkeypatch):
     assert "after the job began" in memlab.ranks(tmp_path).text
     monkeypatch.setattr(Trace, "provenance", "simulated")
     found = memlab.ranks(tmp_path)
-    for text in (found.text, page.as_html(found)):
+    for text in (found.text, run_page.as_html(found)):
         assert SIMULATED_GPU in text and not SECONDS.search(text)
     assert found.to_pandas()[["began_s", "ended_s"]].isna().all(axis=None)
-    assert not any("ended_s" in one for one in json.loads(page.as_json(found))["ranks"])
+    assert not any("ended_s" in one for one in json.loads(run_page.as_json(found))["ranks"])
 
 
 def test_the_report_of_a_script_says_it_and_not_what_measuring_added():
@@ -241,10 +239,10 @@ def test_the_report_of_a_script_says_it_and_not_what_measuring_added():
         times.stepped(is_measured)
     assert "A step took" in times.text
     run = scripted("a")
-    for text in (page.as_text(run, times=times), page.as_html(run, times=times)):
+    for text in (run_page.as_text(run, times=times), run_page.as_html(run, times=times)):
         assert SIMULATED_GPU in text and "A step took" not in text
-    assert not {"step", "duration_s"} & json.loads(page.as_json(run, times=times)).keys()
-    assert "A step took" in page.as_text(scripted("a", device="RTX 4060"), times=times)
+    assert not {"step", "duration_s"} & json.loads(run_page.as_json(run, times=times)).keys()
+    assert "A step took" in run_page.as_text(scripted("a", device="RTX 4060"), times=times)
 
 
 def test_a_trainers_log_is_said_once_to_be_of_a_simulated_gpu(monkeypatch, capsys):

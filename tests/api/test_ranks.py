@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from rank_traces import cut_off, error, trained
 
 import memlab
@@ -215,3 +216,28 @@ def test_a_job_of_which_nearly_all_ranks_are_missing(tmp_path):
     found = memlab.ranks(tmp_path)
     assert "Missing: ranks 1–69999, 70001–99999 left no file." in found.text
     assert len(found.svg()) < 10_000
+
+
+def test_of_folders_of_ranks_check_and_compare_take_the_worst_and_say_which(tmp_path, capsys):
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    filled(before, trained(0), trained(1, 2 * MiB))
+    filled(after, trained(0, 4 * MiB), trained(1))
+    assert files.check([str(before), "--baseline", str(before)]) == 0
+    assert files.check(["--json", str(after), "--baseline", str(before)]) == 1
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out.splitlines()[-1])
+    ranks = [memlab.ranks(folder) for folder in (before, after)]
+    assert (facts["before_bytes"], facts["after_bytes"]) == tuple(one.peak.worst_bytes for one in ranks)
+    assert f"of {before} rank 1 of 4, whose peak is the highest (train.rank1.memlab)" in shown.err
+    assert f"of {after} rank 0 of 4" in shown.err
+    assert files.compare([str(before), str(after)]) == 0
+    with memlab.track("alone", device="cpu", show=False, save=tmp_path / "alone.memlab"):
+        torch.ones(100)
+    assert files.check([str(tmp_path), "--baseline", str(tmp_path / "alone.memlab")]) == 0
+    (tmp_path / "alone.memlab").rename(before.parent / "other.memlab")
+    (tmp_path / "again.memlab").write_bytes((tmp_path / "other.memlab").read_bytes())
+    with pytest.raises(SystemExit):
+        files.check([str(tmp_path), "--baseline", str(before)])
+    assert "has 2 runs and no job of several ranks. Name one file." in capsys.readouterr().err

@@ -64,7 +64,7 @@ def test_the_figures_are_those_of_the_trace():
     assert (run.peak_reserved_bytes, run.peak_device_bytes) == (0, 0)
     assert run.is_exact
     assert run.gaps == run.trace.gaps
-    assert dict(run.breakdown("phase")) == {"other": 300, "before the cell": 100}
+    assert dict(run.breakdown("phase")) == {"other": 300, "before the run": 100}
     assert "cpu, peak allocated 400 B" in repr(run)
     assert len(run.to_pandas()) == 2
 
@@ -85,7 +85,7 @@ def test_a_run_without_devices_answers_in_words():
     for ask in (run.breakdown, run.explore, lambda: run.report().figure):
         with pytest.raises(MemlabError, match="used no device"):
             ask()
-    assert "No device" in str(run)
+    assert "No measured device" in str(run)
 
 
 def test_a_run_is_saved_and_read_with_its_name_and_notes(tmp_path):

@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_written_at_the_end_is_an_error_and_leaves_the_run
         folder.rmdir()
     assert memlab.last_run().name == "unsaved"
     assert memlab.last_run().peak_bytes >= 0
-    assert not +module._open_tracks
+    assert not +module.open_tracks
 
 
 def test_a_file_that_cannot_be_written_at_the_start_stops_before_anything_runs(tmp_path):
@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_written_at_the_start_stops_before_anything_runs(t
     with pytest.raises(MemlabError, match="cannot write"), memlab.track(save=tmp_path / "x", show=False):
         ran.append(1)
     assert not ran
-    assert not +module._open_tracks
+    assert not +module.open_tracks
 
 
 KILLED = """

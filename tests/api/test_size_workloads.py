@@ -44,6 +44,7 @@ def grown(tensors: Any) -> int:
     return sum({one.data_ptr(): one.nbytes for one in tensors}.values())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "make", "shape", "kind"), CASES)
 def test_real_steps_take_what_was_said(name, make, shape, kind):
     torch.manual_seed(0)

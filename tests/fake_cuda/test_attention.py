@@ -19,12 +19,12 @@ AMPERE = {"capability": (8, 0), "multiprocessors": 108}
 def call(
     capability=(8, 0), dtype=torch.float16, width=64, mask=None, dropout=0.0, heads=(8, 8), rows=(128, 128), **more
 ):
-    mask = torch.empty(1) if mask else None
+    mask, release = torch.empty(1) if mask else None, more.pop("release", (2, 12))
     enable_gqa = more.pop("enable_gqa", heads[0] != heads[1])
     query = torch.empty(2, heads[0], rows[0], width, dtype=dtype, device="meta")
     key = torch.empty(2, heads[1], rows[1], width, dtype=dtype, device="meta")
     value = torch.empty(2, heads[1], rows[1], more.pop("value_width", width), dtype=dtype, device="meta")
-    return Call(query, key, value, mask, dropout, more.get("is_causal", False), enable_gqa, True, capability)
+    return Call(query, key, value, mask, dropout, more.get("is_causal", False), enable_gqa, True, capability, release)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,9 @@ def call(
         ({"value_width": 32}, EFFICIENT),
         ({"heads": (8, 2)}, FLASH),
         ({"heads": (8, 2), "dtype": torch.float32}, MATH),
+        ({"heads": (8, 2), "dtype": torch.float32, "release": (2, 13)}, MATH),
+        ({"heads": (8, 2), "dtype": torch.float32, "release": (2, 14)}, EFFICIENT),
+        ({"heads": (8, 3), "dtype": torch.float32, "release": (2, 14)}, MATH),
         ({"enable_gqa": True, "dtype": torch.float32}, EFFICIENT),  # the numbers of heads are equal
         ({"is_causal": True, "rows": (64, 128)}, EFFICIENT),
         ({"capability": (7, 5)}, EFFICIENT),
@@ -103,6 +106,36 @@ def test_keys_are_split_where_the_card_would_be_idle():
     # flash_api.cpp's num_splits_heuristic, as seen for 1000 rows on the simulated GPU: 4, 1 and 2 parts.
     assert [num_splits(card(**(AMPERE | {"multiprocessors": n})), 8, 1000, 1000, 64) for n in (108, 82)] == [4, 1]
     assert num_splits(card(**(AMPERE | {"multiprocessors": 170})), 8, 1000, 1000, 64) == 2
+
+
+OUT, SUMS, WORKSPACE = 2 * 8 * 512 * 64 * 4, 2 * 8 * 512 * 4, 2099200
+KEYS = OUT // 4
+
+
+def test_since_2_14_heads_of_queries_share_keys_in_the_efficient_kernel():
+    """Forward and backward as in the allocator's history of 2.14.1: 2 samples, 8 heads of queries, 2 of keys."""
+    with FakeCuda(card(80 << 30, **AMPERE), torch_version="2.14.1") as fake:
+        query, key, value = (torch.rand(2, n, 512, 64, device="cuda", requires_grad=True) for n in (8, 2, 2))
+        result, forward = logged(fake, lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True))
+        given = torch.empty_like(result)
+        _, backward = logged(fake, lambda: torch.autograd.grad(result, (query, key, value), given))
+        _, with_dropout = logged(
+            fake, lambda: F.scaled_dot_product_attention(query, key, value, dropout_p=0.1, enable_gqa=True)
+        )
+    assert forward == [8, 8, OUT, SUMS] and with_dropout == [OUT, SUMS]
+    grads, for_each_head, product = [OUT, KEYS, KEYS], [OUT, OUT], [OUT, SUMS, SUMS, -SUMS, -OUT]
+    assert backward[:11] == [*grads, *for_each_head, *product, WORKSPACE]
+    assert sorted(backward[11:15]) == sorted([-SUMS, -WORKSPACE, -OUT, -OUT])
+
+
+@pytest.mark.parametrize(("version", "is_fused"), [("2.13.0", False), ("2.14.1", True)])
+def test_since_2_14_three_dimensions_are_one_batch(version, is_fused):
+    """4 heads of 128 rows and 96 keys, by the allocator's history of 2.14.1: random state, result, sums."""
+    with FakeCuda(card(80 << 30, **AMPERE), torch_version=version) as fake:
+        tensors = [torch.rand(4, rows, 64, device="cuda", requires_grad=True) for rows in (128, 96, 96)]
+        result, found = logged(fake, lambda: F.scaled_dot_product_attention(*tensors))
+    assert result.shape == (4, 128, 64)
+    assert (found == [8, 8, 131072, 2048]) == is_fused
 
 
 # --- the fast path of nn.TransformerEncoderLayer: the requests in order, as the CUDA build makes them ------------------------

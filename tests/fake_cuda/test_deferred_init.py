@@ -88,7 +88,7 @@ def test_a_blank_that_dies_leaves_no_note(fake):
     x = torch.ones(BIG)
     assert deferred_init.pending(x) is not None
     del x
-    assert not deferred_init._pending
+    assert not deferred_init.every_pending
 
 
 def test_what_came_from_numpy_or_small_tensors_is_real(fake):

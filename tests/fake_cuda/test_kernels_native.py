@@ -20,15 +20,17 @@ def side(which: str, module: str, capability: str, folder: Path) -> dict[str, li
     return json.loads(output.read_text(encoding="utf-8"))
 
 
-MODULES = (
-    "accumulation", "arithmetic", "attention", "indexing", "layers", "losses", "optimizers", "programs", "recurrent", "switches",
-    "training",
-)  # fmt: skip
+SAMPLE = ("attention", "layers", "losses", "optimizers", "programs", "training")
+MODULES = (*SAMPLE, "accumulation", "arithmetic", "indexing", "moves", "recurrent", "switches")
 # All calls at 8.0. Where the card decides: the choice of attention and of convolutions, the launch of reductions.
-OTHERS = [(module, capability) for module in ("attention", "training") for capability in ("7.5", "8.6", "9.0", "12.0")]
+CASES = [
+    *((module, "8.0") for module in MODULES),
+    *((module, capability) for module in ("attention", "training") for capability in ("7.5", "8.6", "9.0", "12.0")),
+]
+RELEASE = [pytest.param(*one, marks=pytest.mark.release) for one in CASES[len(SAMPLE) :]]
 
 
-@pytest.mark.parametrize(("module", "capability"), [*((module, "8.0") for module in MODULES), *OTHERS])
+@pytest.mark.parametrize(("module", "capability"), [*CASES[: len(SAMPLE)], *RELEASE])
 def test_kernels_allocate_as_predicted(module, capability, tmp_path):
     there = side("native", module, capability, tmp_path)
     here = side("fake", module, capability, tmp_path)

@@ -130,17 +130,6 @@ def test_a_generator_of_the_card(fake):
     torch.empty(4, device="cuda").normal_(generator=generator)
 
 
-def test_compiled_code_is_run_as_it_is_and_said(fake):
-    @torch.compile
-    def double(x):
-        return x * 2
-
-    model = torch.compile(net(), mode="max-autotune")
-    model.compile()
-    assert double(model(torch.ones(2, 32, device="cuda"))).is_cuda
-    assert any("eager" in text for text in fake.assumptions)
-
-
 def test_an_average_of_a_model(fake):
     model, swa = net(), torch.optim.swa_utils
     average = swa.AveragedModel(model, multi_avg_fn=swa.get_ema_multi_avg_fn(0.9))

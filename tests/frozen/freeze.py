@@ -62,7 +62,7 @@ def cases() -> list[str]:
 
 
 def predicted(case: str) -> Any:
-    """[low and high of allocated, of reserved, of the device; whether it fits], or the first words of the error."""
+    """[low and high of allocated, of reserved, of the device; whether it fits] with 2.12, or the first words of the error."""
     import torch
 
     from benchmarks.programs import PROGRAMS
@@ -75,7 +75,7 @@ def predicted(case: str) -> Any:
             PROGRAMS[name]()
 
     try:
-        found = memlab.predict(step, card(capability), conf=conf)
+        found = memlab.predict(step, card(capability), conf=conf, torch_version="2.12.1")
     except memlab.MemlabError as error:
         return f"{type(error).__name__}: {error}"[:60]
     return [*found.allocated_bytes, *found.reserved_bytes, *found.peak_device_bytes, found.fits]

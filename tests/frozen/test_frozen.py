@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 VALUES = json.loads((HERE / "values.json").read_text())
 AGAIN = json.loads((HERE / "recorded_again.json").read_text())
 """Recorded run -> what its first device says today where that is not what the saved run says: rows of CHANGES.md."""
-RENAMED = {"outside any module": "elsewhere"}
+RENAMED = {"outside any module": "elsewhere", "before the run": "before the cell"}
 """Label of today -> that of the frozen values: the field's name for the same figure."""
 
 

@@ -10,14 +10,10 @@ import pytest
 from frozen import freeze
 
 PREDICTIONS = json.loads((Path(__file__).parent / "predictions.json").read_text())
-SAMPLE = list(PREDICTIONS)[::20]
-
-
-def pytest_generate_tests(metafunc):
-    every = metafunc.config.getoption("--every-prediction")
-    metafunc.parametrize("case", list(PREDICTIONS) if every else SAMPLE)
 
 
 @pytest.mark.slow
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("case", PREDICTIONS)
 def test_a_prediction_is_what_it_was(case):
     assert freeze.predicted(case) == PREDICTIONS[case]

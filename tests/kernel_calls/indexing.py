@@ -19,6 +19,20 @@ for sh in ((1000,), (100000,), (3000000,), (8, 1000), (64, 5000), (4, 100000), (
     case(f"cumsum {sh}", (sh,), lambda x: x.cumsum(-1))
     case(f"sort desc stable {sh}", (sh,), lambda x: x.sort(-1, descending=True, stable=True)[0], (f32,))
 case("sort dim0", ((500, 64),), lambda x: x.sort(0)[0])
+case("sort dim0 long", ((5000, 64),), lambda x: x.sort(0)[0])
+case("sort middle", ((8, 5000, 4),), lambda x: x.sort(1)[0])
+case("sort transposed", ((5000, 64),), lambda x: x.t().sort(-1)[0])
+case("sort strided", ((64, 10000),), lambda x: x[:, ::2].sort(-1)[0])
+case("sort many rows", ((200, 5000),), lambda x: x.sort(-1)[0])
+case("sort many rows int", (K(1000, 130, 5000),), lambda x: x.sort(-1)[0], (f32,))
+case("sort long rows", (N(2, 1000000),), lambda x: x.sort(-1)[0])
+for sh in ((1024, 20000), (512, 4000), (30, 9000), (30, 10000), (4100, 400)):
+    case(f"topk {sh}", (N(*sh),), lambda x: x.topk(5)[0])
+case("topk int", (K(1000, 2, 30000),), lambda x: x.topk(5)[0], (f32,))
+case("topk huge k", (N(4, 30000),), lambda x: x.topk(5000)[0])
+case("topk unsorted", (N(4, 30000),), lambda x: x.topk(5000, sorted=False)[0])
+case("topk dim0", (N(30000, 4),), lambda x: x.topk(5, 0)[0])
+case("topk middle", (N(8, 64, 1000),), lambda x: x.topk(5, 1)[0])
 case("topk big k", ((8, 50000),), lambda x: x.topk(2000)[0])
 case("topk 50257", (N(4, 50257),), lambda x: x.topk(50)[0])
 case("cumsum dim0", ((500, 64),), lambda x: x.cumsum(0))
@@ -33,6 +47,12 @@ case(
     "multinomial replace",
     (lambda dt: torch.rand(8, 1000, device="cuda").to(dt),),
     lambda x: torch.multinomial(x, 10, replacement=True),
+)
+case("multinomial one", (lambda dt: torch.rand(50257, device="cuda").to(dt),), lambda x: torch.multinomial(x, 1))
+case(
+    "multinomial vocabulary",
+    (lambda dt: torch.rand(4, 50257, device="cuda").to(dt),),
+    lambda x: torch.multinomial(x, 5),
 )
 case("searchsorted", (N(1000, dtype=f32), N(100, dtype=f32)), torch.searchsorted, (f32,))
 case("bucketize", (N(1000, dtype=f32), N(100, dtype=f32)), torch.bucketize, (f32,))
@@ -68,6 +88,14 @@ case("index_copy", ((1000, 64), K(1000, 128), (128, 64)), lambda x, i, s: x.inde
 case("index_fill", ((1000, 64), K(1000, 128)), lambda x, i: x.index_fill(0, i, 0.0))
 case("index_put", ((1000, 64), K(1000, 128), (128, 64)), lambda x, i, s: x.index_put((i,), s))
 case("index_put acc", ((1000, 64), K(1000, 128), (128, 64)), lambda x, i, s: x.index_put((i,), s, accumulate=True))
+case("index_put acc transposed", ((64, 1000), K(1000, 128)), lambda x, i: x.t()[i].t())
+case("index_put acc one", ((1000, 64), K(1000, 128), (64,)), lambda x, i, s: x.index_put((i,), s, accumulate=True))
+case(
+    "index_put acc 2",
+    ((100, 90, 8), K(90, 128), (100, 128, 8)),
+    lambda x, i, s: x.index_put((None, i), s, accumulate=True),
+)
+case("index_put_ acc", (N(1000, 64), K(1000, 128), N(128, 64)), lambda x, i, s: x.index_put_((i,), s, True), grad=False)
 case("index_put 2", ((100, 100, 8), K(100, 128), K(100, 128), (128, 8)), lambda x, i, j, s: x.index_put((i, j), s))
 case("setitem", ((64, 100), (64, 50)), lambda x, y: _set(x, y))
 
@@ -84,6 +112,15 @@ case(
     "masked_scatter",
     ((64, 100), lambda dt: torch.ones(64, 100, device="cuda", dtype=torch.bool), (64, 100)),
     lambda x, m, s: x.masked_scatter(m, s),
+)
+case(
+    "masked_scatter nograd", (N(64, 1000), lambda dt: torch.ones(64, 1, device="cuda", dtype=torch.bool), N(64, 1000)),
+    lambda x, m, s: x.masked_scatter(m, s), grad=False,
+)  # fmt: skip
+case(
+    "scatter_reduce mean alone",
+    (N(64, 1000), K(1000, 64, 10), N(64, 10)),
+    lambda x, i, s: x.scatter_reduce(1, i, s, "mean", include_self=False),
 )
 
 

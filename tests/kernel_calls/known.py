@@ -13,42 +13,27 @@ def both(*names: str) -> tuple[str, ...]:
 
 REFUSED = "CUDA refuses the call, the prediction does not"
 VALUES = "goes by values, which the simulated GPU does not have (it reads zeros)"
-SMALL = "small memory for a moment of a rare operator, not modelled"
 COMPOSED = "decomposed by the shape functions, on CUDA a kernel or a composition of its own"
 ORDER = "the same memory, allocated or freed in another order"
 SCRATCH = "memory that a library takes for a moment, not modelled"
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "arithmetic": {
-        COMPOSED: both("bilinear", "prod all", "prod all big", "prod last", "prod first"),
-        ORDER: (*both("atan2"), "fft f32", "stft f32"),
-        SMALL: both("var_mean", "count_nonzero"),
+        COMPOSED: both("prod all", "prod all big", "prod last", "prod first"),
+        ORDER: both("atan2"),
         VALUES: ("bincount f32",),
     },
     "indexing": {
-        SCRATCH: (
-            *both("topk (100000,)", "topk (3000000,)", "topk (4, 100000)", "topk big k", "topk 50257"),
-            *both("sort (64, 5000)", "sort (4, 100000)", "argsort (64, 5000)", "argsort (4, 100000)"),
-            "argsort int (64, 5000) f32", "argsort int (4, 100000) f32", *both("masked_scatter"),
-        ),
-        SMALL: both("multinomial", "multinomial many", "scatter_reduce mean", "take"),
-        "the index of a table is copied once more for backward": both("index table"),
-        ORDER: both("index_put acc"),
+        SCRATCH: both("masked_scatter"),
     },
     "layers": {
         REFUSED: ("layer_norm mixed bf16", "group_norm mixed bf16"),
-        "one contiguous copy of the argument or of the gradient": both("unfold", "fold"),
         ORDER: both("affine_grid"),
     },
     "losses": {
         REFUSED: ("embedding_bag max bf16", "embedding_bag large max bf16"),
         VALUES: ("gaussian_nll_loss f32", "one_hot f32", "ctc native f32"),
-        SCRATCH: both("embedding int32", "embedding max_norm", "embedding scale"),
-        COMPOSED: (
-            *both("bce weights"), "cdist f32", "pdist f32",
-            *both("soft_margin_loss mean", "soft_margin_loss none", "soft_margin_loss sum"),
-        ),
-        "refused by name: no shape function": ("multi_margin f32", "multilabel_margin f32"),
+        COMPOSED: both("bce weights"),
     },
     "optimizers": {VALUES: ("ASGD for-loop f32", "LBFGS", "LBFGS wolfe")},
     "recurrent": {
@@ -62,7 +47,6 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
             "cnn bf16 @7.5", "amp conv bf16 @7.5", "amp convT bf16 @7.5", "amp interpolate bf16 @7.5",
         ),
     },
-    "attention": {"half precision wider than 128 before compute capability 8": ("d192 f16 @7.5", "d256 f16 @7.5")},
 }  # fmt: skip
 
 

@@ -40,6 +40,16 @@ for n in ("softmax", "log_softmax", "softmin"):
     case(n, (S,), lambda x, n=n: getattr(F, n)(x, dim=-1))
     case(n + " dim1", (S,), lambda x, n=n: getattr(F, n)(x, dim=1))
     case(n + " f32out", (S,), lambda x, n=n: getattr(F, n)(x, dim=-1, dtype=f32))
+for n in ("softmax", "log_softmax"):
+    for dim in (1, -1):
+        case(f"{n} channels last {dim}", (L(8, 16, 32, 32),), lambda x, n=n, dim=dim: getattr(F, n)(x, dim=dim))
+    case(f"{n} channels last 3d", (L(2, 8, 4, 16, 16),), lambda x, n=n: getattr(F, n)(x, dim=1))
+    case(f"{n} channels last f32out", (L(8, 16, 32, 32),), lambda x, n=n: getattr(F, n)(x, dim=1, dtype=f32))
+    case(f"{n} of every second", (S,), lambda x, n=n: getattr(F, n)(x[..., ::2], dim=-1))
+    case(f"{n} slice of gradient", (S,), lambda x, n=n: torch.cat([y := getattr(F, n)(x, dim=-1), y.detach()], 1))
+    case(f"{n} expanded gradient", (S,), lambda x, n=n: getattr(F, n)(x, dim=-1).sum())
+    case(f"{n} long", ((8, 5000),), lambda x, n=n: getattr(F, n)(x, dim=-1))
+    case(f"{n} transposed gradient", (S,), lambda x, n=n: getattr(F, n)(x, dim=-1).transpose(1, 2).contiguous())
 case("gumbel_softmax", (S,), F.gumbel_softmax)
 
 # dropout
@@ -193,7 +203,13 @@ case("interpolate trilinear", ((2, 4, 8, 8, 8),), lambda x: F.interpolate(x, sca
 for mode in ("constant", "reflect", "replicate", "circular"):
     case(f"pad {mode}", ((4, 8, 16, 16),), lambda x, mode=mode: F.pad(x, (1, 2, 1, 2), mode=mode))
 case("unfold", ((4, 8, 16, 16),), lambda x: F.unfold(x, 3, padding=1))
+case("unfold one", ((8, 16, 16),), lambda x: F.unfold(x, 3, padding=1))
+case("unfold stride", ((2, 8, 16, 16),), lambda x: F.unfold(x, (2, 4), stride=(2, 4)))
+case("unfold channels last", (L(4, 8, 16, 16),), lambda x: F.unfold(x, 3, padding=1))
+case("unfold slice of gradient", ((4, 8, 16, 16),), lambda x: torch.cat([y := F.unfold(x, 3), y.detach()], 1))
 case("fold", ((4, 72, 256),), lambda x: F.fold(x, 16, 3, padding=1))
+case("fold one", ((72, 256),), lambda x: F.fold(x, 16, 3, padding=1))
+case("fold transposed", ((4, 256, 72),), lambda x: F.fold(x.transpose(1, 2), 16, 3, padding=1))
 case("grid_sample", ((4, 8, 16, 16), (4, 10, 10, 2)), lambda x, g: F.grid_sample(x, g, align_corners=False))
 case("grid_sample cudnn", ((4, 8, 16, 16), (4, 10, 10, 2)), lambda x, g: F.grid_sample(x, g, align_corners=True))
 case(

@@ -24,6 +24,13 @@ case("embedding huge", (K(1000, 64, 512), (50000, 64)), F.embedding)
 case("embedding int32", (K(1000, 64, 512, dtype=torch.int32), (50000, 64)), F.embedding)
 case("embedding pad", (K(1000, 8, 512), (1000, 64)), lambda i, w: F.embedding(i, w, padding_idx=0))
 case("embedding max_norm", (K(1000, 8, 128), (1000, 64)), lambda i, w: F.embedding(i, w.detach(), max_norm=1.0))
+case("embedding max_norm large", (K(1000, 20000), (1000, 64)), lambda i, w: F.embedding(i, w.detach(), max_norm=1.0))
+case(
+    "embedding scale int32", (K(1000, 100000, dtype=torch.int32), (1000, 8)),
+    lambda i, w: F.embedding(i, w, scale_grad_by_freq=True),
+)  # fmt: skip
+case("embedding of a table", (K(50257, 4, 1024), (50257, 96)), F.embedding)
+case("embedding expanded", (K(512, 512), (512, 96)), lambda i, w: F.embedding(i.expand(8, 512), w))
 case("embedding scale", (K(1000, 8, 512), (1000, 64)), lambda i, w: F.embedding(i, w, scale_grad_by_freq=True))
 for m in ("sum", "mean", "max"):
     case(f"embedding_bag {m}", (K(1000, 8, 32), (1000, 64)), lambda i, w, m=m: F.embedding_bag(i, w, mode=m))

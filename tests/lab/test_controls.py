@@ -167,7 +167,7 @@ def test_the_button_stops_what_it_has_started_but_not_by_a_double_click(shown, m
     assert running.is_set()
     controls.show()
     assert controls.run.description == "Stop"
-    monkeypatch.setattr(controls, "_began_s", -10.0)
+    monkeypatch.setattr(controls, "began_s", -10.0)
     controls.run.click()
     assert not running.is_set()
 

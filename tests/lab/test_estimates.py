@@ -46,9 +46,9 @@ def made(make: Any = tiny, **state: Any) -> tuple[Estimates, LabState]:
 def finished(one: Estimates, state: LabState) -> None:
     one.want(state)
     until = time.monotonic() + 100
-    while one._thread is not None and time.monotonic() < until:
+    while one.thread is not None and time.monotonic() < until:
         time.sleep(0.02)
-    assert one._thread is None
+    assert one.thread is None
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_work_that_cannot_be_predicted_is_asked_once_and_says_why():
     finished(one, state)
     assert "cannot be predicted" in one.sentence(state)
     assert "no data" in one.sentence(state)
-    assert len(one._peaks) == 1
+    assert len(one.peaks) == 1
 
 
 def test_what_the_work_prints_is_not_shown(capfd):
@@ -138,11 +138,11 @@ def test_cards_have_bars_and_are_ranked_by_what_they_save(known):
     figures = {name: one.of(state, (name,)) for name in FEW}
     cards.show((), {}, figures)
     cards.rank(figures)
-    places = [card.children[0].description for card in cards._cells.children]
+    places = [card.children[0].description for card in cards.cells.children]
     saving = [name for name in places if figures[name].applies and not figures[name].of_pattern]
     assert saving == sorted(saving, key=lambda name: -figures[name].share)
     assert places.index(saving[-1]) < places.index("float32")
-    text = cards._cards[saving[0]].children[1].value
+    text = cards.cards[saving[0]].children[1].value
     assert f"width:{100 * figures[saving[0]].share:.0f}%" in text
     close_all(cards.box)
 

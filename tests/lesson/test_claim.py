@@ -14,7 +14,7 @@ def test_a_saving_that_is_one():
     claim = saves("half", 200 * MiB, 100 * MiB)
     assert claim.saved_share == 0.5 and claim.text == claim.sentence  # as it was called before
     sentence = "with half the peak of allocated is 100.0 MiB instead of 200.0 MiB (-50%)."
-    assert str(claim) == f"Claim holds (measured): {sentence}"
+    assert str(claim) == f"Claim holds: {sentence}", "two numbers do not say where they come from"
 
 
 @pytest.mark.parametrize("after", [151 * MiB, 200 * MiB, 300 * MiB])
@@ -52,14 +52,30 @@ def test_what_cannot_be_claimed(before, share):
 
 
 def test_an_account_shows_what_it_cannot_explain():
-    made = account("Peak", 110, [("weights", "4 P", 40, 40), ("activations", "4 BH", 50, 66)], source="simulated")
+    made = account("Peak", 1000, [("weights", "4 P", 400, 400), ("activations", "4 BH", 580, 596)], "simulated")
     assert made.unexplained_bytes == 20 and made.terms[1].residual_bytes == 16
     assert str(made).splitlines()[2:] == [
         "  what         formula  predicted  simulated  residual",
-        "  weights      4 P           40 B       40 B       0 B",
-        "  activations  4 BH          50 B       66 B     +16 B",
-        "  together                   90 B      110 B     +20 B",
-        "The formulas leave 20 B of 110 B unexplained (18.2%).",
+        "  weights      4 P          400 B      400 B       0 B",
+        "  activations  4 BH         580 B      596 B     +16 B",
+        "  together                  980 B     1000 B     +20 B",
+        "The formulas leave 20 B of 1000 B unexplained (2.0%).",
     ]
     assert list(made.to_pandas()["residual_bytes"]) == [0, 16]
-    assert "&lt;b&gt;" in account("<b>", 1, [("<b>", "", 1, 1)])._repr_mimebundle_()["text/html"]
+    assert "&lt;b&gt;" in account("<b>", 1, [("<b>", "", 1, 1)], "")._repr_mimebundle_()["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("terms", "missing"),
+    [
+        ([("weights", "P", 60 * MiB, 60 * MiB)], r"together \(\+40.0 MiB\)"),
+        (
+            [("weights", "P", 60 * MiB, 50 * MiB), ("rest", "R", 40 * MiB, 50 * MiB)],
+            r"weights \(-10.0 MiB\), rest \(\+10.0 MiB\)",
+        ),
+    ],
+)
+def test_an_account_that_leaves_a_gap_is_refused_and_shows_it(terms, missing):
+    with pytest.raises(ClaimRefuted, match=missing) as refused:
+        account("Peak", 100 * MiB, terms, "measured on cpu")
+    assert "at most 3% of" in str(refused.value)

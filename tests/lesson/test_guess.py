@@ -7,11 +7,12 @@ import xml.etree.ElementTree as tree
 
 import pytest
 
+from memlab.allocator import CachingAllocator
 from memlab.errors import MemlabError
-from memlab.lesson import Lesson, guess_store
+from memlab.lesson import Lesson, progress_file
 from memlab.lesson.guess import Choice, Guess, Share, Size
 from memlab.lesson.guess_plot import GuessPlot
-from memlab.lesson.guess_store import StoredGuess
+from memlab.lesson.progress_file import StoredGuess
 from memlab.units import GiB, MiB
 from memlab.views.shown import PLOTLY, SVG
 
@@ -52,7 +53,9 @@ def test_skipped_is_visible():
     outcome = guess.compare(MiB)
     assert math.isnan(outcome.ratio) and str(outcome) == "Peak? Measured: 1.00 MiB. You skipped the guess."
     assert "MiB" not in str(guess), "the next reader of the notebook may still guess"
-    assert "Predicted: 1.00 MiB. You skipped" in str(Guess("Peak?", SIZE).compare(MiB, source="predicted"))
+    guess = Guess("Peak?", SIZE, source=lambda: "predicted")
+    assert "Predicted: 1.00 MiB. You skipped" in str(guess.compare(MiB))
+    assert "Simulated: 1.00 MiB. You skipped" in str(guess.compare(MiB, CachingAllocator(total_bytes=MiB)))
 
 
 def test_an_open_guess_counts_as_skipped_and_stays_so():
@@ -104,22 +107,22 @@ def file(tmp_path, monkeypatch):
 
 
 def test_stored_over_lessons_and_replaced(file):
-    assert guess_store.load() == ()
+    assert progress_file.load() == ()
     for guess in (StoredGuess("01", "Peak?", 0.5), StoredGuess("02", "Peak?", None), StoredGuess("01", "Peak?", 0.9)):
-        guess_store.save(guess)
-    assert guess_store.load() == (StoredGuess("01", "Peak?", 0.9), StoredGuess("02", "Peak?", None))
-    guess_store.save(StoredGuess("01", "Peak?", None, "skipped"))
-    assert guess_store.load()[0].ratio == 0.9
+        progress_file.save(guess)
+    assert progress_file.load() == (StoredGuess("01", "Peak?", 0.9), StoredGuess("02", "Peak?", None))
+    progress_file.save(StoredGuess("01", "Peak?", None, "skipped"))
+    assert progress_file.load()[0].ratio == 0.9
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[" * 100_000, "\x00", '[{"lesson": 1}, 3, null]', "x" * (2 << 20)])
 def test_a_file_that_is_none(file, content):
     file.write_text(content)
     if content.startswith('[{"'):
-        assert guess_store.load() == ()
+        assert progress_file.load() == ()
         return
     with pytest.raises(MemlabError, match="to begin anew"):
-        guess_store.load()
+        progress_file.load()
 
 
 def test_a_file_of_an_earlier_version_and_numbers_that_are_no_ratio(file):
@@ -127,15 +130,15 @@ def test_a_file_of_an_earlier_version_and_numbers_that_are_no_ratio(file):
         '[{"lesson": "a", "question": "b", "ratio": 2.0}, {"lesson": "a", "question": "c", "state": 3},'
         '{"lesson": "a", "question": "d", "ratio": 1e999}, {"lesson": "a", "question": "e", "ratio": true}]'
     )
-    assert [(one.question, one.ratio, one.state) for one in guess_store.load()] == [
+    assert [(one.question, one.ratio, one.state) for one in progress_file.load()] == [
         (name, 2.0 if name == "b" else None, "committed") for name in "bcde"
     ]
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMLAB_GUESSES", str(tmp_path / "nowhere" / "guesses.json"))
-    guess_store.save(StoredGuess("01", "Peak?", 0.5))
-    assert guess_store.load() == ()
+    progress_file.save(StoredGuess("01", "Peak?", 0.5))
+    assert progress_file.load() == ()
 
 
 # --- all of them in a picture ---
@@ -199,6 +202,6 @@ def test_a_lesson_stores_and_draws_and_a_skip_forgets_no_answer(file):
     lesson.guess("Peak?", between=("1 MiB", "1 GiB")).compare("20 MiB")
     lesson.guess("Share?").compare(30)
     lesson.guess("When?", choices=["forward", "backward"]).commit(1).compare("backward")
-    states = [(one.question, one.ratio, one.state) for one in guess_store.load()]
+    states = [(one.question, one.ratio, one.state) for one in progress_file.load()]
     assert states == [("Peak?", 0.5, "committed"), ("Share?", None, "skipped"), ("When?", None, "committed")]
     assert [one.kind for one in lesson.guesses_so_far().points] == ["near", "skipped", "wrong"]

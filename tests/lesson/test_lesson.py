@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import math
 import os
 
+import psutil
 import pytest
 import torch
 
-from memlab.errors import MemlabError
+from memlab.api.oom import explain_oom
+from memlab.api.runs import runs
+from memlab.api.track import track
+from memlab.errors import ClaimRefuted, MemlabError
 from memlab.lesson import Lesson
-from memlab.lesson.lesson import HEADLINES
+from memlab.lesson.lesson import HEADLINES, check_gpu
 from memlab.probes.counters import DeviceReading
 from memlab.torch_internals import blas_workspace_sizes
 from memlab.units import MiB
@@ -37,15 +42,64 @@ def test_a_device_that_cannot_show_it_says_so(capsys):
     assert lesson.end().bundle()[HEADLINES]["cuDNN"] == "not measurable here: there is none"
 
 
-def test_a_simulated_gpu_has_no_times_and_is_named_where_something_held(capsys):
+def product(rows: int):
+    return lambda: torch.ones(rows, 32) @ torch.ones(32, 32)
+
+
+def test_a_price_is_a_ratio_that_is_asserted():
     lesson = Lesson("x", needs="1 MiB")
-    lesson.source = "measured"
-    lesson.seconds("a step", "0.25 s")
-    assert lesson.holds("two is two", True).source == f"on {lesson.device}"
+    paid = lesson.price("half", product(64), product(32), at_most=0.5)
+    assert str(paid) == "Claim holds (computed): half: 0.50 times the FLOPs (at most 0.5)"
+    assert lesson.headlines == {"half: times the FLOPs": 0.5}
+    with pytest.raises(ClaimRefuted, match=r"twice: 2\.00 times the FLOPs"):
+        lesson.price("twice", product(32), product(64), at_most=1.5)
+    timed = lesson.price("twice", product(32), product(64), at_most=1e6, of="seconds")
+    assert str(timed).startswith(f"Claim holds (measured on {lesson.device})") and "in 5 pairs" in str(timed)
+    with pytest.raises(ClaimRefuted, match="times the seconds"):
+        lesson.price("twice", product(32), product(64), at_most=0.0, of="seconds")
+    for wrong, of in ((product(32), "euros"), (lambda: None, "FLOPs")):
+        with pytest.raises(MemlabError):
+            lesson.price("it", wrong, wrong, 1, of=of)
+
+
+def test_a_simulated_gpu_has_neither_times_nor_values(capsys, monkeypatch):
+    lesson = Lesson("x", needs="1 MiB")
+    lesson.accuracy("half precision", 0.004, at_most=0.05)
+    with pytest.raises(ClaimRefuted, match=r"off by 6\.0%, at most 5%"):
+        lesson.accuracy("half precision", 0.06, at_most=0.05)
+    with pytest.raises(ClaimRefuted):
+        lesson.accuracy("half precision", math.nan, at_most=0.05)
     lesson.source = "simulated"
-    lesson.seconds("a step", "0.25 s")
-    assert lesson.holds("two is two", True).source == "on a simulated GPU"
-    assert capsys.readouterr().out.splitlines()[1:] == ["a step: 0.25 s", "a step: no times on a simulated GPU"]
+    lesson.accuracy("half precision", math.nan, at_most=0.05)
+    monkeypatch.setattr("memlab.lesson.price.provenance_here", lambda devices: "simulated")
+    paid = lesson.price("it", product(1), product(1), at_most=0.1, of="seconds")
+    assert paid == "it: not measurable here: a simulated GPU has no times"
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "Claim holds (computed): half precision: off by 0.4%, at most 5%",
+        "half precision: accuracy: not measurable here: a simulated GPU computes no values.",
+    ]
+
+
+def test_the_source_of_a_figure_is_said_by_what_made_it():
+    lesson = Lesson("x", needs="1 MiB")
+    with track("of a lesson", show=False) as run:
+        kept = torch.ones(1 << 18)
+    try:
+        held = lesson.account("Peak", run, [("ones", "4 N", kept.nbytes, kept.nbytes)])
+        assert held.source == lesson.holds("so", True, run).source == "measured on cpu"
+        assert lesson.holds("so", True).source == "computed"
+        assert (
+            lesson.guess("How much?", between=("1 KiB", "1 GiB")).compare(kept.nbytes, run).source == "measured on cpu"
+        )
+        told = explain_oom(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.79 GiB of which 1.12 GiB is free."
+        )
+        assert lesson.holds("so", True, run, told).source == "measured on cpu and read from the message"
+        assert lesson.holds("so", True, psutil.Process()).source == "measured on the host"
+        with pytest.raises(MemlabError, match="got str"):
+            lesson.holds("so", True, "measured")  # type: ignore[arg-type]
+    finally:
+        runs.discard(run)
 
 
 def test_too_little_memory_is_said_in_one_line():
@@ -60,13 +114,11 @@ def test_a_gpu_that_others_have_filled_is_refused_in_one_line(monkeypatch, other
     monkeypatch.setattr("memlab.probes.counters.Nvml.read", lambda self, index: reading)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    lesson = Lesson("x", needs="1 MiB")
-    lesson.device = "cuda"
     if fits:
-        lesson._check_gpu(1024 * MiB)
+        check_gpu("x", 1024 * MiB)
         return
     with pytest.raises(MemlabError, match=r"up to 2.20 GiB .* leave 2.00 GiB: shut down the kernels") as error:
-        lesson._check_gpu(1024 * MiB)
+        check_gpu("x", 1024 * MiB)
     assert "\n" not in str(error.value)
 
 
@@ -74,8 +126,6 @@ def test_names_of_before_still_work():
     lesson = Lesson("x", needs="1 MiB")
     assert lesson.knob("rows", {1: 5, 2: 6}).peaks == {1: 5, 2: 6}
     assert Lesson.on_card is Lesson.predict
-    assert lesson.account("Peak", 2, [("weights", "P", 1, 1)], found="simulated").found == "simulated"
-    assert lesson.guess("Share?").compare(30, found="predicted").found == "predicted"
 
 
 def test_a_cell_that_is_run_again_neither_asks_nor_claims_twice():

@@ -58,7 +58,7 @@ def test_what_names_no_two_runs_is_refused_in_one_line(notebook, line, words):
 def test_two_runs_are_needed(monkeypatch, there, words):
     monkeypatch.setattr(line_magics, "runs", there)
     with pytest.raises(MemlabError, match=f"two runs are needed and {words}: %memcompare A B"):
-        line_magics._two_runs("")
+        line_magics.two_runs("")
 
 
 def test_its_value_is_a_comparison(notebook):

@@ -23,7 +23,7 @@ def step():
 
 def test_before_any_there_is_one_clear_line(notebook: Kernel):
     reply = notebook.run("%memoom")
-    assert "no cell of this session ended out of memory" in reply.said
+    assert "nothing in this session ended out of memory" in reply.said
     assert "Traceback" not in reply.traceback
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
-from memlab.magics.track import TrackMagics, _split, parse
+from memlab.magics.track import TrackMagics, parse, split_line
 
 MiB = 1 << 20
 
@@ -31,6 +31,7 @@ def test_every_option_arrives(tmp_path):
     ("line", "why"),
     [
         ("--bogus", "unknown '--bogus'"),
+        ("--devices 0", "--devices goes with --predict CARD"),
         ("--nam x", "unknown '--nam x'"),
         ("extra words", "unknown 'extra words'"),
         ("--name", "expected one argument"),
@@ -60,6 +61,7 @@ def test_every_option_arrives(tmp_path):
         ("--predict 'RTX 4060'", "--predict has to stand in the cell's first line"),
         ("--predict T4 --lines", "--lines does not go with --predict"),
         ("--predict T4 --device cuda", "--device does not go with --predict"),
+        ("--torch 2.14", "--torch goes with --predict CARD"),
         ("--raises-oom", "--raises-oom goes with --predict CARD"),
     ],
 )
@@ -87,10 +89,11 @@ def test_what_makes_no_sense_is_a_usage_error_of_one_line(line, why):
         ("--quiet", "--quiet", ""),
         ("--name", "--name", ""),
         ("--name 'open x", "--name", "'open x"),
+        ("--predict T4 --devices 2 --torch 2.14 f()", "--predict T4 --devices 2 --torch 2.14", "f()"),
     ],
 )
 def test_a_line_is_options_and_then_a_statement(line, options, statement):
-    assert _split(line) == (options, statement)
+    assert split_line(line) == (options, statement)
 
 
 def test_help_tells_every_option_as_does_a_refusal():

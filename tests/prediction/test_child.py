@@ -237,16 +237,16 @@ def test_a_child_may_be_made_in_another_thread():
 
 
 def test_a_child_that_never_says_hello_is_replaced(monkeypatch):
-    real, made = forks.ForkedProcess._says_hello, []
+    real, made = forks.ForkedProcess.says_hello, []
 
     def says_hello(child, patience_s):
         made.append(child.pid)
         return len(made) > 2 and real(child, patience_s)
 
-    monkeypatch.setattr(forks.ForkedProcess, "_says_hello", says_hello)
+    monkeypatch.setattr(forks.ForkedProcess, "says_hello", says_hello)
     assert run(lambda channel: b"third").result == b"third"
     assert len(set(made)) == 3
-    monkeypatch.setattr(forks.ForkedProcess, "_says_hello", lambda child, patience_s: False)
+    monkeypatch.setattr(forks.ForkedProcess, "says_hello", lambda child, patience_s: False)
     with pytest.raises(PredictionError, match="none of 3 forked children started"):
         run(lambda channel: b"never")
 
@@ -273,7 +273,7 @@ def test_an_interrupt_during_the_cleanup_does_afterwards_what_it_did_before(befo
     pid = os.fork()
     if not pid:
         signal.signal(signal.SIGINT, before)
-        with runner._gate():
+        with runner.open_gate():
             os.kill(os.getpid(), signal.SIGINT)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == ends

@@ -9,6 +9,8 @@ import sys
 import pytest
 from kernel import ANSI, ROOT, Kernel, kernel
 
+from memlab.torch_internals.frames import OWN_FILES
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child is forked on Linux alone")
 
 SETUP = """
@@ -179,7 +181,7 @@ def test_the_interrupt_button_ends_the_child_and_shows_no_frames_of_ours(noteboo
     body = "import subprocess; p = subprocess.Popen(['sleep', '1000']); print(os.getpid(), p.pid, 'ready'); time.sleep(1000)"
     reply = go(notebook, body, interrupt_at="ready")
     assert (reply.status, reply.error) == ("error", "KeyboardInterrupt")
-    assert "memlab" not in reply.traceback
+    assert OWN_FILES not in reply.traceback
     assert len(reply.lines) == 3  # of the cell, of `go`, and of `run_cell`
     for pid in reply.stdout.split()[:2]:
         assert notebook.value(f"os.path.exists('/proc/{pid}/cwd')") is False

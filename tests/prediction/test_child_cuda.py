@@ -67,8 +67,8 @@ def test_a_libc_without_the_means_is_named(trained, monkeypatch):
 
 def test_beside_threads_that_allocate(trained, monkeypatch):
     made = []
-    real = forks.ForkedProcess._fork
-    monkeypatch.setattr(forks.ForkedProcess, "_fork", lambda child, skips: (made.append(skips), real(child, skips)))
+    real = forks.ForkedProcess.fork
+    monkeypatch.setattr(forks.ForkedProcess, "fork", lambda child, skips: (made.append(skips), real(child, skips)))
 
     with busy_threads(lambda: (torch.empty(30_000), [bytearray(size) for size in (50, 2000, 70_000)])):
         assert [run(backward, limit_s=60).result for _ in range(10)] == [b"trained"] * 10

@@ -6,12 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scripted_traces import Script
 
 from memlab.allocator.replay import NOTE
 from memlab.analysis.peak import device_peak, peak
 from memlab.analysis.summary import summary
 from memlab.prediction.cards import Card
-from memlab.prediction.forecast import forecast, forecast_of
+from memlab.prediction.forecast import fits_for_certain, forecast, forecast_of
 from memlab.prediction.probe import NOTES
 from memlab.trace import Trace
 from memlab.trace.columns import Blocks, Events, Kind
@@ -89,6 +90,34 @@ def test_an_uncertain_context_makes_it_close():
     found = forecast(need, card(4 * GiB, (100 * MiB, 300 * MiB)))
     assert found.device_bytes == (round(1000 * MiB * 0.98) + 100 * MiB, round(1000 * MiB * 1.02) + 300 * MiB)
     assert found.margin_bytes == (4 * GiB - found.device_bytes[1], 4 * GiB - found.device_bytes[0])
+
+
+@pytest.mark.parametrize(
+    ("version", "conf", "ends"),
+    [
+        ("2.10.0", "", (80 * MiB, 90 * MiB)),
+        ("2.11.0", "", (80 * MiB, 90 * MiB)),
+        ("2.11.0", "expandable_segments:True", (80 * MiB, 80 * MiB)),
+        ("2.12.1", "", (80 * MiB, 80 * MiB)),
+        ("2.14.1", "", (80 * MiB, 80 * MiB)),
+    ],
+)
+def test_before_2_12_reserved_hangs_on_where_segments_are(version, conf, ends):
+    """Two segments of four blocks with a hole each; which of them is filled decides whether 10 MiB fit into the second."""
+    script = Script()
+    script.alloc(40 * MiB)
+    blocks = [script.alloc(5 * MiB) for _ in range(8)]
+    for hole in (1, 5):
+        script.free(blocks[hole])
+    script.alloc(5 * MiB)
+    script.free(blocks[6])
+    script.alloc(10 * MiB)
+    need, (low, high) = script.trace(versions={"torch": version}), ends
+    found, edge = forecast(need, card(8 * GiB), conf), card(88 * MiB)
+    assert found.reserved_bytes == (round(0.98 * low), round(1.02 * high))
+    assert any("where the driver puts segments" in text for text in found.assumptions) == (low < high)
+    assert forecast(need, edge, conf).fits == ("yes" if low == high else "close")
+    assert fits_for_certain(need, edge, conf) == (low == high)
 
 
 def test_workspaces_come_from_the_operators_and_are_named():

@@ -16,7 +16,8 @@ from in_child import fine
 from torch import nn
 
 import memlab
-from memlab.api.predict import MOST_RANKS, _corners, predict_step
+from memlab.api.predict import MOST_RANKS, corners
+from memlab.api.predict_step import predict_step
 from memlab.errors import PredictionError
 from memlab.fake_cuda import FakeCuda
 from memlab.fake_cuda.process_groups import ThisRank
@@ -277,9 +278,9 @@ def test_a_stage_whose_shapes_nobody_sent_is_refused_in_one_line():
 
 
 def test_the_corners_of_a_mesh_are_predicted_and_its_ends_are_among_them():
-    assert _corners((8,)) == [0, 7] and _corners((1,)) == [0] and _corners((4, 1)) == [0, 3]
-    assert _corners((3, 2)) == [0, 1, 4, 5]
-    many = _corners((2, 3, 4, 5, 6))
+    assert corners((8,)) == [0, 7] and corners((1,)) == [0] and corners((4, 1)) == [0, 3]
+    assert corners((3, 2)) == [0, 1, 4, 5]
+    many = corners((2, 3, 4, 5, 6))
     assert len(many) <= MOST_RANKS and (many[0], many[-1]) == (0, 719) and {one % 6 for one in many} == {0, 5}
 
 
@@ -363,7 +364,9 @@ def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path):
     for given, why in ((["--mesh", "2;2"], "'2;2'"), (["--mesh", "2,2", "--nnodes", "3"], "2,2 has 4 ranks")):
         wrong = subprocess.run([*command, *given, str(script)], capture_output=True, text=True, check=False)
         assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1 and why in wrong.stderr
-    assert alone.returncode == 3 and "--nproc-per-node 8" in alone.stderr.splitlines()[-1]
+    said, line, hint = alone.stderr.splitlines()
+    assert alone.returncode == 3 and "--nproc-per-node 8" in said and "at train.py:" in said
+    assert "LOCAL_RANK" in line and "--traceback" in hint
 
 
 @pytest.mark.simulated

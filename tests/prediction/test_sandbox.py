@@ -177,7 +177,7 @@ def test_without_landlock_the_audit_hook_holds_and_the_lack_is_named(untouched, 
     outcome = fine(work)
     assert outcome.refused == ("writing 'new'", "writing 'new.pt'")
     (note,) = outcome.notes
-    assert note.startswith("The sandbox does not hold programs that the cell starts")
+    assert note.startswith("The sandbox does not hold programs that are started in it")
 
 
 def test_the_parent_is_not_sandboxed(folder):
@@ -227,7 +227,7 @@ def test_other_systems_have_no_landlock(monkeypatch):
 @needs_landlock
 def test_a_link_to_nothing_does_not_take_the_walls_away(tmp_path):
     (tmp_path / "nothing").symlink_to(tmp_path / "gone")
-    code = "import pathlib, sys; from memlab.prediction.child.sandbox import _restrict as walls; "
+    code = "import pathlib, sys; from memlab.prediction.child.sandbox import restrict as walls; "
     code += "print(walls([pathlib.Path(one) for one in sys.argv[1:]]))"  # in a process of its own: walls stay
     paths = [str(tmp_path), str(tmp_path / "nothing"), str(tmp_path / "gone")]
     done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True)

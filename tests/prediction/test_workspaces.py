@@ -44,6 +44,7 @@ PRODUCT = WorkspaceOperator(3, "aten.mm.default", ((64, 48), (48, 80)))
     [
         ("T4", "2.11.0", SMALL), ("A100", "2.12.1", SMALL), ("RTX 4060", "2.15.0", SMALL), ("H100", "2.11.0", LARGE),
         ("H100", "2.15.0", LARGE), ("B200", "2.11.0", SMALL), ("RTX 5090", "2.11.0+cu130", SMALL),
+        ("H100", "2.10.0", LARGE), ("RTX 5090", "2.10.0+cu128", SMALL),
         ("B200", "2.12.1", LARGE), ("RTX 5090", "2.14.0", LARGE), ("MI300X", "2.13.0", 128 * MiB),
     ],
 )  # fmt: skip
@@ -82,6 +83,17 @@ def test_2_11_has_two_workspaces():
     assert [one.requested_bytes for one in added(PRODUCT, version="2.11.0")] == [SMALL]
     unified = added(LINEAR, version="2.11.0", TORCH_CUBLASLT_UNIFIED_WORKSPACE="1")
     assert [one.requested_bytes for one in unified] == [SMALL]
+
+
+def test_2_10_calls_cublas_for_one_row_and_does_not_limit_the_other():
+    """As the allocator's history of 2.10.0 had it, on a simulated GPU."""
+    row = WorkspaceOperator(0, "aten.addmm.default", ((80,), (1, 48), (48, 80)))
+    activation = WorkspaceOperator(0, "aten._addmm_activation.default", row.shapes)
+    for operator, sizes in ((row, [SMALL]), (activation, [SMALL]), (LINEAR, [SMALL, LT])):
+        assert [one.requested_bytes for one in added(operator, version="2.10.0")] == sizes
+    assert [one.requested_bytes for one in added(row, version="2.11.0")] == [SMALL, LT]
+    for version, sizes in (("2.10.0", [LT]), ("2.11.0", [])):
+        assert [one.requested_bytes for one in added(LINEAR, version=version, CUBLAS_WORKSPACE_CONFIG=":0:0")] == sizes
 
 
 def test_apart_from_each_other_when_asked():

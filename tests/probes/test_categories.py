@@ -170,7 +170,7 @@ def test_claims_keep_nothing_alive_and_forget_everything():
     gc.collect()
     assert [ref() for ref in refs] == [None] * 4
     probe.stop()
-    assert not tensor_labels._known and not tensor_labels._snapshots and marker.watch is None
+    assert not tensor_labels.known and not tensor_labels.snapshots and marker.watch is None
 
 
 def test_what_is_odd_never_fails_the_cell():

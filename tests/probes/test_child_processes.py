@@ -47,6 +47,7 @@ CHILDREN = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("how", CHILDREN)
 def test_a_parent_whose_children_did_the_work_does_not_claim_an_exact_peak(tmp_path, how):
     block = textwrap.indent(textwrap.dedent(CHILDREN[how]), "    ")

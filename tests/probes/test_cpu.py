@@ -40,7 +40,7 @@ def test_a_heap_walk_that_fails_at_the_end_is_a_gap_and_leaves_no_mode(monkeypat
 def test_a_trace_that_fails_leaves_no_mode(monkeypatch):
     probe = CpuProbe()
     probe.start()
-    monkeypatch.setattr(probe, "_trace", out_of_memory)
+    monkeypatch.setattr(probe, "build_trace", out_of_memory)
     monkeypatch.setattr(tensor_labels.tensor_labels, "label_at_end", out_of_memory)
     with pytest.raises(MemoryError):
         probe.stop()
@@ -75,7 +75,7 @@ def test_lines_that_cannot_be_made_out_leave_the_run(monkeypatch):
 def test_the_error_of_a_failed_start_keeps_no_tensor_alive(monkeypatch):
     tensor = torch.ones(1000)
     alive = weakref.ref(tensor)
-    monkeypatch.setattr(cpu.StorageTracker, "_add_preexisting", lambda *_: out_of_memory())
+    monkeypatch.setattr(cpu.StorageTracker, "add_preexisting", lambda *_: out_of_memory())
     measurement = Measurement(Target.parse("cpu"))
     with pytest.raises(MemoryError) as caught:
         measurement.start()
@@ -99,7 +99,7 @@ def test_a_storage_resized_by_no_operator_is_followed():
             gathered.untyped_storage().resize_(12_000_000)
             del view
         gathered.untyped_storage().resize_(0)
-    assert vars(torch.UntypedStorage).get("resize_") is before and not cpu.resizes._trackers
+    assert vars(torch.UntypedStorage).get("resize_") is before and not cpu.resizes.trackers
     for one in (run, inner):
         base = one.devices[0].levels[0].start_bytes
         assert one.peak_allocated_bytes == base - 16_000_000 + 8_000_000 + 8_000_000 + 12_000_000

@@ -34,6 +34,7 @@ def twin(setting: str, how: str) -> dict[str, dict[str, Any]]:
     return json.loads(python("-m", "probes.tracked_or_bare", how, gpu=gpu, **SETTINGS[setting]))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.simulated
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -94,8 +94,8 @@ def test_lost_allocations_that_are_all_kept():
 
 
 def test_quiet_moments_that_can_be_afforded_keep_everything_exact(monkeypatch):
-    monkeypatch.setattr(history, "_QUIET_ENTRIES", 1)
-    monkeypatch.setattr(history, "_READ_SHARE", float("inf"))
+    monkeypatch.setattr(history, "QUIET_ENTRIES", 1)
+    monkeypatch.setattr(history, "READ_SHARE", float("inf"))
     trace = tracked(stepping(30, lambda step: (take(50 if step == 9 else 5), churn(150))))
     found = peak(trace, 0)
     assert found.is_exact
@@ -106,7 +106,7 @@ def test_quiet_moments_that_can_be_afforded_keep_everything_exact(monkeypatch):
 
 
 def test_quiet_moments_that_cannot_be_afforded_keep_the_end_exact(monkeypatch, earlier_peak):
-    monkeypatch.setattr(history, "_READ_SHARE", 0.0)
+    monkeypatch.setattr(history, "READ_SHARE", 0.0)
     kept = []
 
     def inside(step: int) -> None:
@@ -132,8 +132,8 @@ def test_quiet_moments_that_cannot_be_afforded_keep_the_end_exact(monkeypatch, e
 
 def test_rows_let_go_leave_their_peaks(monkeypatch):
     monkeypatch.setattr(history, "MAX_ROWS", 1000)
-    monkeypatch.setattr(history, "_QUIET_ENTRIES", 1)
-    monkeypatch.setattr(history, "_READ_SHARE", float("inf"))
+    monkeypatch.setattr(history, "QUIET_ENTRIES", 1)
+    monkeypatch.setattr(history, "READ_SHARE", float("inf"))
     kept = [take(11)]
     rows = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from memlab.probes.rows import (
     resync_rows,
     state_after,
     unread,
+    users_line,
 )
+from memlab.torch_internals.frames import OWN_FILES
 from memlab.trace import Events, Kind
 from memlab.trace.columns import deltas
 
@@ -167,3 +170,17 @@ def test_a_recorder_that_never_came_to_cuda_has_nothing():
     one.read()
     one.quiet_moment()
     assert (one.is_open, one.devices, one.entries_read) == (False, [], 0)
+
+
+@pytest.mark.parametrize("folder", ["/home/ann/memlab", "/home/ann/memlab/work", "/home/ann/torch_lab"])
+def test_a_users_file_in_a_folder_that_is_named_as_the_package_is_the_users(folder):
+    names: dict[str, Any] = {"users_line": users_line, "sys": sys}
+    exec(compile("\nfound = users_line(sys._getframe())", f"{folder}/train.py", "exec"), names)
+    assert names["found"] == f"{folder}/train.py:2"
+    stacks = Stacks()
+    frames = [
+        {"filename": f"{OWN_FILES}probes/cuda.py", "line": 7, "name": "probe"},
+        {"filename": f"{folder}/train.py", "line": 2, "name": "step"},
+    ]
+    stacks.indices([frames])
+    assert list(stacks.lines) == [f"{folder}/train.py:2"]

@@ -11,6 +11,7 @@ def test_each_line_held_what_the_objects_say(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("first", range(10, 330, 64))
 def test_each_line_held_what_the_objects_say_in_many_more_programs(first, tmp_path):
     assert compare(first, 64, "cpu", tmp_path) > 250

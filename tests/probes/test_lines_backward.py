@@ -204,13 +204,13 @@ def test_handles_of_graphs_that_went_are_forgotten():
     backward = Backward(lambda frame, is_owner: -1, iter(range(1 << 30)).__next__)
     backward.start()
     try:
-        backward._prune_at = 10
+        backward.prune_at = 10
         for _ in range(100):
             output = torch.ones(2, requires_grad=True) * 2
             backward.at_output("m", output)
-        assert len(backward._handles) < 4097
-        backward._prune()
-        assert len(backward._handles) == 1
+        assert len(backward.handles) < 4097
+        backward.prune()
+        assert len(backward.handles) == 1
     finally:
         backward.stop()
 

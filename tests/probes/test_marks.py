@@ -375,8 +375,8 @@ def test_when_marks_are_dropped_those_of_optimizer_steps_stay():
     marker = Marker()
     marker.acquire()
     try:
-        log = BoundedLog(1000, 3, marker._thinned)
-        step, other = marker._code("optimizer"), marker._code("elsewhere")
+        log = BoundedLog(1000, 3, marker.thinned)
+        step, other = marker.code_of("optimizer"), marker.code_of("elsewhere")
         for number in range(1500):
             log.append((number, step if number % 100 == 0 else other, 0))
             if number % 10 == 0:

@@ -61,7 +61,7 @@ def run(
     clock = clock or Clock(ticks)
     clock.sampler = Sampler(read, on_tick, clock_s=clock, wait=clock.wait)
     clock.sampler.start()
-    clock.sampler._thread.join(60)
+    clock.sampler.thread.join(60)
     assert not clock.sampler.running
     return clock.sampler
 
@@ -226,7 +226,7 @@ def test_a_reading_that_hangs_is_left_behind_and_says_nothing_later(held: thread
     assert stuck.stop(timeout_s=0.01) is False
     assert "still runs" in stuck.reason
     held.set()
-    stuck._thread.join(10)
+    stuck.thread.join(10)
     assert (told, len(stuck.columns()["time_ns"])) == ([], 0)
 
 
@@ -289,7 +289,7 @@ def test_rows_stay_bounded_and_keep_the_peak() -> None:
     clock = Clock(ticks=29_998)
     clock.sampler = Sampler(read, clock_s=clock, wait=clock.wait, max_rows=2_000)
     clock.sampler.start()
-    clock.sampler._thread.join(60)
+    clock.sampler.thread.join(60)
     samples = Samples(**clock.sampler.columns())
     assert len(samples) <= 2_002
     gpu = samples.rows(samples.device == 0)

@@ -231,6 +231,7 @@ SORTS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(("code", "nbytes"), SORTS.values(), ids=SORTS)
 def test_every_sort_of_tensor_is_counted(notebook, code, nbytes):
     with warnings.catch_warnings():

@@ -75,6 +75,7 @@ def fill(notebook: Notebook, seed: int) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in world.tensors}
 
 
+@pytest.mark.sample(3)
 # Each looks through the whole heap of this process twice.
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
 def test_every_name_is_an_expression_and_cutting_every_path_frees_the_tensor(notebook, seed):

@@ -106,18 +106,29 @@ def check_culprits(technique: Technique, found: Regression) -> None:
     assert "line" in found.unknown  # these are measured without
 
 
-PREDICTED = ("offload", "attention", "checkpoint", "sgd", "no_grad", "half_inference")
-"""On a card, where a run takes seconds: one of each kind."""
+NOT_ON_A_CARD = {
+    "expandable_segments": "it lowers reserved, not allocated",
+    "meta_init": "it lowers host memory",
+    "mmap_loading": "it lowers host memory",
+}
+"""What `memlab check` cannot find on a predicted card, and why."""
 
 
-@pytest.mark.parametrize("name", PREDICTED)
-def test_on_a_predicted_card_too(name: str) -> None:
-    on, demo = find("RTX 4060"), techniques[name].demo
+@pytest.mark.sample(3)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "technique", [one for one in techniques.values() if one.kind == "saving"], ids=lambda one: one.name
+)
+def test_on_a_predicted_card_too(technique: Technique) -> None:
+    on, demo, name = find("RTX 4060"), technique.demo, technique.name
     of = demo.workload, demo.size, demo.steps, on
     used, without = run_of(*of, (name,), ()), run_of(*of, (), tuple(baseline_patterns_of([name])))
     found = regression_of(compare(used, without), tolerance=0.02)
-    check_culprits(techniques[name], found)
-    assert found.unknown["line"] == "a prediction follows no lines"
+    if name in NOT_ON_A_CARD:
+        assert not found.is_regression
+        return
+    check_culprits(technique, found)
+    assert found.unknown["line"] == "predicted without lines"
 
 
 @pytest.mark.simulated

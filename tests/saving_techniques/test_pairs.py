@@ -127,6 +127,7 @@ def test_each_alone(name: str, make: Callable[[], Parts]) -> None:
     check(make, name)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [training, inference], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("name", NAMES)

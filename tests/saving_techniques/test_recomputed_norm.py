@@ -123,7 +123,7 @@ def test_nothing_is_kept_without_gradients() -> None:
     model = norm_stack()[0]
     with mode.on(), torch.no_grad():
         model(torch.randn(2, 3, 8, 8))
-        assert not mode.saved and not mode._recipes
+        assert not mode.saved and not mode.recipes
 
 
 def test_nothing_is_known_after_an_error() -> None:
@@ -131,7 +131,7 @@ def test_nothing_is_known_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), mode.on():
         norm_stack()[0](torch.randn(2, 3, 8, 8))
         raise ZeroDivisionError
-    assert not mode._recipes
+    assert not mode.recipes
     kept = functional.relu(torch.ones(2, requires_grad=True) * 1)
     assert isinstance(kept.grad_fn._saved_result, Tensor)  # and no hook is left on
 

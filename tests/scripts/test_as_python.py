@@ -115,6 +115,7 @@ def test_without_torch(folder, name):
     assert_same(both(folder, "script.py", "--", "-m", "--json", stdin="hello\n"))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.skipif(os.name != "posix", reason="signals and forks")
 @pytest.mark.parametrize("name", MEASURED)
 def test_with_torch(folder, name):

@@ -11,6 +11,7 @@ import torch
 import memlab
 from memlab.__main__ import main
 from memlab.api.runs import runs
+from memlab.trace.trace import SIMULATED_GPU
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,22 @@ def test_a_run_on_the_cpu_is_no_baseline_for_one_on_a_gpu(files, capsys):
         assert checked(files, run, baseline) == 3
         assert "name two runs of one kind of device" in capsys.readouterr().out
     assert checked(files, "cuda", "cuda") == 0
+    assert "note" not in capsys.readouterr().out
+
+
+def test_another_gpu_and_a_simulated_one_are_named(files, capsys):
+    for card in ("T4", "RTX 4060"):
+        memlab.predict(lambda: torch.ones(1 << 20, device="cuda"), card).save(files / f"{card}.memlab")
+    assert checked(files, "T4", "RTX 4060") == 0
+    assert "note     the baseline is of RTX 4060, the run of T4: kernels and" in capsys.readouterr().out
+    recorded = Path(__file__).parents[1] / "frozen" / "traces" / "cuda-out_of_memory.memlab"
+    (files / "simulated.memlab").write_bytes(recorded.read_bytes())
+    checked(files, "simulated", "T4")
+    assert f"note     {SIMULATED_GPU}" in capsys.readouterr().out
+    checked(files, "simulated", "T4", "--json")
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["baseline"]["provenance"], facts["run"]["provenance"]) == ("predicted", "simulated")
+    assert SIMULATED_GPU in facts["notes"]
 
 
 def test_a_script_that_uses_no_gpu_is_not_said_to_fit(tmp_path, capsys):
@@ -106,21 +123,36 @@ def test_a_page_that_cannot_be_written_is_one_line(files, capsys):
         assert capsys.readouterr().err.startswith("memlab show: cannot write ")
 
 
+LOADS = "import torch\nm = torch.nn.Linear(4, 4)\nm.load_state_dict({})"
+
+
 @pytest.mark.parametrize(
-    "text, said",
+    "text, said, whole",
     [
-        ("raise SystemExit(4)", ["the script ended with status 4."]),
-        ("x = (", ['script.py", line 1', "x = (", "SyntaxError"]),
-        ("def f():\n    return 1 / 0\nf()", ['script.py", line 3', "in f", "ZeroDivisionError"]),
+        ("raise SystemExit(4)", ["the script ended with status 4."], []),
+        ("x = (", ["at script.py:1: SyntaxError: ", "    x = (", ""], ['script.py", line 1', "SyntaxError"]),
+        (
+            "def f():\n    return 1 / 0\nf()",
+            ["the script raised in the dry run at script.py:2, in f(): ZeroDivisionError: ", "    return 1 / 0", ""],
+            ['script.py", line 3', "in f", "ZeroDivisionError"],
+        ),
+        (LOADS, ["at script.py:3: RuntimeError: ", "    m.load_state_dict({})", ""], ["in load_state_dict"]),
     ],
 )
-def test_a_script_that_cannot_be_predicted_is_shown_where_it_raised(tmp_path, capsys, text, said):
+def test_a_script_that_cannot_be_predicted_is_shown_where_it_raised(tmp_path, capsys, text, said, whole):
     (tmp_path / "script.py").write_text(text)
+    command = ["predict", "--card", "8GiB", str(tmp_path / "script.py")]
     with pytest.raises(SystemExit) as ended:
-        main(["predict", "--card", "8GiB", str(tmp_path / "script.py")])
-    err = capsys.readouterr().err
+        main(command)
+    lines = capsys.readouterr().err.splitlines()
     assert ended.value.code == 3
-    assert all(one in err for one in said)
+    assert len(lines) == len(said)
+    assert all(one in line for one, line in zip(said, lines, strict=True))
+    with pytest.raises(SystemExit):
+        main([*command[:1], "--traceback", *command[1:]])
+    err = capsys.readouterr().err
+    assert all(one in err for one in whole)
+    assert err.count("Traceback") <= 1
     assert str(Path(memlab.__file__).parent) not in err
 
 

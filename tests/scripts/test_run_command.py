@@ -99,6 +99,21 @@ def test_an_error_is_shown_as_python_shows_it(folder, more):
     assert "Traceback" not in run[2].removesuffix(plain[2])
 
 
+@pytest.mark.parametrize("options", [(), ("--lines", "--shapes")])
+def test_after_out_of_memory_the_script_is_spoken_of_and_its_line_is_the_last_shown(folder, options):
+    text = TRAIN.replace("import torch\n", "import torch\nx = torch.ones(100, 100)\n").replace("main(5)", "main(4)")
+    (folder / "fails.py").write_text(f"{text}    torch.nn.functional.linear(x, x).expand(1 << 40, 100, 100).clone()\n")
+    plain = ran(folder, "fails.py")
+    run = memlab_ran(folder, "run", "--skip", "2", "--out", "runs", *options, "fails.py")
+    assert run[0] == plain[0] == 1
+    assert run[2].endswith(plain[2][plain[2].index("Traceback") :])
+    assert "ran out of memory" in run[2]
+    page = (folder / "runs" / "fails.html").read_text()
+    for shown in (run[2], page):
+        assert "before the run" in shown
+        assert not re.search(r"\bcells?\b|%mem|%%mem", shown.replace("table-cell", ""))
+
+
 def test_ctrl_c_ends_it_as_it_ends_python(folder):
     text = TRAIN.replace("main(5)", "main(5); import time; print('now', flush=True); time.sleep(60)")
     (folder / "waits.py").write_text(text)

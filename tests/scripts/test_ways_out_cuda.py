@@ -133,6 +133,7 @@ kept = [torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda") for _ in range
 }  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_advised_avoids_the_error(tmp_path, name):
     case = CASES[name]

@@ -162,4 +162,4 @@ def test_labels_have_the_size_once():
         (["--total", "6GiB", "--capability", "8.9"], "GPU 8.9, 6 GiB"),
         (["--total", "1.5GiB"], "GPU 8.6, 1.50 GiB"),
     ):
-        assert command._label(command._parser().parse_args(options)) == label
+        assert command.label_of(command.make_parser().parse_args(options)) == label

@@ -94,6 +94,11 @@ def test_a_card_is_taken_at_the_cautious_end():
     assert device_of(card, 0).context_bytes == 0
 
 
+def test_a_gpu_of_which_only_the_size_is_known_is_named_by_its_capability():
+    device = device_of(card_of(4 * GiB, (8, 6)))
+    assert (device.name, device.total_bytes) == ("sm_86 GPU (simulated)", 4 * GiB)
+
+
 def test_every_card_of_the_catalogue_is_simulated_or_refused_with_a_reason():
     refused = {}
     for name, card in cards.items():

@@ -136,6 +136,7 @@ print(*held, counters["inductor"]["async_compile_cache_miss"], counters["inducto
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("capability", "mode"), [("8.0", "default"), ("8.9", "default"), ("12.0", "default"), ("8.9", "reduce-overhead")]
 )

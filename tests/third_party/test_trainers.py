@@ -35,6 +35,7 @@ def script(trainer: str) -> Path:
     return REPOSITORY / "tests" / "third_party" / f"train_{trainer}.py"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.simulated
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize(

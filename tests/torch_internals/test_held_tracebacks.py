@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from kernel import kernel
 
-from memlab.torch_internals.shell import HeldTracebacks
+from memlab.torch_internals.shell import HeldTracebacks, show_again
 
 
 def test_only_those_that_are_meant_wait(tmp_path):
     hold = """
-from memlab.torch_internals.shell import HeldTracebacks
+from memlab.torch_internals.shell import HeldTracebacks, show_again
 shell = get_ipython()
 held = HeldTracebacks(shell, lambda error: type(error) is MemoryError)
 shell.events.register("post_run_cell", lambda result: (print("first"), held.show()))
@@ -55,3 +55,17 @@ def test_a_question_that_fails_shows_it_at_once():
     shell._showtraceback(ValueError, ValueError(), [])
     held.show()
     assert len(shell.shown) == 1
+
+
+def test_an_error_is_shown_again_with_its_new_text():
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shown: list[str] = []
+    shell = InteractiveShell()
+    shell._showtraceback = lambda kind, value, lines: shown.append("\n".join(lines))  # type: ignore[method-assign]
+    try:
+        raise ValueError("old")
+    except ValueError as error:
+        error.args = ("new",)
+        show_again(shell, error)
+    assert len(shown) == 1 and "new" in shown[0] and "ValueError" in shown[0]

@@ -106,6 +106,28 @@ def test_a_mode_sees_operators_between_push_and_remove_wherever_it_lies():
     assert (low.seen, high.seen) == (["aten.ones.default"], ["aten.ones.default"] * 2)
 
 
+@pytest.mark.parametrize("base, is_left", [(dispatch.OperatorMode, True), (TorchDispatchMode, False)])
+def test_an_operator_mode_leaves_compiled_code_compiled(base: type, is_left: bool):
+    graphs = []
+
+    def handler(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    mode = type("Watching", (base,), {"__torch_dispatch__": handler})
+    assert (mode.__torch_dispatch__ is handler) == is_left  # PyTorch wraps the handler of its own
+    torch.compiler.reset()
+    try:
+        with mode():
+            torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        assert len(graphs) == is_left
+    finally:
+        torch.compiler.reset()
+
+
 def test_function_modes_are_counted_and_can_be_held_off_and_subclasses_are_not_asked():
     class Loud(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -188,6 +210,13 @@ def test_compilations_are_told_and_forgotten():
     import torch._dynamo
 
     assert compiler.compiler_is_loaded()
+    frames = compiler.eval_frame()
+    assert type(torch.compile(torch.nn.Identity(), backend="eager")) is frames.OptimizedModule
+    assert frames._callback_from_stance(None) is None
+    module = torch.nn.Identity()
+    assert compiler.call_of(module)(1) == 1 and compiler.compiled_call_of(module) is None
+    compiler.set_compiled_call(module, lambda x: x + 1)
+    assert module(1) == 2
     begun, ended = [], []
 
     def begin(arguments: object) -> None:
@@ -211,7 +240,7 @@ def test_compilations_are_told_and_forgotten():
 
 
 def test_a_compiler_that_is_not_loaded_is_not_watched(monkeypatch):
-    monkeypatch.setitem(sys.modules, compiler._COMPILER, None)
+    monkeypatch.setitem(sys.modules, compiler.COMPILER_MODULE, None)
     assert compiler.watch_compilations(print, print) is None
 
 

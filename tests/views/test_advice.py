@@ -91,3 +91,11 @@ def test_whatever_comes_from_outside_is_escaped(where):
 )  # fmt: skip
 def test_what_is_said_of_how_it_ended(changes, sentence):
     assert sentence in advice_page(dataclasses.replace(FOUND, **changes)).text()
+
+
+def test_what_predictions_lack_is_one_note_instead_of_two_columns():
+    predicted = dataclasses.replace(BEST, ratio=None, results="not checked")
+    found = dataclasses.replace(FOUND, tried=(predicted,), recommended=predicted, is_predicted=True)
+    text = advice_page(found).text()
+    assert "Times were not measured. Results were not checked." in text
+    assert "time  results" not in text and text.count("not checked") == 2

@@ -84,7 +84,12 @@ def test_the_switch_changes_both_axes_and_the_words_below():
     assert (share["xaxis.range"], share["xaxis3.range"]) == ([0, 1.0], [0, 2.0])
     assert share["annotations[0].text"] == "share of each run"
     assert share["xaxis.tickvals"] == [0, 0.25, 0.5, 0.75, 1]
-    assert figure["layout"]["annotations"][0]["text"] == seconds["annotations[0].text"]
+    title, margin = figure["layout"]["annotations"][0], figure["layout"]["margin"]["b"]
+    assert title["text"] == seconds["annotations[0].text"]
+    # In a narrow notebook the buttons would cover the title if they stood next to it.
+    height = figure["layout"]["height"] - margin - figure["layout"]["margin"]["t"]
+    assert menu["pad"]["t"] - menu["y"] * height >= 12 - title["y"] * height
+    assert menu["pad"]["t"] - menu["y"] * height + 30 <= margin
 
 
 def test_where_one_took_far_longer_it_opens_with_shares_and_says_why():
@@ -168,7 +173,7 @@ def test_layers_that_differ_alike_are_one_row():
     a, b = (Run(name, one.trace(duration=10)) for name, one in script.items())
     found = compare(a, b)
     (row,) = (line for line in found.text.splitlines() if "layers" in line)
-    assert row.split("  ")[1:] == ["12 layers, net.0.fc … net.11.fc", "48.00 MiB", "12.00 MiB", "−36.00 MiB"]
+    assert row.split("  ")[1:] == ["net.0…11.fc (12 layers)", "48.00 MiB", "12.00 MiB", "−36.00 MiB"]
     assert len(found.by("module")) == 13  # every layer has its own figures
 
 

@@ -10,7 +10,7 @@ import torch
 
 import memlab
 from memlab.lesson.guess_plot import GuessPlot
-from memlab.lesson.guess_store import StoredGuess
+from memlab.lesson.progress_file import StoredGuess
 from memlab.lesson.sweep import Sweep
 from memlab.views import shown
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlab.views import live
+from memlab.views import live, theme
 from memlab.views.live import LiveView
 
 SERIES = ("allocated", "reserved", "used", "rss")
@@ -103,7 +103,7 @@ def test_a_late_view_gets_the_whole_history(view: LiveView, wire: Wire) -> None:
     for tick in range(40):
         push(view, tick / 10, float(tick))
     wire.sent.clear()
-    view._received(None, {"t": "hello"}, None)
+    view.received(None, {"t": "hello"}, None)
     push(view, 4.0, 40.0)
     ((_, points, _),) = wire.key_frames()
     assert points[1].tolist() == list(range(41))
@@ -191,7 +191,7 @@ def test_stop_calls_once_and_acknowledges_and_says_why_it_fails(wire: Wire, erro
     view = LiveView("a cell", on_stop=on_stop, can_stop=True)
     wire.sent.clear()
     for _ in range(2):
-        view._received(None, {"t": "stop"}, None)
+        view.received(None, {"t": "stop"}, None)
     said = [{"t": "ack", "error": f"RuntimeError: {error}"}] if error else []
     assert (calls, view.stop_requested, wire.chunks()) == ([1], True, [{"t": "ack"}, *said])
     assert view.broken is None
@@ -245,5 +245,5 @@ def test_setup_names_capacity_and_colours(view: LiveView) -> None:
 def test_everything_the_browser_runs_is_bundled() -> None:
     script, style = str(LiveView._esm), str(LiveView._css)
     assert "uPlot" in script and "export default" in script
-    assert "innerHTML" not in live.static("chart.js", "live.js", "explorer.js")
+    assert "innerHTML" not in theme.static("chart.js", "live.js", "explorer.js")
     assert "@import" not in style and "url(" not in style and "fetch(" not in script

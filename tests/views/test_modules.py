@@ -50,11 +50,11 @@ def test_the_text_stands_alone():
         == """\
 Modules on cuda:0, peak allocated 9.00 MiB
 
-  module           at the peak  for backward  transient  calls
-  net                 8.00 MiB      8.00 MiB   8.00 MiB      1
-    a                 6.00 MiB      6.00 MiB   6.00 MiB      1
-    b                 2.00 MiB      2.00 MiB   2.00 MiB      1
-  before the cell     1.00 MiB
+  module          at the peak  for backward  transient  calls
+  net                8.00 MiB      8.00 MiB   8.00 MiB      1
+    a                6.00 MiB      6.00 MiB   6.00 MiB      1
+    b                2.00 MiB      2.00 MiB   2.00 MiB      1
+  before the run     1.00 MiB
 
 At the peak: parameters, gradients, optimizer state and what forwards made, each with all below it.
 For backward: what the forwards left until the next backward began. Transient: the highest rise inside one call.

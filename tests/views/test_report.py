@@ -60,26 +60,26 @@ cuda:0 (Fake 8, 8.00 GiB)
   reserved   8.00 MiB  360 ms       0 B  8.00 MiB  +8.00 MiB
 Peak allocated: 4,194,304 bytes exactly, from every event of the allocator.
 
-  peak by phase    allocated  share
-  forward           2.86 MiB   72 %  ████████████
-  before the cell   1.00 MiB   25 %  ████
-  rounding         142.3 KiB    3 %  █
+  peak by phase   allocated  share
+  forward          2.86 MiB   72 %  ████████████
+  before the run   1.00 MiB   25 %  ████
+  rounding        142.3 KiB    3 %  █
 
-  peak by module   allocated  share
-  net               2.86 MiB   72 %  ████████████
-  before the cell   1.00 MiB   25 %  ████
-  rounding         142.3 KiB    3 %  █
+  peak by module  allocated  share
+  net              2.86 MiB   72 %  ████████████
+  before the run   1.00 MiB   25 %  ████
+  rounding        142.3 KiB    3 %  █
 
 Largest tensors at the peak:
-                               allocated  share
-  tensor in net, train.py:7     2.86 MiB   74 %  ████████████
-  tensor from before the cell   1.00 MiB   26 %  ████
+                              allocated  share
+  tensor in net, train.py:7    2.86 MiB   74 %  ████████████
+  tensor from before the run   1.00 MiB   26 %  ████
 
 Lines that hold the peak:
-  peak by line     allocated  share
-  train.py:7        2.86 MiB   72 %  ████████████
-  before the cell   1.00 MiB   25 %  ████
-  rounding         142.3 KiB    3 %  █
+  peak by line    allocated  share
+  train.py:7       2.86 MiB   72 %  ████████████
+  before the run   1.00 MiB   25 %  ████
+  rounding        142.3 KiB    3 %  █
 
 Not seen:
 - hand: written by hand
@@ -235,7 +235,7 @@ def test_an_empty_run_one_without_devices_and_one_that_only_frees_still_report()
     assert "Peak allocated: 0 bytes exactly" in shown(Script(HOST))[0]
     nobody = Script()
     nobody.devices = ()
-    assert all("No device was used." in form for form in shown(nobody))
+    assert all("No measured device was used." in form for form in shown(nobody))
     script = Script()
     script.free(script.preexisting(4096), at=5)
     assert "−4.00 KiB" in shown(script)[0]
@@ -296,7 +296,7 @@ def test_a_run_without_a_device_says_so_instead_of_drawing():
     script.devices = ()
     shown = Run("none", script.trace()).report()
     assert shown.figure_bundle() == {"text/plain": "Nothing to draw: no device was used."}
-    assert "No device" in shown.text and "no device was used" in shown.title
+    assert "No measured device" in shown.text and "no device was used" in shown.title
 
 
 def test_a_name_that_is_used_in_two_modules_is_no_trouble():

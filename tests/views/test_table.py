@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import xml.etree.ElementTree as tree
 
@@ -152,3 +153,9 @@ def test_what_stands_in_backticks_is_code_in_html_and_stays_in_text():
     ):
         assert code in page.html()
     assert "call `x.item()`, not `y`" in page.text()
+
+
+def test_only_columns_of_long_text_wrap():
+    table = Table("", (Column("name"), Column("size", "bytes"), Column("why", wraps=True)), (("a", 768 << 20, "so"),))
+    cells = re.findall(r"<t[hd] style='([^']*)'>(?:a|768.0 MiB|so)<", table.html())
+    assert ["nowrap" in style for style in cells] == [True, True, False]

@@ -116,6 +116,19 @@ def test_a_bounded_peak_has_no_place_and_the_stretch_a_shade():
     assert not any("not all" in (one.text or "") for one in picture(drawn(step())).iter(f"{NAMESPACE}title"))
 
 
+@pytest.mark.parametrize(("share", "x", "anchor"), [(0.9, 0, "start"), (0.1, 1, "end")])
+def test_the_name_of_the_capacity_stands_away_from_the_peak(share, x, anchor):
+    script = Script(Device(0, "small", capacity_bytes=8 << 20))
+    script.alloc(2 << 20, at=0)
+    script.free(script.alloc(5 << 20, at=round(share * 1e9)), at=round(share * 1e9) + 10_000_000)
+    script.alloc(1 << 20, at=1_000_000_000)
+    made = drawn(script)
+    (named,) = (one for one in plotted(made)["layout"]["annotations"] if one["text"] == "capacity 8.00 MiB")
+    assert named["x"] == x
+    (text,) = (one for one in picture(made).iter(f"{NAMESPACE}text") if one.text == "capacity 8.00 MiB")
+    assert text.get("text-anchor") == anchor
+
+
 def test_the_capacity_is_a_line_where_the_curves_come_near_it():
     near, far = Script(Device(0, "small", capacity_bytes=8 << 20)), Script(GPU)
     for script in (near, far):

@@ -36,6 +36,7 @@ def test_all_can_be_predicted():
     assert found.fits == "yes" and found.allocated_bytes[0] > 30 << 20
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", workloads)
 def test_tiny_predicted_is_what_the_cpu_measures(name):
@@ -50,6 +51,7 @@ def test_tiny_predicted_is_what_the_cpu_measures(name):
     assert 0.75 * run.peak_allocated_bytes < low <= high < 1.35 * run.peak_allocated_bytes + (17 << 20)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", workloads)
 def test_as_published_predicted_for_a_large_card(name):

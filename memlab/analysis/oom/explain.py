@@ -220,7 +220,7 @@ _MEANINGS = {
     "elsewhere": "memory of this process on the device outside PyTorch's allocator",
 }
 _OF_THE_MACHINE = {
-    "free": "available on the machine after the cell",
+    "free": "available on the machine afterwards",
     "capacity": "total memory of the machine, or of the container",
 }
 _MEANINGS_OF_BACKEND = {

@@ -20,7 +20,7 @@ from memlab.analysis.oom.step_need import StepNeed, step_need
 from memlab.analysis.peak import Peak, alive_at
 from memlab.analysis.timeline import timeline
 from memlab.trace.columns import MODULE_BEGINS, Array, Category, Kind, MarkKind, Phase
-from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, resolve
+from memlab.trace.spans import BACKWARD, OPTIMIZER, OPTIMIZER_WITH_CLOSURE, phases
 from memlab.trace.trace import Trace
 from memlab.units import ByteRange
 
@@ -97,9 +97,9 @@ def last_moment(trace: Trace) -> Moment | None:
     row = int(rows[-1])
     device, time_ns = int(events.device[row]), int(events.time_ns[row])
     allocated, reserved = (timeline(trace, device, of).at_row(row) for of in ("allocated", "reserved"))
-    until = trace.marks.rows(trace.marks.time_ns <= time_ns)
-    phases, _ = resolve(until.time_ns, until.kind.tolist(), until.name.tolist(), trace.texts["mark"])
-    begun = until.name[until.kind == MarkKind.PHASE_BEGIN].tolist()
+    is_before = trace.marks.time_ns <= time_ns
+    phase = phases(trace.marks.rows(is_before), trace.texts["mark"])
+    begun = is_before & (trace.marks.kind == MarkKind.PHASE_BEGIN)
     alive = alive_at(trace, device, row)
     block = events.block[alive]
     in_step = trace.blocks.phase[block] == Phase.OPTIMIZER
@@ -115,9 +115,9 @@ def last_moment(trace: Trace) -> Moment | None:
         free_bytes=int(events.allocated_bytes[row]),
         allocated_bytes=allocated,
         reserved_bytes=reserved,
-        phase=Phase(int(phases.at(np.array([time_ns]))[0])),
+        phase=Phase(int(phase.at(np.array([time_ns]))[0])),
         step_bytes=int(events.allocated_bytes[alive][in_step & ~lasting].sum()),
-        has_backward=any(trace.texts["mark"][name] == BACKWARD for name in begun),
+        has_backward=bool((begun & trace.marks_named(BACKWARD)).any()),
         shares=tuple(share for share in shares if any(name not in _UNKNOWN for name in share)),
         batch=share(trace, device, row),
         preexisting=frozenset(events.address[alive[events.kind[alive] == Kind.PREEXISTING]].tolist()),

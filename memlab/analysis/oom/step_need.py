@@ -43,13 +43,9 @@ class StepNeed:
 def step_need(trace: Trace, device: int, row: int) -> StepNeed:
     """That of the step with the event `row`, an OOM. A step ends with a step of an optimizer."""
     allocated, reserved = (timeline(trace, device, of) for of in ("allocated", "reserved"))
-    marks = trace.marks.rows(trace.marks.row <= row)
-    of_optimizer = [
-        name for name, text in enumerate(trace.texts["mark"]) if text in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)
-    ]
-    ends = marks.row[(marks.kind == MarkKind.PHASE_END) & np.isin(marks.name, of_optimizer)]
-    lost_ns = max((one.end_ns for one in trace.made_by.bounded if one.device == device), default=-1)
-    known = trace.first_row + int(np.searchsorted(trace.events.time_ns[trace.first_row :], lost_ns, side="right"))
+    marks, known = trace.marks, trace.first_known_row(device)
+    is_end = (marks.kind == MarkKind.PHASE_END) & trace.marks_named(OPTIMIZER, OPTIMIZER_WITH_CLOSURE)
+    ends = marks.row[is_end & (marks.row <= row)]
     held, asked = allocated.at_row(row), int(trace.events.requested_bytes[row])
     available = reserved.at_row(row) + int(trace.events.allocated_bytes[row])
     at_least = held + asked
@@ -59,9 +55,7 @@ def step_need(trace: Trace, device: int, row: int) -> StepNeed:
     at_least = max(at_least, _highest(allocated, begin, row))
     # The first begins with its first forward: what made the model is no part of it.
     is_begin = np.isin(marks.kind, [int(kind) for kind in MODULE_BEGINS])
-    is_begin |= (marks.kind == MarkKind.PHASE_BEGIN) & np.isin(
-        marks.name, [name for name, text in enumerate(trace.texts["mark"]) if text == BACKWARD]
-    )
+    is_begin |= (marks.kind == MarkKind.PHASE_BEGIN) & trace.marks_named(BACKWARD)
     starts = np.append(marks.row[is_begin & (marks.row <= ends[0])][:1], ends)
     starts = starts[starts >= known]
     pairs = list(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True))

@@ -10,14 +10,16 @@ from typing import Any
 
 from memlab.analysis.advice import Findings, Tried, interval_text, saved
 from memlab.api.advise.search import Search, agreement, candidates, level, ratio
-from memlab.api.advise.subject import OfStep, Subject, Tell, WorkloadSubject, card_of, here, of_workload_run
+from memlab.api.advise.subject import OfStep, Subject, Tell, WorkloadSubject, card_of, gpus_of, here, of_workload_run
 from memlab.api.compare import Comparison, compare
 from memlab.api.display import Progress
-from memlab.api.predict import Prediction, asks_for_nothing, first_rank
+from memlab.api.predict import first_rank
+from memlab.api.prediction import Prediction, asks_for_nothing
 from memlab.api.run import Run
 from memlab.api.workload_run import work_of
 from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, find
+from memlab.prediction.torch_versions import other_version
 from memlab.saving_techniques import techniques as known_techniques
 from memlab.units import ByteRange, format_bytes, format_seconds, number_of, parse_bytes
 from memlab.views.advice import advice_page
@@ -60,6 +62,8 @@ def advise(
         raise MemlabError(f"steps is a number from 1 to 100, got {steps!r:.80}.")
     if not isinstance(limit_s, int | float) or isinstance(limit_s, bool) or not 0 < limit_s < math.inf:
         raise MemlabError(f"limit_s is a number of seconds above 0, got {limit_s!r:.80}.")
+    if isinstance(what, Run) and (settings or habits):
+        raise MemlabError("settings and habits are those of a workload: leave them out for a run.")
     if first_rank(world_size, None).world_size > 1 and card is None:
         raise MemlabError('world_size is for predictions: name the GPUs, card="RTX 4060".')
     began = time.monotonic()
@@ -68,7 +72,7 @@ def advise(
     named = None if techniques is None else _known(techniques)
     on = None if card is None else find(card)
     habits = tuple(_known(habits))
-    line, count, gives_parts = Progress(), 0, list[bool]()
+    line, count = Progress(), 0
     search: Search | None = None
 
     def so_far() -> Page | None:
@@ -84,15 +88,7 @@ def advise(
         return WorkloadSubject(work, on or here(), steps, habits=habits, world_size=world_size)
 
     try:
-        is_workload = isinstance(what, str | Workload)
-        subject = workload() if is_workload else _subject(what, on, steps, world_size, lambda: gives_parts.append(True))
-        if isinstance(what, Run) and (settings or habits):
-            raise MemlabError("settings and habits are those of a workload: leave them out for a run.")
-        before = _first_run(subject, tell, deadline)
-        if gives_parts:  # whether a function returns the parts of a workload is known only after running it
-            subject = workload()
-            before = _first_run(subject, tell, deadline)
-        _require_memory(before)
+        subject, before = _begun(what, on, steps, world_size, workload, tell, deadline)
         target_bytes, of, notes = _goal(before, target_bytes)
         search = Search(subject, of, tell, deadline, target_bytes)
         search.begin(before)
@@ -122,24 +118,42 @@ def _subject(what: Any, on: Card | None, steps: int, world_size: int, on_parts: 
     if isinstance(facts, dict) and "workload" in facts:
         return of_workload_run(what, on, steps, world_size)
     if what.cell_text:
-        return OfStep(what.name, on or card_of(what) or "cpu", text=what.cell_text)
+        version, devices = other_version(what.trace), gpus_of(what)
+        where = on or card_of(what) or "cpu"
+        return OfStep(what.name, where, text=what.cell_text, torch_version=version, devices=devices)
     kind = "prediction of a step" if isinstance(what, Prediction) else "run of a block"
     why = f"run {what.name!r} cannot be run again: a {kind}, or from a file"
     raise MemlabError(f"{why}. Pass the step itself, memlab.advise(step), or the run of a %%memtrack cell.")
 
 
-def _first_run(subject: Subject, tell: Tell, deadline: float) -> Run:
-    tell("as it is")
-    return subject.attempt((), lambda text: tell(f"as it is, {text}"), max(deadline - time.monotonic(), 0.001))
+def _begun(
+    what: Any,
+    on: Card | None,
+    steps: int,
+    world_size: int,
+    workload: Callable[[], Subject],
+    tell: Tell,
+    deadline: float,
+) -> tuple[Subject, Run]:
+    """The subject of an advice and its run as it is; MemlabError if that has nothing to save."""
 
+    def as_it_is() -> Run:
+        tell("as it is")
+        return subject.attempt((), lambda text: tell(f"as it is, {text}"), max(deadline - time.monotonic(), 0.001))
 
-def _require_memory(before: Run) -> None:
-    """Refuse a run that has nothing to save."""
+    gives_parts = list[bool]()
+    is_workload = isinstance(what, str | Workload)
+    subject = workload() if is_workload else _subject(what, on, steps, world_size, lambda: gives_parts.append(True))
+    before = as_it_is()
+    if gives_parts:  # whether a function returns the parts of a workload is known only after running it
+        subject = workload()
+        before = as_it_is()
     if isinstance(before, Prediction) and asks_for_nothing(before.forecast):
         why = f'it allocated nothing on {before.card.name}: is it written for "cuda"?'
         raise MemlabError(f"{why} Without card= it is measured here.")
     if not before.devices or not level(before, OF).high:
         raise MemlabError("it used no memory that can be saved.")
+    return subject, before
 
 
 def _goal(before: Run, target_bytes: int | None) -> tuple[int | None, str, list[str]]:

@@ -105,7 +105,8 @@ def _chunked_loss(cell: _Cell) -> bool:
         return False
     head = _attribute(name, facts["head"])
     passes = f"{head}.forward = lambda hidden: hidden  # the loss below makes the logits, a chunk at a time"
-    calls = [one for one in ast.walk(cell.tree) if isinstance(one, ast.Call) and _is_cross_entropy(one.func)]
+    called = [one for one in ast.walk(cell.tree) if isinstance(one, ast.Call)]
+    calls = [one for one in called if ast.unparse(one.func).rpartition(".")[2] == "cross_entropy"]
     if len(calls) != 1 or calls[0].keywords or len(calls[0].args) != 2:
         return False
     logits, targets = calls[0].args
@@ -127,11 +128,6 @@ def _chunked_loss(cell: _Cell) -> bool:
 
 
 _RESHAPES = {"view", "reshape", "flatten", "contiguous"}
-
-
-def _is_cross_entropy(function: ast.expr) -> bool:
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name == "cross_entropy"
 
 
 def _attribute(name: str, path: str) -> str:

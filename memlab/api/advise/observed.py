@@ -22,6 +22,7 @@ from memlab.errors import DoesNotApply
 from memlab.saving_techniques import techniques
 from memlab.saving_techniques.checkpoint import blocks
 from memlab.torch_internals.layers import BatchNorm, NormWithStatistics
+from memlab.torch_internals.objects import storage_id
 
 OBSERVED = "observed"
 """The message of a child that ran the unchanged work."""
@@ -29,6 +30,9 @@ _FOR_INFERENCE = (
     *("no_grad", "inference_mode", "half_inference", "int8_weights"),
     *("conv_bn_fusion", "repvgg_merge", "acnet_merge"),
 )
+
+_Made = tuple[weakref.ref[nn.Module], weakref.ref[Tensor]]
+"""A module, and what its forward returned."""
 
 
 class Observer:
@@ -38,10 +42,8 @@ class Observer:
         self._models: list[weakref.ref[nn.Module]] = []
         self._applies: dict[str, list[str]] = {}
         self._depth = 0
-        self._last: tuple[weakref.ref[nn.Module], weakref.ref[Tensor]] | None = (
-            None  # a Linear layer that may make logits
-        )
-        self._whole: tuple[weakref.ref[nn.Module], weakref.ref[Tensor]] | None = None  # a model whose output they are
+        self._last: _Made | None = None  # a Linear layer that may make logits
+        self._whole: _Made | None = None  # a model whose output they are
         self._heads: set[tuple[int, int]] | None = None
         self.calls_backward = self.retains = self.loads = self.concatenates = self.has_batch_norm = False
 
@@ -169,9 +171,9 @@ def _blank(tensor: Tensor) -> Tensor:
     return nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
 
 
-def _shares(tensor: Any, made: tuple[weakref.ref[nn.Module], weakref.ref[Tensor]] | None) -> bool:
+def _shares(tensor: Any, made: _Made | None) -> bool:
     """Whether a tensor is all of what a layer returned, or a view of it."""
     other = made[1]() if made is not None else None
     if not isinstance(tensor, Tensor) or other is None:
         return False
-    return tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return bool(storage_id(tensor.untyped_storage()) == storage_id(other.untyped_storage()))

@@ -19,7 +19,7 @@ from memlab import simulated_gpu
 from memlab.analysis.advice import Findings, Tried, cheapest, least_saving, ranked, saved
 from memlab.api.advise.subject import OfStep, Subject, Tell, TimeUp
 from memlab.api.compare import compare, step_seconds
-from memlab.api.predict import Prediction
+from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.errors import DoesNotApply, MemlabError
 from memlab.prediction.cards import Card
@@ -96,9 +96,6 @@ class Search:
             if some is written and any(map(self.is_enough, (*self.tried, *self.combined))):
                 self.unneeded = others
                 return
-
-    def _done(self) -> set[str]:
-        return {*self.unneeded, *(one.names[0] for one in self.tried)}
 
     def is_enough(self, one: Tried) -> bool:
         """Whether it is certain to reach the target with the same results."""
@@ -200,20 +197,23 @@ class Search:
         return self.target_bytes is not None and max(now) <= self.target_bytes
 
     def _choose(self) -> Tried | None:
-        """The cheapest that reaches the target; else the one that saves most."""
+        """The cheapest that reaches the target; else the one that saves most, with nothing in it that adds next to nothing."""
         if self._reached(None):
             return None
         everything = [*self.tried, *self.combined]
         if self.target_bytes is not None and (found := cheapest(everything, self.target_bytes)) is not None:
             return found
         useful = ranked(everything, self.before_bytes)
-        return min(useful, key=lambda one: (max(one.peak_bytes), len(one.names)), default=None)
+        lowest = min((max(one.peak_bytes) for one in useful), default=0)
+        near = [one for one in useful if max(one.peak_bytes) <= lowest + least_saving(self.before_bytes)]
+        return min(near, key=lambda one: (len(one.names), max(one.peak_bytes)), default=None)
 
     def findings(self, left_out: Sequence[tuple[str, str]], notes: Sequence[str], duration_s: float) -> Findings:
         """Everything as plain values."""
         on, left_out = self.subject.on, list(left_out)
         left_out += [(name, "not needed: the target is reached without it") for name in self.unneeded]
-        left_out += [(name, self.stopped) for name in self.names if self.stopped and name not in self._done()]
+        done = {*self.unneeded, *(one.names[0] for one in self.tried)}
+        left_out += [(name, self.stopped) for name in self.names if self.stopped and name not in done]
         return Findings(
             self.subject.name, str(on) if isinstance(on, str) else on.name, self.of, self.before_bytes, self.target_bytes,
             self.shares, tuple(self.tried), tuple(self.combined), self.recommended, tuple(left_out), tuple(notes),

@@ -19,7 +19,8 @@ import torch
 from memlab import workloads
 from memlab.api.advise.edits import EDITS, diff, edited
 from memlab.api.advise.observed import OBSERVED, Observer
-from memlab.api.predict import Prediction, configured, failure, prediction_from
+from memlab.api.predict_step import configured
+from memlab.api.prediction import Prediction, failure, prediction_from
 from memlab.api.run import Run
 from memlab.api.track import track
 from memlab.api.workload_run import Work, run_workload, work_of
@@ -93,7 +94,7 @@ class WorkloadSubject:
 
 @dataclass(frozen=True, slots=True)
 class OfStep:
-    """A function without arguments that builds and trains, or a cell's text; its parts are unknown.
+    """A function without arguments that builds and trains, or a cell's text; its parts are unknown. It finds `devices` GPUs.
 
     In the child `before` is called first, and `inside` on the fake GPU, where the notebook's CUDA tensors are fake.
     """
@@ -105,6 +106,9 @@ class OfStep:
     on_parts: Callable[[], None] | None = None
     before: Callable[[], None] | None = None
     inside: Callable[[], None] | None = None
+    torch_version: str = ""
+    """The PyTorch that it is predicted for, "" for the one that runs here."""
+    devices: int = 1
     observed: dict[str, Any] = field(default_factory=dict)
     """What the first run has shown: why techniques do not apply, and what edits of the text need."""
 
@@ -224,6 +228,13 @@ def card_of(run: Run) -> Card | None:
         return Card(name, total, (facts.major, facts.minor), multiprocessors=facts.multi_processor_count)
 
 
+def gpus_of(run: Run) -> int:
+    """How many GPUs a run found: all of a prediction, and of a measured one those up to the last that it used."""
+    trace = run.trace
+    last = max(trace.device_indices) if isinstance(run, Prediction) else int(trace.events.device.max(initial=0))
+    return max(last, 0) + 1
+
+
 # --- in the child ---
 
 
@@ -244,7 +255,8 @@ def _switched_on(
         if subject.before is not None:
             subject.before()
         if card is not None:
-            finish = stack.enter_context(dry_run.dry_run(card, conf))
+            how: dict[str, Any] = {"torch_version": subject.torch_version, "devices": subject.devices}
+            finish = stack.enter_context(dry_run.dry_run(card, conf, **how))
             tracked, run = contextlib.nullcontext(), None
         elif is_forked:
             torch.set_num_threads(1)

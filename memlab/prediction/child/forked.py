@@ -54,8 +54,8 @@ class ForkedProcess:
                 "autograd refuses to work in the prediction."
             )
         for patience_s in PATIENCE_S:
-            self._fork(skips)
-            if self._says_hello(patience_s):
+            self.fork(skips)
+            if self.says_hello(patience_s):
                 return
             self.end()
             for path in self._scratch.iterdir():  # discard what a child that was too slow has done meanwhile
@@ -67,7 +67,8 @@ class ForkedProcess:
             "keep them from it. Restart the kernel, or predict without those threads."
         )
 
-    def _fork(self, skips: bool) -> None:
+    def fork(self, skips: bool) -> None:
+        """Fork; `skips` leaves out the fork handlers of native libraries, which may hang."""
         if skips:  # OpenBLAS's fork handler, like all others, runs in the parent of this one
             short = process.fork(skip_handlers=False)
             if short == 0:
@@ -94,7 +95,7 @@ class ForkedProcess:
             self._sources[read] = source
         self._death = os.pidfd_open(pid)
 
-    def _says_hello(self, patience_s: float) -> bool:
+    def says_hello(self, patience_s: float) -> bool:
         """Wait until the pipe has the first message, or the child is dead."""
         frames = next(fd for fd, name in self._sources.items() if name == FRAMES)
         return bool(_ready((frames, self._death), patience_s))

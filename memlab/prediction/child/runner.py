@@ -153,7 +153,7 @@ class _Received:
             sys.stderr.flush()
         scratch: Path | None = None
         stopped, code, box, log = False, None, "", b""
-        with _gate() as gate:
+        with open_gate() as gate:
             try:
                 scratch = Path(tempfile.mkdtemp(prefix="memlab-"))
                 process = self._process = make(scratch)
@@ -245,13 +245,13 @@ class _Received:
         for file, line, name in _PLACE.findall(box):
             if file == self._file:
                 return f" at line {line}"
-            if not self._file and not _OTHERS.search(file):
+            if not self._file and not is_ours(file) and not _OTHERS.search(file):
                 return f" at line {line} of {file}" + (f", in {name}" if name else "")
         return ""
 
 
 _PLACE = re.compile(r'File "([^"]*)", line (\d+)(?: in (\S+))?')
-_OTHERS = re.compile(r"site-packages|dist-packages|[\\/]memlab[\\/]|lib[\\/]python3|<frozen|<string>")
+_OTHERS = re.compile(r"site-packages|dist-packages|lib[\\/]python3|<frozen|<string>")
 
 
 def _ended(code: int | None) -> str:
@@ -301,7 +301,7 @@ class _Gate:
 
 
 @contextlib.contextmanager
-def _gate() -> Iterator[_Gate]:
+def open_gate() -> Iterator[_Gate]:
     """A gate for a `with` block, closed at first; an interrupt still pending at the end is delivered then."""
     made = _Gate()
     # Only the main thread handles signals. None: a handler that Python has not set, and could not put back.

@@ -33,13 +33,13 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "
 
 def enter(scratch: Path, log: Log) -> None:
     """Sandbox this process permanently."""
-    held = _restrict([scratch, *(Path("/dev", name) for name in _DEVICES)])
+    held = restrict([scratch, *(Path("/dev", name) for name in _DEVICES)])
     hook = _AuditHook(scratch, log, held > 0)
     overlay = Overlay(scratch, log, hook.may_write, _shown)
     if held < 4:
         missing = "their connections" if held else "what C++ code and they themselves write"
         system = f"{os.uname().sysname} {os.uname().release}" if hasattr(os, "uname") else sys.platform
-        text = f"The sandbox does not hold programs that the cell starts: {missing} ({system} lacks the means)."
+        text = f"The sandbox does not hold programs that are started in it: {missing} ({system} lacks the means)."
         log.write(NOTES, text)
     overlay.install()
     process.divert_torch_files(overlay.writing)
@@ -223,7 +223,7 @@ def landlock_version() -> int:
         return 0
 
 
-def _restrict(writable: Sequence[Path]) -> int:
+def restrict(writable: Sequence[Path]) -> int:
     """Restrict this thread, and what it starts, to writing below these folders, without TCP connections, permanently.
 
     Returns the version of Landlock: 4 is the first to cover connections, 6 to cover signals; 0 without Landlock.

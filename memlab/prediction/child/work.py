@@ -12,21 +12,20 @@ import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from memlab.errors import PredictionError
 from memlab.prediction.child.channel import STARTED, Channel
 from memlab.torch_internals import shell as shells
+from memlab.torch_internals.frames import OWN_FILES
 from memlab.torch_internals.traceback import running_shell
 
 Around = Callable[[], AbstractContextManager[Any]]
-_HERE = str(Path(__file__).resolve().parents[2])
 
 
 def is_ours(file: str) -> bool:
     """Whether code of this file belongs to memlab."""
-    return file.startswith(_HERE)
+    return file.startswith(OWN_FILES)
 
 
 def dedented(text: str) -> str:
@@ -76,12 +75,15 @@ def perform_cell(shell: Any, text: str, above: str, around: Around, channel: Cha
         manager = around()
         finish = manager.__enter__()
         error = _execute(funnel, text, above, channel)
+        said = _said(error)
         raised_or_not = (None, None, None) if error is None else (type(error), error, error.__traceback__)
         try:
             manager.__exit__(*raised_or_not)
         except BaseException as raised:
             if raised is not error:
                 raise
+        if error is not None and _said(error) != said:  # what is around has added to it, after the shell had shown it
+            shells.show_again(shell, error)
         if callable(finish):
             channel.writer.send("result", None, finish())
     except BaseException as failed:  # of `around`, not of the cell
@@ -99,6 +101,11 @@ def perform_cell(shell: Any, text: str, above: str, around: Around, channel: Cha
         listed = ", ".join(others)[:200]
         channel.note(f"When the cell ended, threads of it still ran: {listed}. They were not waited for.")
     channel.writer.send("done", None)
+
+
+def _said(error: BaseException | None) -> tuple[Any, ...]:
+    """The text of an error, as far as it can be added to."""
+    return () if error is None else (error.args, tuple(getattr(error, "__notes__", ())))
 
 
 def _execute(funnel: shells.Funnel, text: str, above: str, channel: Channel) -> BaseException | None:

@@ -355,6 +355,8 @@ function abgr(colour, towards = 255, share = 0, alpha = 255) {   // a pixel of I
   return ((alpha << 24) | (channel(5) << 16) | (channel(3) << 8) | channel(1)) >>> 0;
 }
 
+const percentText = share => share > 0 && share < 0.005 ? '<1 %' : `${(100 * share).toFixed(0)} %`;
+
 function barTable(parent, rows, total, onName) {     // [{name, bytes, colour, count}] with bars, the names as buttons
   const table = make('table', 'memlab-bars', undefined, parent);
   for (const {name, bytes, colour, count} of rows) {
@@ -365,7 +367,7 @@ function barTable(parent, rows, total, onName) {     // [{name, bytes, colour, c
     button.onclick = () => onName(name);
     button.title = `Show only ${name}`;
     make('td', '', bytesText(bytes), row);
-    make('td', 'memlab-quiet', count === undefined ? `${(100 * bytes / Math.max(total, 1)).toFixed(0)} %` : countText(count, 'block'), row);
+    make('td', 'memlab-quiet', count === undefined ? percentText(bytes / Math.max(total, 1)) : countText(count, 'block'), row);
     const bar = make('i', 'memlab-bar', undefined, make('td', '', undefined, row));
     bar.style.width = `${(90 * bytes / Math.max(rows[0].bytes, 1)).toFixed(1)}px`;
     bar.style.background = colour || '#7c818b';

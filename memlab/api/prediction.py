@@ -1,0 +1,258 @@
+"""A prediction: a run on a card, whose peaks are ranges, with what it assumed and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from memlab.analysis.summary import has_raised
+from memlab.api.run import Run
+from memlab.errors import DoesNotApply, MemlabError, PredictionError
+from memlab.fake_cuda.process_groups import HOW, ThisRank
+from memlab.prediction.assumptions import Assumptions, length_condition
+from memlab.prediction.cards import Card, find
+from memlab.prediction.child import ChildOutcome
+from memlab.prediction.forecast import ANSWERS, DeviceForecast, Fits, Forecast, forecast, forecast_of
+from memlab.prediction.probe import NOTES
+from memlab.prediction.torch_versions import other_version
+from memlab.prediction.workspaces import WorkspacePart
+from memlab.torch_internals.traceback import running_shell
+from memlab.trace.trace import Trace
+from memlab.units import ByteRange, format_bytes, number_of, one_line
+
+
+class Prediction(Run):
+    """A predicted run: the attributes of a Run, with peaks as ranges, `fits` and `assumptions`.
+
+    `trace` is the run on the card, up to the point where memory runs out. `asked` has the requests, from which another card can be
+    predicted (`for_card`), and `others` those for other plausible numbers of multiprocessors; a prediction read from a
+    file has none. Of a distributed job it is the rank that needs most; `ranks` has all that were predicted, by their numbers. Of
+    several GPUs the figures are those of the one that needs most; `by_device` has all that were used.
+    """
+
+    def __init__(
+        self, name: str, trace: Trace, asked: Trace | None = None, conf: str = "", others: Sequence[Trace] = ()
+    ) -> None:
+        super().__init__(name, trace)
+        self.asked, self.conf, self.others = asked, conf, tuple(others)
+        self.ranks: Mapping[int, Prediction] = {}
+
+    @property
+    def forecast(self) -> Forecast:
+        """The whole prediction as a value."""
+        found = forecast_of(self.trace)
+        assert found is not None
+        return found
+
+    @property
+    def card(self) -> Card:
+        """The card it was predicted for."""
+        return self.forecast.card
+
+    @property
+    def fits(self) -> Fits:
+        """Whether it fits on the card: "yes", "no", or "close" if the interval includes the limit or assumed values decide it."""
+        return "close" if with_fewest(self.trace) and self.forecast.fits == "no" else self.forecast.fits
+
+    @property
+    def allocated_bytes(self) -> ByteRange:
+        """Peak of *allocated* that the run needs: lower and upper bound."""
+        return self.forecast.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> ByteRange:
+        """Peak of *reserved* that the run needs: lower and upper bound."""
+        return self.forecast.reserved_bytes
+
+    @property
+    def peak_device_bytes(self) -> ByteRange:  # type: ignore[override]  # a prediction is a range
+        """Peak of device memory that the driver would report as used: lower and upper bound."""
+        return self.forecast.device_bytes
+
+    @property
+    def margin_bytes(self) -> ByteRange:
+        """What would be left on the card at the peak: lower and upper bound; negative: missing."""
+        return self.forecast.margin_bytes
+
+    @property
+    def by_device(self) -> Mapping[int, DeviceForecast]:
+        """Every GPU that was used, by its number: the ranges of its peaks, and whether they fit; the one that needs most first."""
+        return {one.index: one for one in self.forecast.devices}
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits on the card, what would be left or is missing, and what decides it, in a few words."""
+        return f"{self._verdict}{with_fewest(self.trace)}{length_condition(self.trace)}"
+
+    @property
+    def _verdict(self) -> str:
+        found, (low, high) = self.forecast, self.margin_bytes
+        card, on = _cards(found), f" on {found.device.label}" if _has_several(found) else ""
+        if asks_for_nothing(self.forecast):
+            return f"allocates nothing on {card}"
+        if self.forecast.fits == "no":
+            missing = ByteRange(max(-high, 0), max(-low, 0))
+            return f"does not fit {card}" + (f": {missing} missing{on}" if missing.low else "")
+        if has_raised(self.trace):
+            needs = format_bytes(self.peak_device_bytes.low)
+            return (
+                f"ended with an error: needs at least {needs} of the {self.card.usable_range} of {self.card.name}{on}"
+            )
+        if self.fits == "yes":
+            return f"fits {card} with {ByteRange(max(low, 0), max(high, 0))} to spare{on}"
+        between = f": {format_bytes(-low)} missing to {format_bytes(high)} left{on}" if low < 0 < high else ""
+        return f"too close to call on {card}{between}"
+
+    @property
+    def assumptions(self) -> Assumptions:
+        """The assumptions in words; `.values` has the values that were assumed, as data, and `.to_pandas()` their table."""
+        return Assumptions.of(self.forecast.assumptions, self.trace)
+
+    @property
+    def job(self) -> ThisRank | None:
+        """Which rank of how many it is; None if the program is not distributed."""
+        numbers = self.trace.notes.get(NOTES, {}).get("job")
+        return None if numbers is None else ThisRank(*numbers)
+
+    @property
+    def parts(self) -> tuple[WorkspacePart, ...]:
+        """Memory other than the program's tensors: context, workspaces."""
+        return self.forecast.parts
+
+    @property
+    def out_of_memory(self) -> str:
+        """The error it would raise on the card, "" if it is certain to fit."""
+        return self.forecast.out_of_memory
+
+    @property
+    def torch_version(self) -> str:
+        """The version of PyTorch that it is for."""
+        return self.trace.made_by.versions.get("torch", "")
+
+    def for_card(self, card: str | Card) -> Prediction:
+        """The same requests on another card: immediate, with the kernels of the first one."""
+        there = {rank: one for rank, one in self.ranks.items() if one is not self}
+        mine = predicted(self.name, [self.requests(), *self.others], find(card), self.conf)
+        if not there or self.job is None:
+            return mine
+        return worst_of({self.job.rank: mine, **{rank: one.for_card(card) for rank, one in there.items()}})
+
+    def requests(self) -> Trace:
+        """Its requests; PredictionError if they were not saved."""
+        if self.asked is None:
+            why = f"prediction {self.name!r} was read from a file without its requests"
+            raise PredictionError(f"{why}: predict it again, for the cards that you want.")
+        return self.asked
+
+    def __repr__(self) -> str:
+        return f"<Prediction {self.name!r}: {verdict(self.forecast)}>"
+
+
+def verdict(predicted: Forecast) -> str:
+    """One sentence: the card, whether it fits, what it needs, what the card has."""
+    card, cards = predicted.card, _cards(predicted)
+    if asks_for_nothing(predicted):
+        return f'allocated nothing on {cards}: is it written for "cuda"? What was put on "cpu" before stays there'
+    caught = sum(device.num_ooms for device in predicted.trace.made_by.devices)
+    catches = f", as it catches {number_of(caught, 'out-of-memory error')}" if caught and predicted.fits != "no" else ""
+    needs = f"needs {predicted.device_bytes} of {card.usable_range}"
+    if _has_several(predicted):
+        others = (f", {one.label} {one.device_bytes}" for one in predicted.devices[1:])
+        needs = f"{predicted.device.label} {needs}{''.join(others)}"
+    return f"{ANSWERS[predicted.fits]} on {cards}{catches}: {needs}{length_condition(predicted.trace)}"
+
+
+def _has_several(predicted: Forecast) -> bool:
+    """Whether there were several GPUs, used or not."""
+    return len(predicted.trace.made_by.devices) > 1
+
+
+def _cards(predicted: Forecast) -> str:
+    """What it was predicted for: "T4", "2 x T4"."""
+    count = f"{len(predicted.trace.made_by.devices)} x " if _has_several(predicted) else ""
+    return f"{count}{predicted.card.name}"
+
+
+def asks_for_nothing(predicted: Forecast) -> bool:
+    """Whether nothing ran on the card: then the answer means nothing."""
+    return predicted.allocated_bytes.high == 0 and predicted.fits == "yes"
+
+
+def with_fewest(trace: Trace) -> str:
+    """What to add to an answer that is another one if fewer elements are selected than was assumed; "" if it is the same."""
+    facts = trace.notes.get("fewest")
+    if not isinstance(facts, dict) or facts.get("fits") == "no":
+        return ""
+    return f" with the most of {one_line(', '.join(map(str, facts['keys'])), 120)} ({ANSWERS[facts['fits']]} with the fewest)"
+
+
+def prediction_from(outcome: ChildOutcome, traces: Sequence[Trace], name: str, card: Card, conf: str) -> Prediction:
+    """The prediction from a child that has ended; PredictionError if there is none."""
+    if not traces:
+        raise failure(outcome)
+    return predicted(name, traces, card, conf, outcome)
+
+
+def failure(
+    outcome: ChildOutcome,
+    raised: str = "the step raised in the dry run",
+    nothing: str = "there is no prediction: ",
+    kind: type[MemlabError] = PredictionError,
+) -> MemlabError:
+    """The error of a child in one line, with its traceback as a note."""
+    if outcome.error is None:
+        ended = outcome.ended or "the child process ended without a result"
+        return kind(f"{nothing}{ended}{'.' if nothing else ''}")
+    if outcome.error.name == DoesNotApply.__name__:
+        return DoesNotApply(outcome.error.text)
+    said = str(outcome.error)  # PyTorch's text of an out-of-memory error is longer than a table row
+    if outcome.error.name == "KeyError" and outcome.error.text.strip("'") in ThisRank(0, 1, 1).environment:
+        said += f", which torchrun sets: {HOW}"
+    error = kind(f"{raised}: {said if kind is PredictionError else one_line(said, 500)}")
+    error.add_note("\n".join(outcome.error.traceback))
+    return error
+
+
+def predicted(
+    name: str, traces: Sequence[Trace], card: Card, conf: str, outcome: ChildOutcome | None = None
+) -> Prediction:
+    """The prediction from requests; further traces are for other plausible numbers of multiprocessors."""
+    found = forecast(traces[0], card, conf, others=traces[1:])
+    run = Prediction(name, found.trace, traces[0], conf, traces[1:])
+    error = outcome.error if outcome is not None else None
+    raised = error is not None
+    who = "the cell" if running_shell() is not None else "it"
+    until = f"Predicted for PyTorch {version}" if (version := other_version(found.trace)) else "Predicted"
+    until += f" up to where {who} ended with an error" if raised else ""
+    lines = [] if run.job is None else [f"Rank {run.job.rank} of {run.job.world_size:,}."]
+    lines.append(f"{until}, nothing ran on a card: {verdict(found)}.")
+    if found.out_of_memory and (error is None or error.name != "OutOfMemoryError"):  # which is said below
+        may = "It would raise" if found.fits == "no" else "It may raise"
+        lines.append(f"{may}: {found.out_of_memory.splitlines()[0]}")
+    if outcome is not None:
+        lines += outcome.notes
+        lines += [f"{who[0].upper()}{who[1:]} raised {error}."] if raised else []
+        if outcome.refused:
+            lines.append(f"Blocked in the child process: {'; '.join(outcome.refused)}.")
+        if outcome.started:
+            lines.append(f"Programs that it really started: {'; '.join(outcome.started)}.")
+    run.finish(found.trace, lines)
+    run.note("raised", raised)
+    return run
+
+
+def worst_of(found: Mapping[int, Prediction]) -> Prediction:
+    """The rank that needs most, with all that were predicted, and a note on how they spread."""
+    worst = max(found.items(), key=lambda item: (*_needs(item[1]), -item[0]))[1]
+    worst.ranks = dict(sorted(found.items()))
+    worst.note("ranks", {str(one): list(its.peak_device_bytes) for one, its in worst.ranks.items()})
+    if len(found) > 1:
+        which, *others = worst.trace.notes["notes"]
+        least = min(found.values(), key=_needs)
+        text = f"needs most of those that were predicted ({', '.join(map(str, worst.ranks))})"
+        worst.note("notes", [f"{which[:-1]}, which {text}; the least is {least.peak_device_bytes}.", *others])
+    return worst
+
+
+def _needs(one: Prediction) -> tuple[int, int]:
+    """What ranks are compared by: the device's memory, which is in pages, then *allocated*."""
+    return one.peak_device_bytes.high, one.allocated_bytes.high

@@ -1,0 +1,346 @@
+"""`torch.compile`: a function is recorded, compiled by PyTorch's own compiler, and run without its kernels.
+
+The first call with new shapes runs the function on tensors that nobody logs; the operators that it calls, forward and backward,
+become one graph. What inductor makes of it requests, reuses and frees buffers as it would on the GPU; its kernels do nothing.
+
+Limits: a function is one graph, also where Dynamo would break it; one that reads values or calls backward itself is predicted as
+eager, and so are all in a distributed job and on several GPUs. Every combination of shapes is compiled by itself.
+What Triton requests while it times kernels for the first time, and the pools of CUDA graphs, are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from memlab.allocator import CachingAllocator
+from memlab.fake_cuda.allocation_log import AllocationLog
+from memlab.fake_cuda.gpus import CUDA0, META, State
+from memlab.fake_cuda.graph_recorder import GraphRecorder, NotOneGraph
+from memlab.fake_cuda.patches import Patches, constant, nothing
+from memlab.fake_cuda.shape_inference import FakeGpuMode
+from memlab.fake_cuda.tensors import is_fake
+from memlab.torch_internals import compiler, cuda_names, inductor
+from memlab.torch_internals.fakes import FakeTensor, tree_leaves, tree_map
+from memlab.torch_internals.objects import written_model
+
+COMPILED = (
+    f"compiled code: one graph for each combination of shapes, by the compiler of PyTorch {torch.__version__}; what Triton "
+    "requests while it times new kernels, breaks of the graph and CUDA graphs are left out"
+)
+SKIPPED = (
+    "model.compile() leaves a module of torch.nn as it is, and compiles modules of other classes in it; torch.compile(model) "
+    "would compile all of it"
+)
+EAGER = "compiled code is predicted as eager: "
+MATMULS = ("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "_int_mm", "_scaled_mm")
+
+
+def compile_functions(cuda: Any, patches: Patches) -> None:
+    """Let `torch.compile` compile for the fake GPU."""
+
+    def of_module(module: Any) -> Any:
+        return Function(cuda, compiler.call_of(module)).call
+
+    def compiled(model: Any = None, *, backend: Any = "inductor", disable: bool = False, **kwargs: Any) -> Any:
+        if model is None:
+            return functools.partial(compiled, backend=backend, disable=disable, **kwargs)
+        if disable or getattr(model, "__name__", "") == "_flex_attention_hop_wrapper":  # which PyTorch always compiles
+            return model
+        cuda.compiles = True
+        if backend != "inductor":
+            cuda.assume(f"{EAGER}its backend is {backend!r:.80}")
+            return model
+        if isinstance(model, torch.nn.Module):
+            compiler.set_compiled_call(model, of_module(model))
+            return model
+        call = Function(cuda, model).call
+        return functools.wraps(model)(lambda *args, **kwargs: call(*args, **kwargs))
+
+    patches.put(torch, compile=compiled)
+    patches.put(
+        torch.nn.Module,
+        compile=lambda module, *args, **kwargs: _compile_in_place(cuda, module, compiled, *args, **kwargs),
+    )
+    recording = lambda: GraphRecorder.is_on  # noqa: E731
+    patches.put(torch.compiler, is_compiling=recording, is_dynamo_compiling=recording)
+    if compiler.compiler_is_loaded():
+        _divert(cuda, patches, of_module)
+
+
+def _compile_in_place(cuda: Any, module: Any, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """`module.compile()`: Dynamo skips the code of torch.nn, and compiles what that calls of the user's (trace_rules.py)."""
+    if not _is_skipped(module):
+        compiled(module, *args, **kwargs)
+        return
+    cuda.assume(SKIPPED)
+    for child in module.children():
+        _compile_in_place(cuda, child, compiled, *args, **kwargs)
+
+
+def _is_skipped(module: Any) -> bool:
+    return bool(type(module).forward.__module__.startswith("torch.nn."))
+
+
+def _divert(cuda: Any, patches: Patches, of_module: Callable[[Any], Any]) -> None:
+    """What was compiled before the prediction is compiled for the fake GPU, too; a function that is no module runs as eager."""
+    called, frames = torch.nn.Module.__call__, compiler.eval_frame()
+    before: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        given = compiler.compiled_call_of(module)
+        if given is None or isinstance(getattr(given, "__self__", None), Function) or _is_skipped(module):
+            return called(module, *args, **kwargs)
+        return compiled_now(module)(*args, **kwargs)
+
+    def compiled_now(module: Any) -> Any:
+        if module not in before:
+            before[module] = of_module(module)
+        return before[module]
+
+    def as_eager(callback: Any) -> Any:
+        if callback not in (None, False):
+            cuda.assume(f"{EAGER}a function was compiled before the prediction")
+        return None
+
+    patches.put(torch.nn.Module, __call__=call)
+    patches.put(
+        frames.OptimizedModule,
+        __call__=lambda module, *args, **kwargs: compiled_now(written_model(module))(*args, **kwargs),
+    )
+    patches.put(frames, _callback_from_stance=as_eager)
+
+
+class Function:
+    """A compiled function, and what was made of it for each kind of arguments."""
+
+    def __init__(self, cuda: Any, function: Callable[..., Any]) -> None:
+        self.cuda, self.function = cuda, function
+        self._known: dict[Any, CompiledGraph | None] = {}
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it, compiled if it can be."""
+        if GraphRecorder.is_on or State.active is None or self.cuda.groups.job is not None:
+            return self.function(*args, **kwargs)
+        if State.devices > 1:
+            self.cuda.assume(f"{EAGER}there are several GPUs")
+            return self.function(*args, **kwargs)
+        key = self._key(args, kwargs)
+        graph = self._known.get(key)
+        if key not in self._known or (graph is not None and graph.is_outdated(args, kwargs)):
+            graph = self._known[key] = self._compiled(args, kwargs)
+        return self.function(*args, **kwargs) if graph is None else graph.run(args, kwargs)
+
+    def _key(self, args: Any, kwargs: Any) -> Any:
+        given = getattr(self.function, "__self__", None), args, kwargs
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        return str((tree_map(_described, given), torch.is_grad_enabled(), autocast))
+
+    def _compiled(self, args: Any, kwargs: Any) -> CompiledGraph | None:
+        """None if it cannot be compiled as one graph."""
+        graph = None
+        with _unlogged(self.cuda) as spare:
+            try:
+                graph = CompiledGraph(self.cuda, self.function, args, kwargs)
+                self.cuda.assume(COMPILED)
+            except (NotOneGraph, Exception) as error:  # one of the function itself comes again as eager
+                line = (str(error).strip() or "no reason given").splitlines()[0]
+                is_compiler = not isinstance(error, NotOneGraph)
+                why = f"the compiler stopped at {type(error).__name__}: {line:.120}" if is_compiler else line
+                self.cuda.assume(f"{EAGER}{why}")
+                traceback.clear_frames(error.__traceback__)
+        self.cuda.log.adopt(spare)
+        return graph
+
+
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.stride(), leaf.dtype, str(leaf.device), leaf.requires_grad
+    if isinstance(leaf, torch.nn.Module):
+        return id(leaf), [one.training for one in leaf.modules()]
+    return leaf if isinstance(leaf, int | float | bool | str | None) else id(leaf)
+
+
+@contextlib.contextmanager
+def _unlogged(cuda: Any) -> Iterator[AllocationLog]:
+    """Within it requests go to another GPU without limits, whose log has what is alive afterwards: state that the function made
+    when it was called for the first time."""
+    log = cuda.log
+    cuda.log = spare = AllocationLog(
+        [CachingAllocator(1 << 50, "", 0, torch_version=torch.__version__)], raises_oom=False
+    )
+    cuda.hold, cuda.release = spare.hold, spare.release
+    try:
+        yield spare
+    finally:
+        cuda.log, cuda.hold, cuda.release = log, log.hold, log.release
+
+
+class CompiledGraph:
+    """A function for one kind of arguments, compiled."""
+
+    def __init__(self, cuda: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        recorder, given = GraphRecorder(cuda), tree_leaves((args, kwargs))
+        for one in given:
+            if is_fake(one):
+                recorder.node_of(one)
+        with recorder.on():
+            out = function(*args, **kwargs)
+            results = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor) and recorder.knows(one)]
+            if not results:
+                raise NotOneGraph("it returns no tensor that it made")
+            tangents, gradients = _backward(recorder, results)
+        inputs = recorder.inputs
+        nodes = [None if one is None else recorder.node_of(one) for one in gradients]
+        mode = FakeGpuMode(allow_non_fake_inputs=True)
+        halves = inductor.compiled(
+            recorder.end(([recorder.node_of(one) for one in results], nodes)),
+            [_example(one, mode) for one in inputs],
+            [_example(one, mode) for one in tangents],
+            [place for place, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter)],
+            len(results),
+            torch.cuda.get_device_properties(0),
+        )
+        self.forward, *backward = (_runnable(cuda, code) for code in halves)
+        self.backward = backward[0] if backward else None
+        self.needs_grad = [one.requires_grad and bool(tangents) for one in results]
+        self.strides = [one.stride() for one in tangents]
+        places = {id(one): place for place, one in enumerate(given)}
+        self._given: list[int | None] = [places.get(id(one)) for one in inputs]
+        self._captured = [weakref.ref(one) for one in inputs]
+        numbers = {id(one): _Result(number) for number, one in enumerate(results)}
+        self._out = tree_map(lambda one: numbers.get(id(one), one), out)
+
+    def _inputs(self, args: Any, kwargs: Any) -> list[Any]:
+        leaves = tree_leaves((args, kwargs))
+        pairs = zip(self._given, self._captured, strict=True)
+        return [captured() if place is None else leaves[place] for place, captured in pairs]
+
+    def is_outdated(self, args: Any, kwargs: Any) -> bool:
+        """Whether a tensor that the function found for itself is gone."""
+        return any(one is None for one in self._inputs(args, kwargs))
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """Call it."""
+        inputs = self._inputs(args, kwargs)
+        if self.backward is not None:
+            results = _Differentiable.apply(self, *inputs)
+        else:
+            with torch.no_grad():
+                results = self.forward(inputs)
+        return tree_map(lambda one: results[one.number] if isinstance(one, _Result) else one, self._out)
+
+
+def _backward(recorder: GraphRecorder, results: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[Any]]:
+    """Record backward: gradients that are given for results, and those that it finds for inputs."""
+    wanted = [one for one in recorder.inputs if one.requires_grad]
+    differentiable = [one for one in results if one.requires_grad]
+    if not wanted or not differentiable:
+        return [], []
+    with torch.no_grad():
+        tangents = [_like(one, one.stride()) for one in differentiable]
+    for one in tangents:
+        recorder.placeholder(one)
+    recorder.in_backward = True
+    gradients = dict(
+        zip(map(id, wanted), torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True), strict=True)
+    )
+    return tangents, [gradients.get(id(one)) for one in recorder.inputs]
+
+
+class _Result:
+    """The place of a result in what the function returned."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class _Differentiable(torch.autograd.Function):
+    """A compiled forward and its backward, which frees what was kept as it goes (torch/_functorch, runtime_wrappers.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: CompiledGraph, *inputs: Any) -> Any:
+        out = graph.forward(list(inputs))
+        results, kept = out[: len(graph.needs_grad)], out[len(graph.needs_grad) :]
+        ctx.save_for_backward(*kept)
+        ctx.graph = graph
+        ctx.mark_non_differentiable(*[one for one, needs in zip(results, graph.needs_grad, strict=True) if not needs])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        graph = ctx.graph
+        wanted = [grad for grad, needs in zip(grads, graph.needs_grad, strict=True) if needs]
+        given = [*ctx.saved_tensors, *map(_in_layout, wanted, graph.strides)]
+        ctx.maybe_clear_saved_tensors()
+        del wanted, grads
+        return None, *graph.backward(given)
+
+
+def _in_layout(grad: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A gradient in the layout that backward was compiled for."""
+    return grad if grad.stride() == stride else _like(grad, stride).copy_(grad)
+
+
+def _like(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=CUDA0)
+
+
+def _example(tensor: torch.Tensor, mode: Any) -> Any:
+    """A tensor of the same geometry for the compiler."""
+    with cuda_names.meta_kernels():
+        inner = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+    return FakeTensor(mode, inner, CUDA0 if is_fake(tensor) else torch.device("cpu"))
+
+
+def _runnable(cuda: Any, code: Any) -> Callable[[list[Any]], Any]:
+    """The code of one half as a function of its tensors, which it takes out of their list."""
+    names = _Names(
+        torch=torch, device=torch.device, aten=torch.ops.aten, inductor_ops=torch.ops.inductor,
+        extern_kernels=_Extern(cuda), get_raw_stream=constant(0), assert_size_stride=nothing, assert_alignment=nothing,
+        empty_strided_cuda=lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=CUDA0),
+        empty_strided_cpu=lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype),
+        reinterpret_tensor=lambda one, size, stride, start=0: one.as_strided(size, stride, one.storage_offset() + start),
+    )  # fmt: skip
+    exec(compile(code, "<compiled by inductor>", "exec"), names)
+    run: Callable[[list[Any]], Any] = names["call"]
+    return run
+
+
+class _Names(dict[str, Any]):
+    """The names in inductor's code; those of kernels are made as they are met."""
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("triton_"):
+            return _Kernel
+        raise KeyError(name)
+
+
+class _Kernel:
+    """It does nothing."""
+
+    run = staticmethod(nothing)
+
+
+class _Extern:
+    """Operators that write where they are told; cuBLAS may take a workspace for some."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+
+    def __getattr__(self, name: str) -> Any:
+        packet = getattr(torch.ops.aten, name)
+        if name not in MATMULS:
+            return packet
+
+        def multiply(*args: Any, out: Any, **kwargs: Any) -> Any:
+            self._cuda.note(packet.default, args)
+            return out
+
+        return multiply

@@ -1,0 +1,142 @@
+"""A script on several ranks of this machine: torchrun, with `memlab run` on each of them, and one report at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memlab.errors import MemlabError
+from memlab.units import format_bytes, number_of, parse_bytes
+
+OVER_BUDGET = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How many ranks to run a script on (a number, or "gpu", "cpu", "auto"), with which options of `memlab run`, and what to keep.
+
+    Without a folder `out` the files of the ranks are deleted after the report, unless one ran out of memory, of the host too.
+    """
+
+    count: str
+    name: str
+    options: tuple[str, ...]
+    script: tuple[str, ...]
+    out: Path | None = None
+    budget: str | None = None
+    as_json: bool = False
+
+    def execute(self) -> int:
+        """Run it to its end and report on all ranks; torchrun's exit status, or 1 if a rank is over the budget."""
+        from memlab.api.ranks import oom_kills
+
+        over = False
+        folder = self.out if self.out is not None else Path(tempfile.mkdtemp(prefix="memlab-"))
+        try:
+            rank = [sys.executable, "-m", "memlab", "run", "--quiet", "--out", str(folder), *self.options, *self.script]
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", self.count]
+            kills = oom_kills()
+            with _signals_go_to_the_ranks(folder if self.out is not None else None) as started:
+                started.append(subprocess.Popen([*torchrun, "--no-python", *rank]))
+                status = started[0].wait()
+            if kills is not None and (more := (oom_kills() or 0) - kills) > 0:
+                _say(
+                    f"memlab run: the kernel killed {more:,} of the processes of this control group for host memory meanwhile."
+                )
+            try:
+                over = self._report(folder)
+            except Exception as error:  # the exit status is that of the job
+                _say(f"memlab run: there is no report: {type(error).__name__}: {error!s:.200}")
+        finally:
+            if self.out is None:
+                shutil.rmtree(folder, ignore_errors=True)
+        status = 128 - status if status < 0 else status  # a signal ended it, as a shell would say
+        return status or (OVER_BUDGET if over else 0)
+
+    def _report(self, folder: Path) -> bool:
+        """The ranks side by side, on stderr and as a page; whether one of them is over the budget."""
+        from memlab.api.ranks import ranks
+        from memlab.scripts import run_page
+
+        try:
+            found = ranks(folder, self.name)
+        except MemlabError as error:
+            _say(
+                f"memlab run: nothing was measured: {error}"
+                if self.out is not None
+                else "memlab run: nothing was measured."
+            )
+            return False
+        _say(run_page.as_json(found) if self.as_json else run_page.as_text(found))
+        has_run_out = any(one.ran_out or (one.host is not None and one.host.is_short) for one in found.ranks)
+        if self.out is None and has_run_out:
+            folder = Path(shutil.move(folder, f"memlab-{self.name}-{os.getpid()}")).absolute()
+        if folder.is_dir() and (self.out is not None or has_run_out):
+            (folder / f"{self.name}.html").write_text(run_page.as_html(found), encoding="utf-8")
+            _say(f"memlab: page {folder / self.name}.html, ranks in {folder}")
+        worst, limit = found.peak, parse_bytes(self.budget) if self.budget is not None else None
+        if limit is None or worst.worst_bytes <= limit:
+            return False
+        over = format_bytes(worst.worst_bytes - limit)
+        _say(f"memlab: rank {worst.worst_rank} peaked {over} above the budget of {format_bytes(limit)}.")
+        return True
+
+
+@contextlib.contextmanager
+def _signals_go_to_the_ranks(folder: Path | None) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """While torchrun runs, this process outlives Ctrl-C, which a terminal sends to all, and hands on SIGTERM.
+
+    SIGUSR1 goes to the ranks themselves, of which each writes its report: it would end torchrun.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, frame: Any) -> None:
+        for process in started:
+            process.send_signal(number)
+
+    def report(number: int, frame: Any) -> None:
+        asked = [rank for process in started for rank in _ranks_under(process.pid, number)]
+        for rank in asked:
+            rank.send_signal(number)
+        where = f", in {folder}" if folder is not None else ""
+        _say(f"memlab run: asked {number_of(len(asked), 'rank')} for a report{where}")
+
+    handlers: dict[int, Any] = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: hand_on}
+    if hasattr(signal, "SIGUSR1"):
+        handlers[signal.SIGUSR1] = report
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield started
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ranks_under(pid: int, number: int) -> list[Any]:
+    """The processes below this one that handle a signal (proc_pid_status(5), SigCgt), which would end any other."""
+    import psutil
+
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace")
+                caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+                if caught is not None and int(caught[1], 16) >> (number - 1) & 1:
+                    found.append(process)
+    return found
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+"""Values that a prediction assumes: their keys, what they decide, and setting them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from processes import python
+
+import memlab
+from memlab.errors import PredictionError
+from memlab.prediction.assumptions import parsed
+
+CARD = memlab.Card("a card", 1 << 33, (8, 0), (100 << 20, 200 << 20), 1 << 33, 1 << 33, 108)
+WIDTH = 1 << 16
+
+
+def selects() -> None:
+    rows = torch.randn(1000, WIDTH, device="cuda")
+    kept = rows[torch.randn(1000, device="cuda") > 0]
+    kept.mean().item()
+
+
+def waits() -> None:
+    loss = 9.0
+    while loss > 2:
+        loss = torch.randn(64, device="cuda").mean().item()
+
+
+FILE = "test_assume.py"
+MASK = f"{FILE}:{selects.__code__.co_firstlineno + 2} mask"
+ITEM = f"{FILE}:{selects.__code__.co_firstlineno + 3} item"
+ROW = WIDTH * 4
+
+
+@pytest.fixture(scope="module")
+def found() -> memlab.Prediction:
+    return memlab.predict(selects, CARD)
+
+
+def test_an_assumption_has_a_key_a_value_and_a_bound(found, tmp_path):
+    assert f"{MASK}: assumed 1,000, at most 1,000" in str(found) and f"{ITEM}: assumed 1" in str(found)
+    again = memlab.load(found.save(tmp_path / "p.memlab"))
+    for one in (found, again):
+        mask, item = one.assumptions.values
+        assert (mask.key, mask.low, mask.least, mask.most, mask.decides) == (MASK, 1000, 0, 1000, "size")
+        assert (item.key, item.high, item.most, item.count) == (ITEM, 1.0, None, 1)
+    table = found.assumptions.to_pandas()
+    assert list(table["key"]) == [MASK, ITEM] and table["most"][0] == 1000
+    assert found.verdict.endswith("to spare")
+
+
+def test_a_value_is_set_by_its_key(found):
+    few = memlab.predict(selects, CARD, assume={MASK: 250})
+    assert f"{MASK}: set to 250, at most 1,000" in str(few)
+    # the indices of the mask are 8 bytes each
+    assert 750 * ROW <= found.peak_allocated_bytes - few.peak_allocated_bytes <= 750 * (ROW + 64)
+
+
+@pytest.mark.parametrize(
+    ("assume", "text"),
+    [
+        ({MASK: 2000}, f"'{MASK}' is 0 to 1,000, got 2,000"),
+        ({MASK: -1}, f"'{MASK}' is 0 to 1,000, got -1"),
+        ({MASK: 0.5}, f"'{MASK}' is 0 to 1,000, got 0.5"),
+        ({"train.py:1 item": 2}, f"the program never read 'train.py:1 item'; the keys are {MASK}, {ITEM}."),
+        ({MASK: "many"}, f"'{MASK}' is given 'many'"),
+        ({"": 1}, "got the key ''"),
+        ([MASK], "got list"),
+        ({MASK: float("nan")}, "is given nan"),
+    ],
+)
+def test_what_cannot_be_set_is_refused_in_one_line(assume, text):
+    with pytest.raises(PredictionError) as caught:
+        memlab.predict(selects, CARD, assume=assume)
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_words_become_values():
+    words = ["train.py:41 nonzero=2,500", "cell:3 item=True", "a=b.py:1 item=0.5", "x.py:1 item=-1"]
+    expected = {"train.py:41 nonzero": 2500, "cell:3 item": True, "a=b.py:1 item": 0.5, "x.py:1 item": -1}
+    assert parsed(words) == expected
+    for word in ("nothing", "x.py:1 item=", "=3", "x.py:1 item=much"):
+        with pytest.raises(PredictionError):
+            parsed([word])
+
+
+def test_the_first_line_names_what_the_length_depends_on():
+    found = memlab.predict(waits, CARD)
+    line = waits.__code__.co_firstlineno + 3
+    condition = f"if it runs as long as was assumed ({FILE}:{line} item=1.0)"
+    assert condition in str(found).splitlines()[0] and condition in repr(found) and condition in found.report().title
+    assert condition in str(memlab.fit(found, ["T4"])).splitlines()[0]
+    largest = memlab.max_batch(lambda batch: waits, CARD, at_most=1)
+    assert condition in largest.title and condition in largest.scene().title
+    assert condition in str(memlab.scaling(waits, CARD, world_sizes=[2])).splitlines()[0]
+    assert [one.decides for one in found.assumptions.values] == ["length"]
+    longer = memlab.predict(
+        lambda: [torch.zeros(1, device="cuda") for _ in range(torch.randn(9, device="cuda").argmax())], CARD
+    )
+    assert "at most 8" in str(longer) and "if it runs as long" in longer.verdict
+
+
+def test_what_may_not_fit_is_predicted_with_the_fewest_too():
+    small = memlab.Card("small", 360 << 20, (8, 0), 0, 360 << 20, 360 << 20, 108)
+    found = memlab.predict(selects, small)
+    assert found.fits == "close" and f"with the most of {MASK} (fits with the fewest)" in str(found).splitlines()[0]
+    assert f"({MASK}): between 250.0 MiB (fewest) and 500.0 MiB (most) allocated." in str(found)
+    tiny = memlab.predict(selects, memlab.Card("tiny", 100 << 20, (8, 0), 0, 100 << 20, 100 << 20, 108))
+    assert tiny.fits == "no" and "with the fewest" not in tiny.verdict and "(fewest)" in str(tiny)
+
+
+def test_the_command_takes_values_and_gives_them_as_data(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nx = torch.randn(64, device='cuda')\nloss = x[x > 0].sum()\nwhile loss > 2: pass\n")
+    asked = ("-m", "memlab", "predict", "--card", "8GiB", "--json", "--assume", "train.py:3 mask=5", script)
+    facts = json.loads(python(*asked).splitlines()[-1])
+    mask, item = facts["assumed"]
+    assert (mask["key"], mask["high"], mask["is_given"]) == ("train.py:3 mask", 5, True)
+    assert (item["key"], item["high"], item["decides"]) == ("train.py:4 item", False, "length")

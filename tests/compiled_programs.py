@@ -1,0 +1,147 @@
+"""Two steps of programs under `torch.compile`, and what they took.
+
+python -m compiled_programs measured|predicted NAME...     # as JSON: the most that was allocated and reserved by each
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    """A block of a transformer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        batch, length, width = x.shape
+        parts = self.qkv(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).reshape(batch, length, width)
+        x = x + F.dropout(self.out(y), 0.1, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.second(x)))), 0.1, self.training)
+
+
+class Model(nn.Module):
+    """A language model that returns its loss; the number of tokens is no multiple of 8."""
+
+    def __init__(self, layers: int = 2, width: int = 256, tokens: int = 1003) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(tokens, width), nn.Embedding(256, width)
+        self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        found = self.blocks(self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device)))
+        return F.cross_entropy(self.head(self.norm(found)).flatten(0, 1), y.flatten())
+
+
+def ids() -> Any:
+    return torch.zeros(4, 256, dtype=torch.long, device="cuda")
+
+
+def language(half: bool = False) -> None:
+    model = torch.compile(Model().cuda())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
+            loss = model(ids(), ids())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def language_half() -> None:
+    language(half=True)
+
+
+def inference() -> None:
+    model = torch.compile(Model().cuda().eval())
+    with torch.no_grad():
+        for _ in range(2):
+            model(ids(), ids())
+
+
+def convolutions(in_place: bool = False) -> None:
+    layers = (
+        nn.Conv2d(3, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+    )
+    model = nn.Sequential(*layers, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64 * 32 * 32, 10)).cuda()
+    if in_place:
+        model.compile()
+    else:
+        model = torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        loss = F.cross_entropy(
+            model(torch.randn(32, 3, 64, 64, device="cuda")), torch.zeros(32, dtype=torch.long, device="cuda")
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def in_place() -> None:
+    """Modules of torch.nn alone: nothing is compiled."""
+    convolutions(in_place=True)
+
+
+def function() -> None:
+    @torch.compile
+    def scores(x: Any, weight: Any) -> Any:
+        return torch.softmax((x @ weight).relu() * 2 + 1, -1) @ weight.t()
+
+    weight = torch.randn(512, 2048, device="cuda", requires_grad=True)
+    for _ in range(2):
+        scores(torch.randn(4096, 512, device="cuda"), weight).sum().backward()
+        weight.grad = None
+
+
+def checkpoints() -> None:
+    layers = nn.ModuleList(
+        nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(4)
+    ).cuda()
+
+    @torch.compile
+    def forward(x: Any) -> Any:
+        for number, layer in enumerate(layers):
+            x = checkpoint(layer, x, use_reentrant=number == 0)
+        return x
+
+    for _ in range(2):
+        forward(torch.randn(2048, 512, device="cuda", requires_grad=True)).sum().backward()
+
+
+def measured(program: Any) -> list[int]:
+    """By PyTorch's counters."""
+    program()
+    return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+
+
+def predicted(program: Any) -> list[int]:
+    """By memlab, for the GPU that `simulated_machines` describes."""
+    import memlab
+
+    found = memlab.predict(program, memlab.Card("GPU", 8 << 30, (8, 0), multiprocessors=108))
+    assert not [one for one in found.assumptions if "as eager" in one], found.assumptions
+    return [found.peak_allocated_bytes, found.peak_reserved_bytes]
+
+
+if __name__ == "__main__":
+    how, *names = sys.argv[1:]
+    print(json.dumps({name: globals()[how](globals()[name]) for name in names}))

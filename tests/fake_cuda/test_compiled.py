@@ -1,0 +1,127 @@
+"""`torch.compile` in predictions."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+import torch
+from processes import python
+from torch import nn
+
+import memlab
+from memlab.fake_cuda.compiled import COMPILED, EAGER, SKIPPED
+
+PROGRAMS = ("function", "language_half", "convolutions", "in_place", "checkpoints")  # more of them: docs/prediction.md
+
+
+@pytest.mark.simulated
+@pytest.mark.timeout(1800)
+def test_compiled_programs_take_what_inductor_takes(tmp_path):
+    there, cache = {}, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    run = functools.partial(python, "-m", "compiled_programs")
+    run("measured", *PROGRAMS, timeout=900, **cache)  # times its kernels
+    for name in PROGRAMS:
+        there |= json.loads(run("measured", name, **cache))
+    here = json.loads(run("predicted", *PROGRAMS, timeout=900))
+    assert here == there
+
+
+def peak_of(fake, step):
+    """The most that was allocated during the second of two steps."""
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        step()
+    return torch.cuda.max_memory_allocated()
+
+
+def scores(x, weight):
+    return torch.softmax((x @ weight).relu() * 2 + 1, -1) @ weight.t()
+
+
+def a_step(function):
+    weight = torch.randn(256, 1024, device="cuda", requires_grad=True)
+
+    def step():
+        function(torch.randn(2048, 256, device="cuda"), weight).sum().backward()
+        weight.grad = None
+
+    return step
+
+
+def test_a_compiled_function_keeps_and_requests_less(fake):
+    eager = peak_of(fake, a_step(scores))
+    kept = torch.cuda.memory_allocated()
+    step = a_step(torch.compile(scores))
+    step()
+    assert torch.cuda.memory_allocated() == kept + 256 * 1024 * 4  # the weight of this step
+    assert peak_of(fake, step) < 0.75 * eager
+    assert fake.assumptions[COMPILED] == 1
+    assert not torch.compiler.is_compiling()
+
+
+def reads(x, weight):
+    return (x @ weight).relu() if weight.sum().item() > 0 else x
+
+
+def steps(x, weight):
+    loss = scores(x, weight).sum()
+    loss.backward()
+    return loss.detach()
+
+
+def looks(x, weight):
+    return (x @ weight)[:, :4].cpu()
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"), [(reads, "it reads values"), (steps, "it calls backward"), (looks, "it copies to the host")]
+)
+def test_what_cannot_be_one_graph_runs_as_eager_and_says_so(fake, function, reason):
+    weight = torch.randn(256, 1024, device="cuda", requires_grad=True)
+    x = torch.randn(2048, 256, device="cuda")
+    wanted = peak_of(fake, lambda: function(x, weight))
+    weight.grad = None
+    assert peak_of(fake, lambda: torch.compile(function)(x, weight)) == wanted
+    assert any(text.startswith(EAGER) and reason in text for text in fake.assumptions)
+
+
+def test_errors_of_the_function_are_its_own(fake):
+    def wrong(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        torch.compile(wrong)(torch.ones(2, device="cuda"))
+    assert not torch.compiler.is_compiling()
+
+
+def test_models_stay_the_same_objects(fake):
+    model = nn.Linear(4, 4)
+    assert torch.compile(model) is model
+    assert torch.compile(model, disable=True) is model
+    assert list(model.state_dict()) == ["weight", "bias"]
+    assert model.compile() is None and SKIPPED in fake.assumptions
+    assert torch.compile(backend="eager")(scores) is scores
+
+
+def test_state_that_a_first_call_makes_is_counted(fake):
+    kept = {}
+
+    def function(x):
+        kept.setdefault("state", torch.zeros(1 << 20, device="cuda"))
+        return x * 2 + kept["state"][0]
+
+    x = torch.ones(1024, device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.compile(function)(x)
+    assert torch.cuda.memory_allocated() == before + (4 << 20)
+
+
+def test_what_was_compiled_before_is_compiled_for_the_gpu():
+    model = torch.compile(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)))
+
+    def step():
+        model.to("cuda")(torch.randn(512, 256, device="cuda")).sum().backward()
+
+    assert any(text.startswith("compiled code: one graph") for text in memlab.predict(step, "T4").assumptions)
