@@ -33,14 +33,16 @@ class ExecutionLock:
         self._changed = threading.Condition()
         self._cells = self._labs = 0
         self._run: Worker | None = None
+        self._waiting: list[Worker] = []
 
     def cell_begins(self, *_: Any) -> None:
-        """pre_run_cell: wait for the active run; the notebook's interrupt button stops it."""
+        """pre_run_cell: wait for the active run, or one that waited first; the notebook's interrupt button stops it."""
         try:
             self._wait_for_run()
         except KeyboardInterrupt:
-            if (run := self._run) is not None:
-                run.stop()
+            for run in (self._run, *self._waiting):
+                if run is not None:
+                    run.stop()
             with contextlib.suppress(KeyboardInterrupt):
                 self._wait_for_run()
         with self._changed:
@@ -48,7 +50,7 @@ class ExecutionLock:
 
     def _wait_for_run(self) -> None:
         with self._changed:
-            while self._run is not None:
+            while self._run is not None or (self._waiting and not self._cells):  # in a nested cell the run waits for the outer
                 self._changed.wait(0.2)  # with short timeouts: signals are only handled in between
 
     def cell_ends(self, *_: Any) -> None:
@@ -59,12 +61,21 @@ class ExecutionLock:
 
     @contextlib.contextmanager
     def held_by(self, worker: Worker) -> Iterator[None]:
-        """Wait until no cell and no other run executes, then hold the lock for this run."""
+        """Wait until no cell and no other run executes, then hold the lock for this run.
+
+        It goes before cells that have not begun, or it would wait for all that are queued.
+        """
         with self._changed:
-            while self._cells or self._run is not None:
-                worker.check()
-                self._changed.wait(0.1)
-            self._run = worker
+            self._waiting.append(worker)
+            worker.is_queued.set()
+            try:
+                while self._cells or self._run is not None:
+                    worker.check()
+                    self._changed.wait(0.1)
+                self._run = worker
+            finally:
+                self._waiting.remove(worker)
+                self._changed.notify_all()
         try:
             yield
         finally:
@@ -107,6 +118,7 @@ class Worker:
         self._work, self._ended = work, ended
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self.is_queued = threading.Event()
         self._working_thread = 0  # its ident; 0 before and after the work
         self._thread: threading.Thread | None = None
         self._interrupter: threading.Timer | None = None
@@ -132,6 +144,7 @@ class Worker:
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._in_thread,), name="memlab lab", daemon=True)
         self._thread.start()
+        self.is_queued.wait()
 
     def _in_thread(self) -> None:
         try:

@@ -82,10 +82,11 @@ def test_a_run_waits_for_the_cell_and_a_cell_for_the_run():
 
     thread = threading.Thread(target=run)
     thread.start()
-    time.sleep(0.1)
+    assert worker.is_queued.wait(10)
+    lock.cell_begins()  # nested: it cannot wait for a run that waits for its outer cell
+    lock.cell_ends()
     order.append("cell ends")
     lock.cell_ends()
-    wait_for(lambda: "run" in order)
     lock.cell_begins()
     order.append("next cell")
     lock.cell_ends()
