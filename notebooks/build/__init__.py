@@ -1,7 +1,7 @@
-"""How the course is made: sources in Markdown become executed notebooks with static pictures. For maintainers and CI.
+"""How the course is made: sources in Markdown and Python become executed notebooks with static pictures. For maintainers and CI.
 
-python -m notebooks.build make [NUMBER...]     write notebooks/*.ipynb, executed, from notebooks/source/*.md
-python -m notebooks.build prose [NUMBER...]    write changed prose into the kept notebooks, whose outputs stay
+python -m notebooks.build make [NUMBER...]     write notebooks/*.ipynb, executed, from notebooks/source
+python -m notebooks.build prose [NUMBER...]    write changed prose and ids into the kept notebooks, whose outputs stay
 python -m notebooks.build check [NUMBER...]    execute afresh and compare the headline figures; changes nothing
 python -m notebooks.build diagrams [NUMBER...] notebooks/source/*.png, the diagrams of the lessons, from the SVG beside them
 python -m notebooks.build html                 the course as static pages, in artifacts/course

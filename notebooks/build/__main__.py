@@ -9,6 +9,7 @@ import time
 import nbformat
 
 from notebooks.build import diagrams, pages, slides
+from notebooks.build.cells import SourceError
 from notebooks.build.execute import differences, executed, headlines
 from notebooks.build.overview import README, overview
 from notebooks.build.pictures import MAX_BYTES, chromium, keep_static
@@ -29,7 +30,11 @@ def main() -> int:
     chosen = lessons(tuple(asked.numbers))
     if not chosen:
         parser.error(f"there is no lesson {' '.join(asked.numbers)}")
-    return WHAT[asked.what](chosen)
+    try:
+        return WHAT[asked.what](chosen)
+    except SourceError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def make(chosen: list[Lesson]) -> int:
@@ -49,7 +54,7 @@ def make(chosen: list[Lesson]) -> int:
 
 
 def update(lesson: Lesson) -> None:
-    """Write prose and head anew into a kept notebook, whose outputs stay: its code has to be that of the source."""
+    """Write prose, head, ids and tags around the outputs of the kept notebook: its code has to be that of the source."""
     kept, fresh = nbformat.read(lesson.notebook, as_version=4), lesson.fresh()
     code = [[cell.source for cell in one.cells if cell.cell_type == "code"] for one in (kept, fresh)]
     if code[0] != code[1]:
@@ -57,7 +62,7 @@ def update(lesson: Lesson) -> None:
     outputs = iter([cell for cell in kept.cells if cell.cell_type == "code"])
     kept.cells = [next(outputs) if cell.cell_type == "code" else cell for cell in fresh.cells]
     for cell, new in zip(kept.cells, fresh.cells, strict=True):
-        cell.id = new.id
+        cell.id, cell.metadata = new.id, new.metadata
     lesson.notebook.write_text(nbformat.writes(kept) + "\n", encoding="utf-8")
 
 
