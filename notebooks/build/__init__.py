@@ -9,4 +9,6 @@ python -m notebooks.build slides [NUMBER...]   the pictures of the lessons as sl
 python -m notebooks.build handout [NUMBER...]  notebooks for a class, without outputs and solutions, in artifacts/class
 python -m notebooks.build map                  notebooks/README.md, the lessons in their order
 python -m notebooks.build tips                 docs/tips.md: every classic tip, its lesson, technique and effect
+
+`--language de` takes the prose from notebooks/source/de and writes to notebooks/de: code, diagrams and ids of cells are shared.
 """

@@ -33,13 +33,20 @@ class Exercise:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One lesson by its name, as "08_checkpointing"."""
+    """One lesson by its name, as "08_checkpointing", in English or as the edition in another language."""
 
     name: str
+    language: str = ""
+    """The folder of an edition's prose and notebooks, as "de"; code, diagram and outputs are those of the English one."""
 
     @property
     def notebook(self) -> Path:
         """Where its notebook stands."""
+        return FOLDER / self.language / f"{self.name}.ipynb"
+
+    @property
+    def original(self) -> Path:
+        """The notebook in English, whose outputs every edition may show."""
         return FOLDER / f"{self.name}.ipynb"
 
     @property
@@ -50,14 +57,18 @@ class Lesson:
     @property
     def prose(self) -> str:
         """Its text, with a marker where each cell stands."""
-        return (SOURCES / f"{self.name}.md").read_text(encoding="utf-8")
+        return (SOURCES / self._prose_file).read_text(encoding="utf-8")
+
+    @property
+    def _prose_file(self) -> str:
+        return Path(self.language, f"{self.name}.md").as_posix()
 
     @property
     def cells(self) -> list[Cell]:
         """Its code, solutions included; SourceError if the prose does not have the same cells."""
         file = f"{self.name}.py"
         found = cells_of((SOURCES / file).read_text(encoding="utf-8"), file)
-        if wrong := faults(self.prose, found, f"{self.name}.md", file):
+        if wrong := faults(self.prose, found, self._prose_file, file):
             raise SourceError("\n".join(wrong))
         return found
 
@@ -102,7 +113,7 @@ class Lesson:
         return [Exercise(*both) for both in zip(solutions, checks, strict=True)]
 
 
-def lessons(numbers: tuple[str, ...] = ()) -> list[Lesson]:
-    """All lessons in their order, or those whose names begin with one of these."""
-    names = sorted(path.stem for path in SOURCES.glob("[0-9]*.md"))
-    return [Lesson(name) for name in names if not numbers or name.startswith(numbers)]
+def lessons(numbers: tuple[str, ...] = (), language: str = "") -> list[Lesson]:
+    """All lessons in their order, or those whose names begin with one of these, in a language that has them."""
+    names = sorted(path.stem for path in (SOURCES / language).glob("[0-9]*.md"))
+    return [Lesson(name, language) for name in names if not numbers or name.startswith(numbers)]

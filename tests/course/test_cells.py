@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import nbformat
 import pytest
 
 pytest.importorskip("jupytext")
+from notebooks.build import __main__ as build
+from notebooks.build import source
 from notebooks.build.cells import SourceError, cells_of, faults, joined
-from notebooks.build.source import Lesson, lessons
+from notebooks.build.source import SOURCES, Lesson, lessons
 
 LESSONS = pytest.mark.parametrize("lesson", lessons(), ids=lambda one: one.name)
 PROSE = """# Why?
@@ -101,3 +106,43 @@ def test_a_cell_that_cannot_be_read_is_named(code: str, said: str) -> None:
     with pytest.raises(SourceError) as caught:
         cells_of(code, "x.py")
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A course of one lesson, in English and in German."""
+    folder = tmp_path / "source"
+    (folder / "de").mkdir(parents=True)
+    name = "01_one_step"
+    for ending in (".md", ".py", ".svg", ".png"):
+        (folder / f"{name}{ending}").write_bytes((SOURCES / f"{name}{ending}").read_bytes())
+    (tmp_path / f"{name}.ipynb").write_bytes(Lesson(name).notebook.read_bytes())
+    german = Lesson(name).prose.replace("## Half the rows", "## Die Hälfte der Zeilen")
+    (folder / "de" / f"{name}.md").write_text(german, encoding="utf-8")
+    monkeypatch.setattr(source, "FOLDER", tmp_path)
+    monkeypatch.setattr(source, "SOURCES", folder)
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["build", *arguments])
+    return build.main()
+
+
+def test_an_edition_shares_code_ids_figures_and_outputs(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(monkeypatch, "prose", "--language", "de") == 0
+    english, german = (nbformat.read(course / one / "01_one_step.ipynb", as_version=4) for one in ("", "de"))
+    assert [cell.id for cell in german.cells] == [cell.id for cell in english.cells]
+    others = [(a.source, b.source) for a, b in zip(english.cells, german.cells, strict=True) if a != b]
+    assert len(others) == 1 and "## Die Hälfte der Zeilen" in others[0][1]
+
+
+def test_the_build_says_which_marker_an_edition_lacks(
+    course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = course / "source" / "de" / "01_one_step.md"
+    file.write_text(file.read_text(encoding="utf-8").replace("<!-- cell: price -->", ""), encoding="utf-8")
+    assert call(monkeypatch, "prose", "--language", "de") == 1
+    assert (
+        capsys.readouterr().err == "01_one_step.py: the cell price has no <!-- cell: price --> in de/01_one_step.md\n"
+    )
