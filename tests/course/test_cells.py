@@ -8,7 +8,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytest.importorskip("jupytext")
 from notebooks.build import __main__ as build
 from notebooks.build import source
 from notebooks.build.cells import SourceError, cells_of, faults, joined

@@ -9,8 +9,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytest.importorskip("jupytext")
-pytest.importorskip("nbconvert")
 import memlab
 from notebooks.build import pages, tips
 from notebooks.build.overview import README, entry, overview

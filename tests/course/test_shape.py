@@ -9,7 +9,6 @@ from itertools import pairwise
 import nbformat
 import pytest
 
-pytest.importorskip("jupytext")
 from notebooks.build.cells import cells_of
 from notebooks.build.execute import headlines, outputs
 from notebooks.build.head import head, minutes
