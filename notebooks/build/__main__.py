@@ -9,6 +9,7 @@ import time
 import nbformat
 
 from notebooks.build import diagrams, pages, slides
+from notebooks.build.cells import SourceError
 from notebooks.build.execute import differences, executed, headlines
 from notebooks.build.overview import README, overview
 from notebooks.build.pictures import MAX_BYTES, chromium, keep_static
@@ -25,11 +26,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m notebooks.build")
     parser.add_argument("what", choices=list(WHAT))
     parser.add_argument("numbers", nargs="*", help="lessons whose names begin so; all without")
+    parser.add_argument("--language", default="", help="make, prose, check, handout: from prose in this folder")
     asked = parser.parse_args()
-    chosen = lessons(tuple(asked.numbers))
+    chosen = lessons(tuple(asked.numbers), asked.language)
     if not chosen:
-        parser.error(f"there is no lesson {' '.join(asked.numbers)}")
-    return WHAT[asked.what](chosen)
+        parser.error(f"there is no lesson {' '.join((asked.language, *asked.numbers)).strip()}")
+    try:
+        return WHAT[asked.what](chosen)
+    except SourceError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def make(chosen: list[Lesson]) -> int:
@@ -43,22 +49,28 @@ def make(chosen: list[Lesson]) -> int:
             if len(text) > MAX_BYTES:
                 print(f"{lesson.name}: {len(text):,} bytes are more than {MAX_BYTES:,}", file=sys.stderr)
                 return 1
-            lesson.notebook.write_text(text, encoding="utf-8")
+            keep(lesson, text)
             print(f"{lesson.name}: {time.monotonic() - begin:.0f} s, {len(text):,} bytes", flush=True)
     return 0
 
 
+def keep(lesson: Lesson, text: str) -> None:
+    """Write the notebook of a lesson."""
+    lesson.notebook.parent.mkdir(exist_ok=True)  # of the first lesson in another language
+    lesson.notebook.write_text(text, encoding="utf-8")
+
+
 def update(lesson: Lesson) -> None:
-    """Write prose and head anew into a kept notebook, whose outputs stay: its code has to be that of the source."""
-    kept, fresh = nbformat.read(lesson.notebook, as_version=4), lesson.fresh()
+    """Write prose, head, ids and tags around the outputs of the notebook in English: its code has to be that of the source."""
+    kept, fresh = nbformat.read(lesson.original, as_version=4), lesson.fresh()
     code = [[cell.source for cell in one.cells if cell.cell_type == "code"] for one in (kept, fresh)]
     if code[0] != code[1]:
         raise SystemExit(f"{lesson.name}: its code has changed: python -m notebooks.build make {lesson.name[:2]}")
     outputs = iter([cell for cell in kept.cells if cell.cell_type == "code"])
     kept.cells = [next(outputs) if cell.cell_type == "code" else cell for cell in fresh.cells]
     for cell, new in zip(kept.cells, fresh.cells, strict=True):
-        cell.id = new.id
-    lesson.notebook.write_text(nbformat.writes(kept) + "\n", encoding="utf-8")
+        cell.id, cell.metadata = new.id, new.metadata
+    keep(lesson, nbformat.writes(kept) + "\n")
 
 
 def prose(chosen: list[Lesson]) -> int:
@@ -107,10 +119,11 @@ def write_slides(chosen: list[Lesson]) -> int:
 
 def handout(chosen: list[Lesson]) -> int:
     """Notebooks for a class: nothing executed, no solutions."""
-    CLASS.mkdir(parents=True, exist_ok=True)
+    folder = CLASS / chosen[0].language
+    folder.mkdir(parents=True, exist_ok=True)
     for lesson in chosen:
-        (CLASS / lesson.notebook.name).write_text(nbformat.writes(lesson.handout()) + "\n", encoding="utf-8")
-    print(f"{len(chosen)} notebooks in {CLASS}")
+        (folder / lesson.notebook.name).write_text(nbformat.writes(lesson.handout()) + "\n", encoding="utf-8")
+    print(f"{len(chosen)} notebooks in {folder}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from notebooks.build.cells import MARKER
 from notebooks.build.source import FOLDER, Lesson
 
 README = FOLDER / "README.md"
@@ -52,22 +53,22 @@ class Entry:
 
 
 def entry(lesson: Lesson) -> Entry:
-    """Read from the source; what is missing there is an error that names it."""
-    text = lesson.text
-    title = text.split("\n", 1)[0]
+    """Read from the sources; what is missing there is an error that names it."""
+    code = "\n".join(cell.source for cell in lesson.cells)
+    title = lesson.prose.split("\n", 1)[0]
     return Entry(
         lesson,
         title.removeprefix("# ").strip(),
         lesson.minutes,
         attacked(lesson),
-        _one(lesson, r"Lesson\([^)]*needs=\"([^\"]+)\"", text, 'Lesson(..., needs="...")'),
-        bool(re.search(r"lesson\.predict\(|memlab\.(predict|max_batch)\(|memlab\.advise\([^)]*card=|--predict", text)),
+        _one(lesson, r"Lesson\([^)]*needs=\"([^\"]+)\"", code, 'Lesson(..., needs="...")'),
+        bool(re.search(r"lesson\.predict\(|memlab\.(predict|max_batch)\(|memlab\.advise\([^)]*card=|--predict", code)),
     )
 
 
 def attacked(lesson: Lesson) -> str:
     """What the first paragraph says after "Attacks", up to the first stop."""
-    text = lesson.text.split("```", 1)[0] + "\n\n"
+    text = MARKER.split(lesson.prose, maxsplit=1)[0] + "\n\n"
     found = _ATTACKS.search(text)
     assert found, f'{lesson.name}: its first paragraph does not say "Attacks ..."'
     return " ".join(found[1].replace("|", "/").split())

@@ -1,19 +1,18 @@
-"""The sources of the lessons: Markdown that jupytext reads, one file a lesson."""
+"""The sources of the lessons: two files each, prose and code (see `notebooks.build.cells`), and a diagram."""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from notebooks.build.cells import Cell, SourceError, cells_of, faults, joined
 from notebooks.build.diagrams import alt
-from notebooks.build.head import SOLUTION, head, minutes
+from notebooks.build.head import head, minutes
 
 FOLDER = Path(__file__).resolve().parents[1]
 SOURCES = FOLDER / "source"
@@ -34,44 +33,58 @@ class Exercise:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One lesson by its source."""
+    """One lesson by its name, as "08_checkpointing", in English or as the edition in another language."""
 
-    source: Path
-
-    @property
-    def name(self) -> str:
-        """As "08_checkpointing"."""
-        return self.source.stem
+    name: str
+    language: str = ""
+    """The folder of an edition's prose and notebooks, as "de"; code, diagram and outputs are those of the English one."""
 
     @property
     def notebook(self) -> Path:
         """Where its notebook stands."""
+        return FOLDER / self.language / f"{self.name}.ipynb"
+
+    @property
+    def original(self) -> Path:
+        """The notebook in English, whose outputs every edition may show."""
         return FOLDER / f"{self.name}.ipynb"
 
     @property
     def diagram(self) -> Path:
         """The SVG of its idea; the PNG that was drawn from it stands beside it."""
-        return self.source.with_suffix(".svg")
+        return SOURCES / f"{self.name}.svg"
 
     @property
-    def text(self) -> str:
-        """The source."""
-        return self.source.read_text(encoding="utf-8")
+    def prose(self) -> str:
+        """Its text, with a marker where each cell stands."""
+        return (SOURCES / self._prose_file).read_text(encoding="utf-8")
+
+    @property
+    def _prose_file(self) -> str:
+        return Path(self.language, f"{self.name}.md").as_posix()
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Its code, solutions included; SourceError if the prose does not have the same cells."""
+        file = f"{self.name}.py"
+        found = cells_of((SOURCES / file).read_text(encoding="utf-8"), file)
+        if wrong := faults(self.prose, found, self._prose_file, file):
+            raise SourceError("\n".join(wrong))
+        return found
 
     @property
     def minutes(self) -> int:
         """How long a learner needs."""
-        return minutes(self.text)
+        return minutes(self.prose, self.cells)
 
     def fresh(self) -> NotebookNode:
         """The notebook without outputs, its head below the title and its diagram below that."""
-        title, rest = self.text.split("\n", 1)
-        made = jupytext.reads(f"{title}\n\n{head(self.name, self.text)}\n{rest}", fmt="md")
-        made.metadata = NotebookNode(kernelspec=NotebookNode(KERNEL), language_info=NotebookNode(name="python"))
-        for index, cell in enumerate(made.cells):
-            cell.id = f"cell-{index:02d}"  # else each build would change every cell
-            if cell.cell_type == "code":
-                cell.source = cell.source.strip("\n")
+        title, rest = self.prose.split("\n", 1)
+        cells = self.cells
+        made = nbformat.v4.new_notebook(
+            cells=joined(f"{title}\n\n{head(self.name, self.prose, cells)}\n{rest}", cells),
+            metadata=NotebookNode(kernelspec=NotebookNode(KERNEL), language_info=NotebookNode(name="python")),
+        )
         made.cells.insert(1, self._idea())
         nbformat.validate(made)
         return made
@@ -93,18 +106,14 @@ class Lesson:
 
     def exercises(self) -> list[Exercise]:
         """The solutions in their order, each with the next cell that is tagged `check`."""
-        solutions = SOLUTION.findall(self.text)
-        checks = [cell.source for cell in self.fresh().cells if "check" in cell.metadata.get("tags", ())]
+        solutions, checks = (
+            [cell.source for cell in self.cells if cell.is_tagged(tag)] for tag in ("solution", "check")
+        )
         assert len(solutions) == len(checks), f"{self.name}: {len(solutions)} solutions for {len(checks)} checks"
         return [Exercise(*both) for both in zip(solutions, checks, strict=True)]
 
 
-def lessons(numbers: tuple[str, ...] = ()) -> list[Lesson]:
-    """All lessons in their order, or those whose names begin with one of these."""
-    return list(_found(numbers))
-
-
-def _found(numbers: tuple[str, ...]) -> Iterator[Lesson]:
-    for path in sorted(SOURCES.glob("[0-9]*.md")):
-        if not numbers or path.stem.startswith(numbers):
-            yield Lesson(path)
+def lessons(numbers: tuple[str, ...] = (), language: str = "") -> list[Lesson]:
+    """All lessons in their order, or those whose names begin with one of these, in a language that has them."""
+    names = sorted(path.stem for path in (SOURCES / language).glob("[0-9]*.md"))
+    return [Lesson(name, language) for name in names if not numbers or name.startswith(numbers)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import nbformat
 import pytest
 
-pytest.importorskip("jupytext")
 from notebooks.build.execute import differences, executed, headlines
 from notebooks.build.source import Lesson, lessons
 

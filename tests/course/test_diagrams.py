@@ -9,7 +9,6 @@ from html import escape
 import nbformat
 import pytest
 
-pytest.importorskip("jupytext")
 from notebooks.build import diagrams, pages, slides
 from notebooks.build.source import Lesson, lessons
 

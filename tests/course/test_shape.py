@@ -9,7 +9,7 @@ from itertools import pairwise
 import nbformat
 import pytest
 
-pytest.importorskip("jupytext")
+from notebooks.build.cells import cells_of
 from notebooks.build.execute import headlines, outputs
 from notebooks.build.head import head, minutes
 from notebooks.build.pictures import MAX_BYTES, RUNS
@@ -27,7 +27,7 @@ def prose_of(lesson: Lesson) -> str:
 
 
 @LESSONS
-def test_it_asks_one_question_and_its_head_is_made_from_the_source(lesson: Lesson) -> None:
+def test_it_asks_one_question_and_its_head_is_made_from_the_sources(lesson: Lesson) -> None:
     title, head = prose_of(lesson).split("\n\n")[:2]
     assert title.startswith("# ") and title.endswith("?")
     for part in (
@@ -37,19 +37,17 @@ def test_it_asks_one_question_and_its_head_is_made_from_the_source(lesson: Lesso
         f"**Time**: about {lesson.minutes} minutes",
     ):
         assert part in head
-    assert not re.search(r"\bminutes\b", lesson.text.split("##", 1)[0]), "minutes are not typed: the build counts them"
+    assert not re.search(r"\bminutes\b", lesson.prose.split("##", 1)[0]), "minutes are not typed: the build counts them"
 
 
 def test_minutes_and_difficulty_follow_their_rule() -> None:
     words, solution = "word " * 239, "\n".join("line" for _ in range(6))
-    cell, folded = (
-        "```python\nlesson.guess()\n```\n",
-        f"<details><summary>Solution</summary>\n\n```python\n{solution}\n```\n</details>",
-    )
-    text = f"{words}\n{cell}{folded}"
-    assert minutes(text) == 20  # 2 of words, 1 of code, 1 of a guess, 5 + 6 of an exercise, 1 of running
-    assert minutes(f"{text}\n{cell * 4}") == 25
-    made = head("99_x", f"See lessons 01 and 04, and lesson 12.\n{text}")
+    prose = f"{words}\n<!-- cell: s -->\n<details>Solution\n\n<!-- cell: solution -->\n</details>\n\n<!-- prose -->\n"
+    code = f'# %% s tags=["solution"]\n{solution}\n'
+    cells = cells_of(f"# %% guess\nlesson.guess()\n{code}", "x.py")
+    assert minutes(prose, cells) == 20  # 2 of words, 1 of code, 1 of a guess, 5 + 6 of an exercise, 1 of running
+    assert minutes(prose, [*cells, *cells[:1] * 4]) == 25
+    made = head("99_x", f"See lessons 01 and 04, and lesson 12.\n{prose}", cells)
     assert "**Prerequisites**: 01, 04, 12." in made and "**Difficulty**: 2 of 3." in made
 
 
@@ -88,12 +86,11 @@ def test_the_words_are_not_too_many(lesson: Lesson) -> None:
 
 
 @LESSONS
-def test_the_notebook_is_that_of_the_source(lesson: Lesson) -> None:
+def test_the_notebook_is_that_of_the_sources(lesson: Lesson) -> None:
     kept, fresh = nbformat.read(lesson.notebook, as_version=4), lesson.fresh()
     nbformat.validate(kept)
-    assert [(cell.cell_type, cell.source) for cell in kept.cells] == [
-        (cell.cell_type, cell.source) for cell in fresh.cells
-    ]
+    parts = [[(cell.id, cell.cell_type, cell.source, cell.metadata) for cell in one.cells] for one in (kept, fresh)]
+    assert parts[0] == parts[1], "python -m notebooks.build prose, or make where code has changed"
 
 
 @LESSONS

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import nbformat
 import pytest
 
-pytest.importorskip("jupytext")
 from notebooks.build.execute import outputs
 from notebooks.build.source import Lesson, lessons
 

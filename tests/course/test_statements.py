@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("jupytext")
 import memlab
 from notebooks.build import tips
 

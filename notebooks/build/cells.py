@@ -1,0 +1,118 @@
+"""The two files of a lesson, joined by the ids of its cells: prose in Markdown, and code that editions in other languages share.
+
+In `NN_name.md` a line is the place of a cell, or the place where another cell of prose begins:
+
+    <!-- cell: measure -->
+    <!-- prose -->
+
+In `NN_name.py`, the percent format of editors, cells stand in the same order, with magics as they are typed in a notebook:
+
+    # %% measure
+    # %% yours tags=["exercise"]
+
+What follows an id is metadata of the cell, as `key=JSON`. A cell that is tagged `solution` is not one of the notebook: its code
+is a listing in the prose that folds it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+MARKER = re.compile(r"^<!--\s*cell:\s*(.*?)\s*-->$", re.MULTILINE)
+BREAK = re.compile(r"^<!-- prose -->$", re.MULTILINE)
+_BEGIN = re.compile(r"^# %%(.*)$", re.MULTILINE)
+_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+class SourceError(Exception):
+    """What is wrong with the files of a lesson, one line for each fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of code."""
+
+    id: str
+    source: str
+    metadata: dict[str, Any]
+
+    def is_tagged(self, tag: str) -> bool:
+        """Whether it has this tag."""
+        return tag in self.metadata.get("tags", ())
+
+
+def cells_of(code: str, file: str) -> list[Cell]:
+    """The cells of a file of code, in their order."""
+    above, *parts = _BEGIN.split(code)
+    if above.strip():
+        raise SourceError(f"{file}: code above the first cell, which begins with `# %% ID`")
+    return [_cell(head, source, file) for head, source in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _cell(head: str, source: str, file: str) -> Cell:
+    id, _, rest = head.strip().partition(" ")
+    if not _ID.fullmatch(id):
+        raise SourceError(f"{file}: `# %%{head}` has no id of small letters, digits and hyphens")
+    try:
+        return Cell(id, source.strip("\n"), dict(_metadata(rest)))
+    except ValueError:
+        raise SourceError(f"{file}: the metadata of cell {id} is not key=JSON: {rest}") from None
+
+
+def _metadata(text: str) -> Iterator[tuple[str, Any]]:
+    while text := text.strip():
+        key, _, rest = text.partition("=")
+        value, end = json.JSONDecoder().raw_decode(rest)
+        yield key, value
+        text = rest[end:]
+
+
+def faults(prose: str, cells: Sequence[Cell], prose_file: str, code_file: str) -> list[str]:
+    """Why the two files cannot be joined, one line each; none if they can."""
+    places, ids = MARKER.findall(prose), [cell.id for cell in cells]
+    found = [f"{prose_file}: two markers <!-- cell: {id} -->" for id in _doubled(places)]
+    found += [f"{code_file}: two cells have the id {id}" for id in _doubled(ids)]
+    found += [f"{prose_file}: <!-- cell: {id} --> has no cell in {code_file}" for id in places if id not in ids]
+    found += [
+        f"{code_file}: the cell {id} has no <!-- cell: {id} --> in {prose_file}" for id in ids if id not in places
+    ]
+    if not found and places != ids:
+        first = next(id for id, other in zip(places, ids, strict=True) if id != other)
+        found.append(f"{prose_file}: from <!-- cell: {first} --> on the order is not that of the cells in {code_file}")
+    return found
+
+
+def _doubled(ids: Sequence[str]) -> list[str]:
+    return [id for id, count in Counter(ids).items() if count > 1]
+
+
+def joined(prose: str, cells: Sequence[Cell]) -> list[NotebookNode]:
+    """The cells of the notebook. Prose is named after the code above it, so that its id stays if other cells come or go."""
+    by_id = {cell.id: cell for cell in cells}
+    text, *parts = MARKER.split(with_solutions(prose, cells))
+    made = _prose_cells(text, "title")
+    for id, text in zip(parts[::2], parts[1::2], strict=True):
+        cell = by_id[id]
+        made.append(nbformat.v4.new_code_cell(cell.source, id=id, metadata=NotebookNode(cell.metadata)))
+        made += _prose_cells(text, f"after-{id}")
+    return made
+
+
+def with_solutions(prose: str, cells: Sequence[Cell]) -> str:
+    """The prose with a listing in the place of each solution's marker."""
+    listings = {cell.id: f"```python\n{cell.source}\n```" for cell in cells if cell.is_tagged("solution")}
+    return MARKER.sub(lambda marker: listings.get(marker[1], marker[0]), prose)
+
+
+def _prose_cells(text: str, id: str) -> list[NotebookNode]:
+    texts = [stripped for part in BREAK.split(text) if (stripped := part.strip("\n"))]
+    ids = [id, *(f"{id}-{number}" for number in range(2, len(texts) + 1))]
+    return [nbformat.v4.new_markdown_cell(text, id=id) for text, id in zip(texts, ids, strict=False)]

@@ -1,0 +1,114 @@
+# %% setup
+%reset -f
+%load_ext memlab
+import memlab
+import torch
+from torch import nn
+from memlab.lesson import Lesson
+
+lesson = Lesson("01 one step", needs="400 MiB")
+
+# %% build-model
+H, L, B = 256, 6, 4096
+
+def block():
+    return nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H))
+
+model = nn.Sequential(*[block() for _ in range(L)]).to(lesson.device)
+optimizer = torch.optim.Adam(model.parameters())
+x, y = torch.randn(2, B, H, device=lesson.device)
+P = sum(p.numel() for p in model.parameters())
+print(f"P = {P:,} parameters: {4 * P / 2**20:.1f} MiB")
+
+# %% guess
+share = lesson.guess("Share of the parameters in the peak of one training step, in percent?")
+where = lesson.guess("When is the peak?", choices=["forward", "backward", "optimizer step"])
+
+# %% step
+%%memtrack --name step
+for _ in range(2):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+# %% compare-guesses
+run = memlab.runs["step"]
+phases = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
+print(share.compare(100 * 4 * P / run.peak_allocated_bytes, run))
+print(where.compare(phases[run.devices[0].at["phase"]], run))
+
+# %% cuda-counter
+if lesson.device == "cuda":
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    counted = torch.cuda.max_memory_allocated()
+    is_same = abs(counted - run.peak_allocated_bytes) < 0.05 * counted
+    lesson.holds("PyTorch's counter shows the same peak, within a twentieth", is_same, run)
+else:
+    lesson.not_measurable("torch.cuda.max_memory_allocated()", "there is no GPU")
+
+# %% account
+held = run.breakdown()
+lesson.account("At the peak of the second step", run, [
+    ("activations", "4 L x 9 BH", 4 * L * 9 * B * H, held.get("activation", 0)),
+    ("parameters", "4 P", 4 * P, held.get("parameter", 0)),
+    ("Adam's moments", "2 x 4 P", 8 * P, held.get("optimizer", 0)),
+    ("batch", "2 x 4 BH", 8 * B * H, held.get("input", 0)),
+    ("temporary in backward", "4 x 5 BH", 4 * 5 * B * H, held.get("temporary", 0)),
+])
+
+# %% not-freed
+end_bytes = run.devices[0].levels[0].end_bytes - held.get("other", 0)
+left = end_bytes - 4 * P - x.nbytes - y.nbytes  # those were there before
+times = left / (4 * P)
+lesson.headline("not freed, over the parameters", round(times, 1))
+lesson.holds(f"{times:.1f} times the parameters were not freed", 2.9 < times < 3.4, run)
+
+# %% guess-half
+half = lesson.guess("Peak with half of the rows?", between=("32 MiB", "2 GiB"))
+
+# %% half-rows
+with memlab.track("half", show=False) as halved:
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x[: B // 2]), y[: B // 2]).backward()
+    optimizer.step()
+print(half.compare(halved.peak_allocated_bytes, halved))
+lesson.saves("half of the rows", run, halved)
+
+# %% price
+def gradient(rows):
+    model.zero_grad()
+    nn.functional.mse_loss(model(x[:rows]), y[:rows]).backward()
+    return model[0][0].weight.grad
+
+lesson.price("half of the rows", lambda: gradient(B), lambda: gradient(B // 2), at_most=0.51)
+whole, part = gradient(B).clone(), gradient(B // 2)
+off = ((part - whole).norm() / whole.norm()).item()
+lesson.accuracy("the gradient of half of the rows", off, at_least=0.05)
+
+# %% whole
+def whole():
+    model.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    return model[0][0].weight.grad
+
+# %% exercise tags=["exercise"]
+def yours():
+    ...  # about 5 lines: two halves, and what is the weight of each half's loss?
+
+# %% check tags=["check"]
+lesson.check(yours).same_as(whole, relative=1e-4).peak_below(int(0.75 * run.peak_allocated_bytes))
+
+# %% solution tags=["solution"]
+def yours():
+    model.zero_grad()
+    for rows in (slice(0, B // 2), slice(B // 2, B)):
+        loss = nn.functional.mse_loss(model(x[rows]), y[rows]) / 2
+        loss.backward()
+    return model[0][0].weight.grad
+
+# %% end
+lesson.end()

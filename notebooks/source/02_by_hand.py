@@ -1,0 +1,168 @@
+# %% setup
+%reset -f
+%load_ext memlab
+import memlab
+import torch
+from torch import nn
+from memlab.lesson import Lesson
+
+lesson = Lesson("02 by hand", needs="750 MiB")
+
+# %% tensors
+MiB = 2**20
+for shape in [(3, 500, 500), (30, 3, 512, 512), (120, 3, 512, 512), (256, 3, 100, 100)]:
+    floats, small = (torch.empty(shape, device="meta", dtype=t).nbytes for t in (None, torch.int8))
+    print(f"{shape}: {floats / 1e6:.2f} MB = {floats / MiB:.2f} MiB, as int8 {small / 1e6:.2f} MB")
+lesson.headline("(256, 3, 100, 100) floats, in MB", floats / 1e6)
+lesson.holds("(256, 3, 100, 100) floats take 30.72 MB", floats == 30_720_000)
+
+# %% layers
+def nbytes(layer):
+    return sum(tensor.nbytes for tensor in layer.state_dict().values())
+
+conv = nbytes(nn.Conv2d(64, 128, 3))
+linear = nbytes(nn.Linear(512, 512))
+norm = nbytes(nn.BatchNorm2d(4096))
+embedding = nbytes(nn.Embedding(1000, 64))
+lesson.account("Four layers", conv + linear + norm + embedding, [
+    ("Conv2d", "4 Cin Cout K K", 4 * 64 * 128 * 3 * 3, conv),
+    ("Linear", "4 M N", 4 * 512 * 512, linear),
+    ("BatchNorm", "4 x 2 N", 4 * 2 * 4096, norm),
+    ("Embedding", "4 N W", 4 * 1000 * 64, embedding),
+])
+
+# %% vgg16
+import math
+
+with torch.device("meta"):
+    vgg = memlab.workloads.vgg16()
+outputs = 3 * 224 * 224  # the notes begin with the picture
+P = 0
+for one in memlab.size(vgg, (1, 3, 224, 224)).layers:
+    if one.type in ("Conv2d", "MaxPool2d", "Linear"):
+        shape = str(one.shape[1:])
+        count = math.prod(one.shape)
+        print(f"{one.type:9} {shape:15} {count:9,} outputs {one.parameter_count:11,} parameters")
+        outputs += count
+        P += one.parameter_count
+lesson.headline("VGG-16: outputs of its layers, in millions", round(outputs / 1e6, 1))
+print(f"4 x {outputs:,} = {4 * outputs / 1e6:.1f} MB of outputs")
+print(f"4 x {P:,} = {4 * P / 1e6:.1f} MB of parameters")
+lesson.holds(f"{outputs / 1e6:.1f} million numbers come out, and not 24", outputs < 16e6)
+
+# %% guess
+net = nn.Sequential(
+    nn.Conv2d(3, 64, 3, padding=1),
+    nn.ReLU(inplace=True),
+    nn.Conv2d(64, 64, 3, padding=1),
+    nn.ReLU(inplace=True),
+    nn.MaxPool2d(2),
+    nn.Conv2d(64, 128, 3, padding=1),
+).to(lesson.device)
+x = torch.randn(1, 3, 682, 700, device=lesson.device)
+classic = memlab.size(net, x).classic
+doubled = classic.with_backward_bytes
+print(f"parameters {classic.parameter_bytes / 1e6} MB")
+print(f"forward {classic.without_backward_bytes / 1e6} MB")
+print(f"with backward {doubled / 1e6} MB = {doubled / MiB:.1f} MiB")
+peak = lesson.guess("Peak of forward and backward?", between=("100 MiB", "2 GiB"))
+where = lesson.guess("When is it?", choices=["forward", "backward"])
+
+# %% step
+%%memtrack --name step
+net(x).sum().backward()
+
+# %% account
+run = memlab.runs["step"]
+held = run.breakdown()
+print(peak.compare(run.peak_allocated_bytes, run))
+print(where.compare(run.devices[0].at["phase"], run))
+is_less = held["activation"] < 0.7 * doubled
+lesson.holds("activations are far from twice the count", is_less, run)
+times = held["activation"] / doubled
+lesson.headline("kept for backward, over what `modelsize` says", round(times, 2))
+
+output = 4 * 64 * 682 * 700
+last_layer = sum(p.nbytes for p in net[5].parameters())
+lesson.account("At the peak", run, [
+    ("activations", "2 x 4 C H W", 2 * output, held.get("activation", 0)),
+    ("temporary in backward", "2 x 4 C H W", 2 * output, held.get("temporary", 0)),
+    ("picture", "4 x 3 H W", 4 * 3 * 682 * 700, held.get("input", 0)),
+    ("parameters", "4 P", classic.parameter_bytes, held.get("parameter", 0)),
+    ("gradients, those of the last layer", "4 P'", last_layer, held.get("gradient", 0)),
+])
+
+# %% guess-passing
+share = lesson.guess("Share of passing gradients in the peak of 32 layers, in percent?")
+
+# %% depth
+y = torch.randn(4096, 128, device=lesson.device)
+passing = {}
+for L in (1, 2, 4, 8, 16, 32):
+    layers = []
+    for _ in range(L):
+        layers += [nn.Linear(128, 128), nn.ReLU(inplace=True)]
+    deep = nn.Sequential(*layers).to(lesson.device)
+    with memlab.track(f"{L} layers", show=False) as run:
+        deep(y).sum().backward()
+    passing[L] = run.breakdown().get("temporary", 0)
+    percent = 100 * passing[L] / run.peak_allocated_bytes
+    print(f"L = {L:2}: {passing[L] / y.nbytes:.1f} outputs pass by, {percent:2.0f} % of the peak")
+lesson.headline("temporary gradients, in percent of the peak of 32 layers", round(percent))
+print(share.compare(percent, run))  # of the last: 32 layers
+is_flat = passing[32] < passing[2] + y.nbytes
+lesson.holds("32 layers have no more temporary gradients than two", is_flat, run)
+
+# %% kept-by-layers
+for layer in (nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.BatchNorm2d(16), nn.ReLU(inplace=True)):
+    seen = memlab.size(nn.Sequential(nn.Conv2d(3, 16, 1), layer), (8, 3, 64, 64))
+    saved = [one for one in seen.kept if one.why == "saved" and one.nbytes > 9999]
+    kept = [f"{one.nbytes / MiB:.1f} MiB of {one.dtype}" for one in saved]
+    print(layer, "keeps", ", ".join(kept))
+    lesson.headline(f"{type(layer).__name__} of 2 MiB keeps", sum(one.nbytes for one in saved))
+
+# %% optimizers
+big = nn.Linear(128, 32768, device=lesson.device)
+big(y[:8]).sum().backward()
+parameter_bytes = sum(p.nbytes for p in big.parameters())
+cases = [
+    (torch.optim.SGD, {}, 0),
+    (torch.optim.SGD, {"momentum": 0.9}, 1),
+    (torch.optim.Adam, {}, 2),
+]
+for kind, options, times in cases:
+    name = f"{kind.__name__} {options}"
+    optimizer = kind(big.parameters(), lr=1e-3, **options)
+    with memlab.track(name, show=False) as run:
+        optimizer.step()
+    left = run.devices[0].levels[0].left_bytes / parameter_bytes
+    print(f"{name} keeps {left:.2f} times the parameters")
+    is_so = abs(left - times) < 0.02
+    lesson.holds(f"{name} keeps {times} times the parameters", is_so, run)
+
+# %% price
+small = x[..., :128, :128]
+forward, training = lambda: net(small), lambda: net(small).sum().backward()
+lesson.price("forward and backward", forward, training, at_most=3)
+
+# %% exercise tags=["exercise"]
+pictures = torch.randint(0, 256, (256, 3, 300, 300), dtype=torch.uint8, device=lesson.device)
+
+def whole():
+    return (pictures.float() / 255).mean((0, 2, 3))
+
+def yours():
+    ...  # about 5 lines: a few pictures at a time
+
+# %% check tags=["check"]
+lesson.check(yours).same_as(whole, relative=1e-4).peak_below(int(3.5 * pictures.nbytes))
+
+# %% solution tags=["solution"]
+def yours():
+    total = torch.zeros(3, device=lesson.device)
+    for part in pictures.split(16):
+        total += part.float().div_(255).mean((0, 2, 3))
+    return total / len(pictures.split(16))
+
+# %% end
+lesson.end()

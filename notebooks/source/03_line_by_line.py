@@ -1,0 +1,153 @@
+# %% setup
+%reset -f
+%load_ext memlab
+import memlab
+import torch
+from torch import nn
+from memlab.lesson import Lesson
+
+lesson = Lesson("03 line by line", needs="1 GiB")
+
+# %% guess
+weights = lesson.guess("All weights of VGG-19?", between=("32 MiB", "8 GiB"))
+choices = ["the model", "30 pictures", "40 pictures", "60 pictures"]
+most = lesson.guess("Which line adds the most?", choices=choices)
+
+# %% arrivals
+%%memtrack --name arrivals --lines --shapes
+net = dummy_1 = dummy_2 = dummy_3 = None  # free what an earlier run of this cell has left
+with torch.device("meta"):
+    net = memlab.workloads.vgg19()
+net = net.to_empty(device=lesson.device)
+dummy_1 = torch.zeros(30, 3, 512, 512, device=lesson.device)
+dummy_2 = torch.zeros(40, 3, 512, 512, device=lesson.device)
+dummy_3 = torch.zeros(60, 3, 512, 512, device=lesson.device)
+
+# %% account
+run = memlab.runs["arrivals"]
+held = []
+for row in run.lines().table:
+    if row.held_bytes > 0:
+        held.append(row.held_bytes)
+        for new in row.came[:3]:  # the largest
+            print(f"line {row.line}: + | {new.count} * Size:{new.shape} | {new.bytes / 1e6:.3f} M")
+print(weights.compare(held[0], run))
+print(most.compare(choices[held.index(max(held))], run))
+
+P = sum(p.numel() for p in net.parameters())
+lesson.account("After the last line", run, [
+    ("weights of VGG-19", "4 P", 4 * P, held[0]),
+    ("30 pictures", "4 x 30 x 3 x 512 x 512", 4 * 30 * 3 * 512 * 512, held[1]),
+    ("40 pictures", "4 x 40 x 3 x 512 x 512", 4 * 40 * 3 * 512 * 512, held[2]),
+    ("60 pictures", "4 x 60 x 3 x 512 x 512", 4 * 60 * 3 * 512 * 512, held[3]),
+])
+
+# %% what-holds-it
+also = {"old": [dummy_2]}
+%memwho dummy_2
+
+# %% predict-gpu
+def script():
+    net = memlab.workloads.vgg19().cuda()
+    dummies = [torch.zeros(N, 3, 512, 512, device="cuda") for N in (30, 40, 60)]
+
+card = lesson.predict(script)
+display(card)
+holds_more = card.peak_device_bytes[0] > card.allocated_bytes[1]
+lesson.holds("a GPU holds more than tensors", holds_more, card)
+
+# %% collector
+import gc
+
+net = dummy_1 = dummy_2 = dummy_3 = also = None
+small = nn.Sequential(nn.Conv2d(16, 64, 1), nn.MaxPool2d(2), nn.Dropout()).to(lesson.device)
+loss = small(torch.ones(4, 16, 256, 256, device=lesson.device)).sum()
+kinds = (torch.Tensor, nn.Parameter)
+seen = sum(t.nbytes for t in gc.get_objects() if type(t) in kinds and t.device == loss.device)
+alive = memlab.who(device=loss.device)
+places = sum(one.nbytes for one in alive.storages if one.dtype == "int64")
+N = 4 * 64 * 128 * 128  # elements after pooling
+mask = 4 if lesson.device == "cpu" else 1
+masks = sum(s.nbytes for s in alive.storages if "Mul" in s.path or "Dropout" in s.path)
+lesson.holds("gc finds less than three quarters", seen < 0.75 * alive.total_bytes, alive)
+lesson.account("Alive between forward and backward", alive.total_bytes, [
+    ("found by gc", "input and convolution's output", 4 * (N + 4 * N), seen),
+    ("places of the maxima", "8 for each output", 8 * N, places),
+    ("dropout's mask", f"{mask} for each element", mask * N, masks),
+], alive)
+
+# %% guess-rebound
+loss = small = None
+again = lesson.guess("Peak of the two lines?", between=("100 MiB", "2 GiB"))
+where = lesson.guess("On which line?", choices=["the first", "the second"])
+
+# %% rebound
+%%memtrack --name rebound --lines
+big = torch.zeros(120, 3, 512, 512, device=lesson.device)
+big = torch.zeros(80, 3, 512, 512, device=lesson.device)
+del big
+
+# %% compare-rebound
+rebound = memlab.runs["rebound"]
+print(again.compare(rebound.peak_allocated_bytes, rebound))
+first, second = (rebound.lines().table[f"cell:{line}"] for line in (2, 3))
+levels = [first.peak_bytes, first.level_bytes + second.peak_bytes]
+print(where.compare(where.answer.options[levels.index(max(levels))], rebound))
+with memlab.track("deleted first", show=False) as deleted:
+    big = torch.zeros(120, 3, 512, 512, device=lesson.device)
+    del big
+    big = torch.zeros(80, 3, 512, 512, device=lesson.device)
+del big
+lesson.saves("del before the name is used again", rebound, deleted)
+
+# %% growth
+kept = []
+for rounds in (1, 2, 4, 8):
+    with memlab.track(f"{rounds} rounds", show=False) as run:
+        for _ in range(rounds):
+            kept.append(torch.zeros(2, 3, 512, 512, device=lesson.device))
+    left = run.devices[0].levels[0].left_bytes / 2**20
+    print(f"{rounds} rounds: {left:5.1f} MiB not freed, {left / rounds:.1f} MiB each")
+lesson.holds("each round leaves 6 MiB", left == rounds * 6, run)
+
+# %% price
+def many_lines():
+    x = torch.ones(512, 512, device=lesson.device)
+    for _ in range(10):
+        x = x @ x / 512
+        x = x - x.mean() + 1
+    return x
+
+def track_it(*watched):
+    with memlab.track("price", show=False, functions=watched):
+        many_lines()
+
+every_line = lambda: track_it(many_lines)
+lesson.price("-f of this function", track_it, every_line, at_most=5, of="seconds")
+
+# %% exercise tags=["exercise"]
+kept = None
+pictures = torch.rand(64, 3, 256, 256, device=lesson.device)
+
+def whole():
+    scaled = pictures * 2
+    centred = scaled - 1
+    curved = centred.tanh()
+    squared = curved * curved
+    return squared.mean((0, 2, 3))
+
+def yours():
+    ...  # about 5 lines
+
+# %% check tags=["check"]
+lesson.check(yours).same_as(whole).peak_below(int(3.5 * pictures.nbytes))
+
+# %% solution tags=["solution"]
+def yours():
+    x = pictures * 2
+    x.sub_(1).tanh_()
+    x.mul_(x)
+    return x.mean((0, 2, 3))
+
+# %% end
+lesson.end()

@@ -1,0 +1,147 @@
+# %% setup
+%reset -f
+%load_ext memlab
+import subprocess
+import sys
+import memlab
+import torch
+from torch import nn
+from memlab.lesson import Lesson
+
+lesson = Lesson("18 out of memory", needs="300 MiB")
+
+# %% guess
+old = (
+    "CUDA out of memory. Tried to allocate 128.00 MiB (GPU 0; 7.93 GiB total capacity; "
+    "6.94 GiB already allocated; 10.56 MiB free; 7.28 GiB reserved in total by PyTorch)"
+)
+cause = lesson.guess(
+    "Why did it fail?", choices=["too many tensors", "free memory in pieces", "another process"]
+)
+
+# %% explain
+told = memlab.explain_oom(old)
+told
+
+# %% account
+MiB = 2**20
+size = {term.name: term.amount.middle for term in told.explanation.terms}
+rest = size["capacity"] - size["reserved"] - size["free"]
+places = [size["allocated"], size["cached"], rest]
+print(cause.compare(cause.answer.options[places.index(max(places))], told))
+tensors, cached = (round(100 * size[one] / size["capacity"]) for one in ("allocated", "cached"))
+lesson.headline("held by tensors when it failed, in percent of the GPU", tensors)
+too_many = cached < 5 < 80 < tensors
+lesson.holds(f"tensors held {tensors} % of the GPU, the cache {cached} %", too_many, told)
+for name, nbytes in zip(("tensors", "cache", "context and others"), places):
+    print(f"{name:18} {nbytes / MiB:6.0f} MiB")
+
+# %% newer-wording
+start = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.79 GiB "
+first = (
+    "of which 1.12 GiB is free. Process 4711 has 2.50 GiB memory in use. Including non-PyTorch "
+    "memory, this process has 4.16 GiB memory in use. Of the allocated memory 3.80 GiB is "
+    "allocated by PyTorch, and 120.00 MiB is reserved by PyTorch but unallocated."
+)
+second = (
+    "of which 307.00 MiB is free. Including non-PyTorch memory, this process has 7.49 GiB memory "
+    "in use. Of the allocated memory 7.10 GiB is allocated by PyTorch, and 150.00 MiB is "
+    "reserved by PyTorch but unallocated."
+)
+new = {"first": start + first, "second": start + second}
+neighbour = lesson.guess("Which of them fails because of a neighbour?", choices=list(new))
+
+# %% explain-newer
+read = {name: memlab.explain_oom(message) for name, message in new.items()}
+for name, one in read.items():
+    print(name, "-", one.explanation.title)
+verdicts = {one.explanation.verdict: name for name, one in read.items()}
+print(neighbour.compare(verdicts["others"], *read.values()))
+read["first"]
+
+# %% guess-phase
+def step(rows=65_536):
+    layers = []
+    for _ in range(12):
+        layers += [nn.Linear(2048, 2048), nn.GELU()]
+    model = nn.Sequential(*layers).cuda()
+    model(torch.randn(rows, 2048, device="cuda")).square().mean().backward()
+
+phase = lesson.guess("When does it run out?", choices=["building the model", "forward", "backward"])
+
+# %% predict
+stopped = lesson.predict(step, name="stopped")
+print(phase.compare(stopped.devices[0].at["phase"], stopped))
+known = stopped.fits == "no" and "Tried to allocate" in stopped.out_of_memory
+lesson.holds("it does not fit, and the message is known before", known, stopped)
+held, rows = stopped.breakdown(), 4 * 65_536 * 2048  # bytes of one tensor of all rows
+display(lesson.account("When it ran out, predicted", stopped, [
+    ("14 results of layers", "14 x 4 B H", 14 * rows, held["activation"]),
+    ("the batch", "4 B H", rows, held["input"]),
+    ("parameters", "12 x 4 (H H + H)", 12 * 4 * (2048**2 + 2048), held["parameter"]),
+]))
+stopped
+
+# %% catch
+try:
+    torch.empty(1 << 45, device=lesson.device)
+except RuntimeError as error:
+    print(memlab.explain_oom(error).text.splitlines()[0])
+    line = error.__traceback__.tb_lineno
+
+# %% traceback-line
+lesson.holds("the traceback names the line that asked", line == 2)  # of this cell
+if lesson.device == "cuda":
+    lesson.headline("CUDA_LAUNCH_BLOCKING", "the right line without it")
+else:
+    lesson.not_measurable("CUDA_LAUNCH_BLOCKING", "nothing is asynchronous on a CPU")
+
+# %% rows
+for rows in (8_192, 16_384, 32_768):
+    fewer = lesson.predict(lambda: step(rows), name=f"{rows} rows")
+    low, high = fewer.peak_device_bytes
+    print(f"{rows:6} rows: fits: {fewer.fits:5} needs {low / 2**30:.1f} to {high / 2**30:.1f} GiB")
+print(lesson.saves("half of the rows", memlab.runs["32768 rows"], memlab.runs["16384 rows"]))
+with torch.device("meta"):
+    layer, batch = nn.Linear(2048, 2048), torch.empty(32_768, 2048)
+whole_batch = lambda: layer(batch).sum().backward()
+halves = lambda: [layer(part).sum().backward() for part in batch.chunk(2)]
+lesson.price("two halves, one after the other", whole_batch, halves, at_most=1)
+
+# %% old-advice
+program = (
+    "import os, torch; {first}; os.environ['CUDA_VISIBLE_DEVICES'] = ''; "
+    "print(torch.cuda.device_count())"
+)
+cases = {"after the import": "pass", "after the first use": "torch.zeros(1).cuda()"}
+seen, here = [], torch.cuda.device_count()
+for when, first in cases.items() if here else ():
+    command = [sys.executable, "-c", program.format(first=first)]
+    seen.append(int(subprocess.run(command, capture_output=True, text=True).stdout))
+    print(f"set {when}: {seen[-1]} of {here} GPUs are seen")
+if here:
+    lesson.headline("GPUs seen when it was set after the import", seen[0])
+    lesson.holds("set before the first use it counts, and only then", seen == [0, here])
+    lesson.holds("by default one GPU is used", torch.zeros(1, device="cuda").device.index == 0)
+else:
+    lesson.not_measurable("GPUs that are seen, and used by default", "there is none")
+
+# %% exercise tags=["exercise"]
+queries = torch.randn(8192, 64, device=lesson.device)
+keys = torch.randn(4096, 64, device=lesson.device)
+
+def whole():
+    return (queries @ keys.T).amax(1)
+
+def yours():
+    ...  # about 3 lines
+
+# %% check tags=["check"]
+lesson.check(yours).same_as(whole, relative=1e-4).peak_below("60 MiB")
+
+# %% solution tags=["solution"]
+def yours():
+    return torch.cat([(part @ keys.T).amax(1) for part in queries.split(512)])
+
+# %% end
+lesson.end()

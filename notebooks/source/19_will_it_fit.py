@@ -1,0 +1,132 @@
+# %% setup
+%reset -f
+%load_ext memlab
+import memlab
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from memlab.lesson import Lesson
+
+lesson = Lesson("19 will it fit", needs="500 MiB")
+
+# %% training-step
+V, H, L, S = 8192, 512, 4, 512
+
+def block():
+    return nn.Sequential(nn.LayerNorm(H), nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H))
+
+def model():
+    return nn.Sequential(nn.Embedding(V, H), *[block() for _ in range(L)], nn.Linear(H, V))
+
+def make_step(B, device="cuda", pieces=1):
+    def step():
+        net = model().to(device)
+        tokens = torch.randint(0, V, (B, S), device=device)
+        optimizer = torch.optim.AdamW(net.parameters())
+        for _ in range(2):
+            for part in tokens.chunk(pieces):
+                (cross_entropy(net(part).flatten(0, 1), part.flatten()) / pieces).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return step
+
+# %% guess
+MiB = 2**20
+with torch.device("meta"):
+    batch = torch.zeros(48, S, dtype=torch.long)
+    parts = memlab.size(model(), batch, optimizer="adamw").parts
+for name, count in parts.items():
+    if count > MiB:
+        print(f"{name:20} {count / MiB:5.0f} MiB")
+answer = lesson.guess(
+    f"Does a batch of 48 fit on the {lesson.card}?", choices=["yes", "no", "close"]
+)
+peak = lesson.guess("Peak of allocated with 48?", between=("512 MiB", "64 GiB"))
+
+# %% predict
+predicted = lesson.predict(make_step(48), name="batch 48")
+predicted
+
+# %% account
+B = 48
+P = sum(p.numel() for p in model().parameters())
+held = predicted.breakdown()
+print(answer.compare(predicted.fits, predicted))
+print(peak.compare(predicted.peak_allocated_bytes, predicted))
+kept = 4 * B * S * (10 * L * H + H + V)
+lesson.account(f"Batch 48, predicted for the {lesson.card}", predicted, [
+    ("activations", "4 BS (10 L H + H + V)", kept, held.get("activation", 0)),
+    ("temporary: the loss's gradients", "2 x 4 BSV", 8 * B * S * V, held.get("temporary", 0)),
+    ("parameters", "4 P", 4 * P, held.get("parameter", 0)),
+    ("AdamW's moments", "8 P", 8 * P, held.get("optimizer", 0)),
+])
+
+# %% cards
+%memfit batch 48 RTX 3050 Laptop, GTX 1660, RTX 4060, T4, RTX 3090, A100 80GB
+
+# %% here
+%%memtrack --name here
+make_step(2, lesson.device)()
+
+# %% compare-measured
+here = memlab.runs["here"]
+two = lesson.predict(make_step(2), name="batch 2")
+measured = here.breakdown()
+for name, count in two.breakdown().items():
+    if count > MiB:
+        there = measured.get(name, 0)
+        print(f"{name:10} predicted {count / MiB:6.1f} MiB, measured {there / MiB:6.1f} MiB")
+before = here.devices[0].levels[0].start_bytes  # what earlier cells have left
+off = two.peak_allocated_bytes / (here.peak_allocated_bytes - before) - 1
+print(f"predicted over measured: {off:+.1%}")
+lesson.holds("the prediction is within a tenth of the measurement", abs(off) < 0.1, here, two)
+
+# %% guess-batch
+options = ["32", "48", "64", "80", "96"]
+largest = lesson.guess(f"Largest batch on the {lesson.card}, in steps of 16?", choices=options)
+
+# %% max-batch
+found = memlab.max_batch(lambda n: make_step(16 * n), lesson.card, at_most=9)
+print("Of sixteens:", found)
+nearest = min(options, key=lambda said: abs(int(said) - 16 * found.batch))
+print(largest.compare(nearest, found))
+tried = found.to_pandas()
+sequences = 16 * tried.batch
+slope = tried.device_low_bytes.diff() / sequences.diff() / MiB
+lesson.headline("largest batch in sixteens", found.batch)
+print("MiB for each more sequence:", slope.dropna().round(1).tolist())
+
+# %% in-pieces
+GiB = 2**30
+pieces = lesson.predict(make_step(48, pieces=4), name="in pieces")
+low, high = pieces.peak_device_bytes
+print(f"in pieces: needs {low / GiB:.2f} to {high / GiB:.2f} GiB")
+print(lesson.saves("four pieces of 12", predicted, pieces))
+whole_step, in_pieces = make_step(48, "meta"), make_step(48, "meta", pieces=4)
+lesson.price("four pieces of 12", whole_step, in_pieces, at_most=1)
+
+# %% exercise tags=["exercise"]
+net = model().to(lesson.device)
+text = torch.randint(0, V, (8, S), device=lesson.device)
+
+@torch.no_grad()
+def whole():
+    return cross_entropy(net(text).flatten(0, 1), text.flatten())
+
+@torch.no_grad()
+def yours():
+    ...  # about 4 lines
+
+# %% check tags=["check"]
+lesson.check(yours).same_as(whole, relative=1e-4).peak_below("140 MiB")
+
+# %% solution tags=["solution"]
+@torch.no_grad()
+def yours():
+    total = 0.0
+    for one in text:
+        total = total + cross_entropy(net(one), one)
+    return total / len(text)
+
+# %% end
+lesson.end()
