@@ -183,6 +183,9 @@ class Lab:
     def open(self, name: str) -> None:
         """Open a notebook and wait until its kernel is idle."""
         self.page.goto(f"{self.url}/lab/tree/{name}?token={self.token}&reset")
+        self._wait_for_kernel()
+
+    def _wait_for_kernel(self) -> None:
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self.page.wait_for_selector(IDLE, timeout=90_000, state="attached")
         self.page.evaluate(ANSWERS)
@@ -205,6 +208,29 @@ class Lab:
                 continue
         if wait:
             self.wait_cell(i)
+
+    def run_until_shown(self, i: int, shown: Any, timeout_s: float = 30.0) -> None:
+        """Run cell `i` until this locator is shown, reloading the page once if it is not.
+
+        ipykernel 7.4 can miss the second of two requests for a subshell (`_process_control_request` answers with a raw send
+        on the socket of a stream, which may take the event of the next request); JupyterLab 4.6 then waits for ever.
+        """
+        from playwright.sync_api import TimeoutError as NotShown
+
+        self.run_cell(i)
+        try:
+            shown.wait_for(timeout=1000 * timeout_s)
+        except NotShown:
+            self.page.reload()
+            self._wait_for_kernel()
+            self.run_cell(i)
+            shown.wait_for(timeout=1000 * timeout_s)
+
+    @property
+    def page_errors(self) -> list[str]:
+        """What failed in the page, but for subshells that were asked for when the kernel was restarted."""
+        lost = "Canceled future for create_subshell_request"
+        return [text for kind, text in self.console if kind == "pageerror" and lost not in text]
 
     def wait_cell(self, i: int, timeout_s: float = 120.0) -> None:
         """Wait until cell `i` has its number."""

@@ -119,4 +119,4 @@ def test_it_is_saved_small_and_shown_without_a_kernel(lab):
 def test_nothing_was_fetched_and_no_name_became_markup(lab):
     assert lab.foreign == []
     assert lab.cell(3).locator("b", has_text="with").count() <= 1  # the sentence is bold, the name in it is text
-    assert [text for kind, text in lab.console if kind == "pageerror"] == []
+    assert lab.page_errors == []

@@ -293,4 +293,4 @@ def test_a_converted_notebook_has_it(lab: harness.Lab, page: Any, tmp_path: Path
 
 def test_nothing_was_asked_of_the_network_and_nothing_failed(lab: harness.Lab) -> None:
     assert lab.foreign == []
-    assert [entry for entry in lab.console if entry[0] == "pageerror"] == []
+    assert lab.page_errors == []

@@ -48,11 +48,12 @@ print('hooks', [hook for hook in get_ipython().events.callbacks['pre_run_cell'] 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
     with harness.opened(tmp_path_factory, "lab.ipynb", [OPEN, STATE, BUSY, PROGRAM, AGAIN, LEFT]) as made:
-        made.run_cell(0)
-        made.cell(0).get_by_role("button", name="Run", exact=True).wait_for(
-            timeout=120_000
-        )  # a first import takes long
+        made.run_until_shown(0, run_button(made, 0), timeout_s=120)  # a first import takes long
         yield made
+
+
+def run_button(lab: harness.Lab, cell: int) -> Any:
+    return lab.cell(cell).get_by_role("button", name="Run", exact=True)
 
 
 def press(lab: harness.Lab, name: str, cell: int = 0) -> None:
@@ -251,8 +252,7 @@ def test_in_a_narrow_window_nothing_is_cut_off(lab):
 
 
 def test_two_labs_in_one_notebook(lab):
-    lab.run_cell(4)
-    lab.cell(4).get_by_role("button", name="Run", exact=True).wait_for(timeout=30_000)
+    lab.run_until_shown(4, run_button(lab, 4))
     lab.cell(4).get_by_label("Size").select_option(label="tiny")
     press(lab, "Run", cell=4)
     lab.cell(4).locator(FIGURE).first.wait_for(timeout=60_000)
@@ -261,8 +261,7 @@ def test_two_labs_in_one_notebook(lab):
 
 
 def test_running_the_cell_again_leaves_one_lab(lab):
-    lab.run_cell(4)
-    lab.cell(4).get_by_role("button", name="Run", exact=True).wait_for(timeout=30_000)
+    lab.run_until_shown(4, run_button(lab, 4))
     assert lab.cell(4).locator(".memlab-lab").count() == 1
 
 
@@ -288,8 +287,7 @@ def test_a_saved_notebook_shows_the_result_and_words_without_a_kernel(lab):
 
 def test_it_is_used_again_after_its_cell_was_run_and_leaves_nothing_when_closed(lab):
     lab.open("lab.ipynb")
-    lab.run_cell(0)
-    lab.cell(0).get_by_role("button", name="Run", exact=True).wait_for(timeout=30_000)
+    lab.run_until_shown(0, run_button(lab, 0))
     assert not lab.cell(0).get_by_text("Run this cell to use the Lab").is_visible()
     lab.run_cell(4)
     lab.run_cell(5)
@@ -318,4 +316,4 @@ def test_controls_that_lost_their_kernel_give_way_to_the_words(lab):
 
 def test_nothing_was_fetched_and_nothing_failed_in_the_page(lab):
     assert lab.foreign == []
-    assert [entry for entry in lab.console if entry[0] == "pageerror"] == []
+    assert lab.page_errors == []

@@ -98,4 +98,4 @@ def test_what_is_saved_needs_no_kernel(lab):
 
 def test_nothing_was_asked_of_the_world_and_nothing_failed(lab):
     assert lab.foreign == []
-    assert [text for kind, text in lab.console if kind == "pageerror"] == []
+    assert lab.page_errors == []

@@ -81,10 +81,6 @@ def picture(lab: harness.Lab, name: str) -> None:
         lab.cell(0).locator(".jp-OutputArea").first.screenshot(path=f"{harness.PICTURES}/{name}.png")
 
 
-def errors(lab: harness.Lab) -> list[tuple[str, str]]:
-    return [entry for entry in lab.console if entry[0] == "pageerror"]
-
-
 def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
     lab.run_cell(0, wait=False)
     lab.page.wait_for_function("() => window.__memlab_live && window.__memlab_live.chunks > 8", timeout=30_000)
@@ -106,7 +102,7 @@ def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
     for name in ("dark", "light"):
         lab.theme(name)
         picture(lab, f"live-{name}")
-    assert (lab.foreign, errors(lab)) == ([], [])
+    assert (lab.foreign, lab.page_errors) == ([], [])
 
 
 def test_stop_works_while_the_kernel_is_busy(lab: harness.Lab) -> None:
@@ -122,7 +118,7 @@ def test_stop_works_while_the_kernel_is_busy(lab: harness.Lab) -> None:
     assert "stopped True" in lab.text(0)
     assert "off the scale" in lab.text(0)
     picture(lab, "live-off-the-scale")
-    assert (lab.foreign, errors(lab)) == ([], [])
+    assert (lab.foreign, lab.page_errors) == ([], [])
 
 
 def test_a_stop_that_cannot_arrive_says_so(lab: harness.Lab) -> None:

@@ -204,4 +204,4 @@ def test_nbconvert_shows_the_svg_and_the_table(lab, tmp_path):
 
 def test_nothing_was_asked_of_the_network(lab):
     assert lab.foreign == []
-    assert [entry for entry in lab.console if entry[0] == "pageerror"] == []
+    assert lab.page_errors == []
