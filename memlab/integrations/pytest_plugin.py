@@ -159,7 +159,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     if mark is None:
         return (yield)
     budget, device = _asked(mark)
-    if device in ("cpu", "cuda") or device.startswith("cuda:"):
+    if _is_measured(device):
         from memlab.api.track import track
 
         try:
@@ -174,7 +174,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     runs: list[Run] = []
 
     def predicted(**arguments: Any) -> None:
-        runs.append(_predicted(test, arguments, device, pyfuncitem.name))
+        runs.append(_predicted(test, arguments, device, pyfuncitem.name, mark.kwargs.get("torch_version")))
 
     pyfuncitem.obj = predicted  # pytest calls it with the test's fixtures
     try:
@@ -194,7 +194,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     from memlab.api.track import track
 
     budget, device = _asked(mark)
-    if device != "cpu" and not device.startswith("cuda"):
+    if not _is_measured(device):
         raise _failed(f"{MARK}: a method of a TestCase can be measured, not predicted: make it a function of pytest.")
     try:
         tracked = track(item.name, device=device, show=False)
@@ -233,31 +233,39 @@ def _failed(text: str) -> BaseException:
     return failure
 
 
+def _is_measured(device: str) -> bool:
+    return device in ("cpu", "cuda") or device.startswith("cuda:")
+
+
 def _asked(mark: pytest.Mark) -> tuple[int | None, str]:
     """The budget and the device of a marker."""
-    if len(mark.args) > 1 or mark.kwargs.keys() - {"device"}:
-        raise _failed(f'{MARK} takes a size and device=, as in {MARK}("2GiB", device="cpu").')
+    if len(mark.args) > 1 or mark.kwargs.keys() - {"device", "torch_version"}:
+        raise _failed(f'{MARK} takes a size, device= and torch_version=, as in {MARK}("2GiB", device="cpu").')
     device = mark.kwargs.get("device", "cpu")
     if not isinstance(device, str):
         raise _failed(f"{MARK}: device is cpu, cuda or the name of a card, got {device!r:.80}.")
+    if "torch_version" in mark.kwargs and _is_measured(device):
+        raise _failed(f"{MARK}: torch_version is for predictions on a card; on {device} it is the one installed here.")
     try:
         return (parse_bytes(mark.args[0]) if mark.args else None), device
     except MemlabError as error:
         raise _failed(f"{MARK}: {error}") from None
 
 
-def _predicted(test: Callable[..., object], arguments: dict[str, Any], card: str, name: str) -> Run:
-    """The prediction of a test on a card; values mean nothing there, and an error of the test fails it.
+def _predicted(test: Callable[..., object], arguments: dict[str, Any], card: str, name: str, version: object) -> Run:
+    """The prediction of a test on a card, for this PyTorch or another version; values mean nothing there.
 
-    So does a test that uses no GPU, of which its budget would say nothing.
+    An error of the test fails it, and so does that it uses no GPU: its budget would say nothing.
     """
     from memlab.api.predict_step import configured, predict_step
     from memlab.api.prediction import asks_for_nothing, verdict
     from memlab.prediction.cards import find
+    from memlab.prediction.torch_versions import checked_version
 
     try:
-        step = functools.partial(test, **arguments)
-        found = predict_step(step, find(card), name, configured(None), functions=[test])
+        step, torch_version = functools.partial(test, **arguments), checked_version(version)
+        conf = configured(None, torch_version)
+        found = predict_step(step, find(card), name, conf, functions=[test], torch_version=torch_version)
     except MemlabError as error:
         raise _failed(f"{MARK}: {error}") from None
     if asks_for_nothing(found.forecast):

@@ -152,12 +152,35 @@ def test_wrong_usage_is_one_line(session, pytester, options, content, said):
         ("'1GiB', device='cuda:77'", "Name a card, and the test is predicted"),
         ("'1GiB', device=''", "no card is known as ''"),
         ("'1GiB', device='T4'", "allocated nothing on T4"),
+        ("'1GiB', device='T4', torch_version='1.13'", "memlab knows the memory of PyTorch 2.10 to 2.15"),
+        ("'1GiB', torch_version='2.14'", "torch_version is for predictions on a card"),
     ],
 )
 def test_a_wrong_marker_fails_its_test_in_one_line(session, arguments, said):
     result = session(f"@pytest.mark.memory_budget({arguments})\ndef test_it(): pass")
     result.assert_outcomes(failed=1)
     assert said in result.stdout.str()
+
+
+def test_a_predicted_test_can_be_for_another_pytorch(session, pytester):
+    text = """
+import torch.nn.functional as F
+
+@pytest.mark.memory_budget(device="RTX 4060", torch_version="2.13")
+def test_before():
+    attend()
+
+@pytest.mark.memory_budget(device="RTX 4060", torch_version="2.14")
+def test_since():
+    attend()
+
+def attend():
+    make = lambda heads: torch.randn(1, heads, 1024, 64, device="cuda", requires_grad=True)
+    F.scaled_dot_product_attention(make(8), make(2), make(2), enable_gqa=True).sum().backward()
+"""
+    session(text, "--memlab-baseline", "peaks.json", "--memlab-update").assert_outcomes(passed=2)
+    before, since = json.loads((pytester.path / "peaks.json").read_text())["peaks"].values()
+    assert since["peak_bytes"] < before["peak_bytes"]  # single precision takes the memory-efficient kernel since 2.14
 
 
 def test_what_is_too_large_for_the_card_fails_whatever_its_budget(session):
