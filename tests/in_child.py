@@ -19,7 +19,7 @@ def run(work: Any, around: Any = contextlib.nullcontext, **options: Any) -> Chil
 
 def fine(work: Any, **options: Any) -> ChildOutcome:
     """The outcome of `work()`, which asserts: its error is the test's."""
-    outcome = run(lambda channel: work() or b"fine", limit_s=60, **options)
+    outcome = run(lambda channel: work() or b"fine", limit_s=300, **options)
     assert outcome.error is None, "".join(outcome.error.traceback)
     assert (outcome.result, outcome.ended) == (b"fine", "")
     return outcome

@@ -84,7 +84,7 @@ class Kernel:
             if kind in ("stream", "execute_result", "error", "display_data", "update_display_data"):
                 reply.order.append(kind)
 
-        answer = self.client.execute_interactive(code, silent=silent, output_hook=take, timeout=60, allow_stdin=False)
+        answer = self.client.execute_interactive(code, silent=silent, output_hook=take, timeout=300, allow_stdin=False)
         reply.status = answer["content"]["status"]
         reply.error = answer["content"].get("ename", "")
         return reply
@@ -117,7 +117,7 @@ def kernel(folder: Path, *cells: str) -> Iterator[Kernel]:
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=300)
         found = Kernel(client, manager)
         for cell in cells:
             found.ok(cell)

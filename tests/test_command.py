@@ -113,7 +113,7 @@ def test_a_reader_that_has_read_enough_is_no_error():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
-        assert process.wait(60) == PIPE_CLOSED
+        assert process.wait(120) == PIPE_CLOSED
         assert process.stderr.read() == b""
 
 

@@ -45,7 +45,7 @@ def pins() -> dict[str, Requirement]:
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_environment_yml_asks_for_what_pyproject_asks_for():

@@ -52,7 +52,7 @@ def schema(name: str, *files: Path) -> subprocess.CompletedProcess[str]:
     """Check files against a schema that check-jsonschema ships: no network is needed."""
     pytest.importorskip("check_jsonschema", reason="it is in the extra test: make ready-test")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", name, *map(str, files)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def steps(workflow: Path) -> list[dict]:
@@ -109,7 +109,7 @@ def test_a_release_with_placeholders_is_refused():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     unfinished = [
@@ -242,7 +242,7 @@ def test_what_was_built_installs_and_runs_outside_the_repository(kind, tmp_path)
 
     def ran(*command: str | Path, cwd: Path = tmp_path) -> str:
         done = subprocess.run(
-            [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=250, check=False
+            [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
         return done.stdout.strip()

@@ -59,7 +59,7 @@ def python(*arguments: str, text: str = "", folder: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", done.stdout + done.stderr)
 

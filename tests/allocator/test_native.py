@@ -59,7 +59,7 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=600,
             check=False,
         )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -57,7 +57,7 @@ def test_polls_raise_the_lower_end(cells):
     cells.names["seen"] = seen
     try:
         Polls.read = read
-        cells.run("x = torch.ones(8 << 18, device='cuda'); seen.wait(30); del x")
+        cells.run("x = torch.ones(8 << 18, device='cuda'); seen.wait(120); del x")
     finally:
         Polls.read = original
     peak = level(cells.last, "cuda:0").peak

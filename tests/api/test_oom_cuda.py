@@ -87,7 +87,7 @@ def scenario(tmp_path: Path, code: str, total_mb: int = 2048, **environment: str
     program.write_text(START + textwrap.dedent(code))
     env = card(tmp_path, total_mb) | environment | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, program]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -206,7 +206,7 @@ def test_another_process_on_the_card_is_told_with_its_bytes(tmp_path):
     with subprocess.Popen([sys.executable, "-c", other], text=True, **pipes) as process:
         assert process.stdout.readline() == "ready\n"
         said = scenario(tmp_path, "say(fails(fill))")
-        process.communicate("\n", timeout=60)
+        process.communicate("\n", timeout=300)
     (action,) = [one for one in said["actions"] if "end other processes" in one[0]]
     assert said["verdict"] == "others"
     assert action[1] == action[2] == said["terms"]["others"][0] >= 900 * MiB

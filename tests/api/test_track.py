@@ -67,9 +67,9 @@ def test_tracks_in_threads_do_not_disturb_each_other():
 
     def work(count: int) -> None:
         with memlab.track(f"thread {count}", show=False) as run:
-            both.wait(30)
+            both.wait(120)
             kept = [grow() for _ in range(count)]
-            both.wait(30)
+            both.wait(120)
             del kept
         found[count] = risen(run)
 

@@ -51,7 +51,7 @@ def test_a_saved_run_says_what_it_said(name):
 def recorded(what: str, folder: Path) -> None:
     env = {**os.environ, **machine_at(folder / "gpu")}
     command = [sys.executable, HERE / "freeze.py", what, folder]
-    subprocess.run(command, check=True, timeout=240, cwd=HERE.parent.parent, env=env)
+    subprocess.run(command, check=True, timeout=600, cwd=HERE.parent.parent, env=env)
 
 
 def compare(folder: Path) -> None:

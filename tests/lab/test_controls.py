@@ -121,7 +121,7 @@ def test_a_press_of_run_and_what_came_of_it(shown):
     lab, controls = shown
     lab.state = {"techniques": [SAVING]}
     controls.run.click()
-    assert lab.wait(60)
+    assert lab.wait(120)
     assert lab.problem == ""
     assert SAVING in controls.verdict.value
     assert controls.run.description == "Run"
@@ -189,7 +189,7 @@ def test_errors_of_a_run_are_shown_with_details_and_escaped(shown):
 
     lab.choices.own["tiny"] = broken
     controls.run.click()
-    assert lab.wait(60)
+    assert lab.wait(120)
     said = controls.problem.value
     assert "&lt;script&gt;" in said and "<script>" not in said and "Traceback" in said
     assert not lab.is_running

@@ -33,7 +33,7 @@ def test_out_of_memory_is_a_row_and_a_line(monkeypatch):
 def test_a_run_in_a_thread_is_measured_too():
     lab = Lab("mlp", size="tiny", device="cuda", steps=1)
     lab.start()
-    assert lab.wait(60)
+    assert lab.wait(120)
     assert lab.problem == ""
     assert lab.rows[0].peak_bytes[0] > 0
 

@@ -35,7 +35,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 def quietly(notebook: Kernel, code: str) -> None:
     """Run a cell and look at nothing: it may change what an earlier one has shown."""
-    reply = notebook.client.execute_interactive(code, output_hook=lambda message: None, timeout=60, allow_stdin=False)
+    reply = notebook.client.execute_interactive(code, output_hook=lambda message: None, timeout=300, allow_stdin=False)
     assert reply["content"]["status"] == "ok", reply
 
 
@@ -62,7 +62,7 @@ def test_the_result_takes_its_place_by_display_id(notebook):
 
 
 def test_a_thread_updates_the_outputs_of_its_cell(notebook):
-    reply = notebook.run(f"{OPEN[:-4]}\ndisplay(lab)\nlab.start(); print(lab.wait(60))")
+    reply = notebook.run(f"{OPEN[:-4]}\ndisplay(lab)\nlab.start(); print(lab.wait(120))")
     assert "True" in reply.stdout
     assert "with checkpoint_sequential" in reply.shown[3]["text/plain"]
 

@@ -18,7 +18,7 @@ from memlab.lab.worker import ExecutionLock, Worker
 LONG_S = 30.0
 
 
-def wait_for(true, limit_s: float = 10.0) -> None:
+def wait_for(true, limit_s: float = 300) -> None:
     until = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < until, "it did not happen"
@@ -56,7 +56,7 @@ def test_a_stop_ends_what_goes_on_in_a_thread_and_here(work, is_here, monkeypatc
         wait_for(lambda: worker.is_working)
         worker.stop()
         worker.stop()
-        assert worker.join(10)
+        assert worker.join(120)
     assert ended == [worker]
 
 
@@ -66,7 +66,7 @@ def test_a_stop_in_time_breaks_into_nothing_later(monkeypatch):
     worker.start()
     wait_for(lambda: worker.is_working)
     worker.stop()
-    assert worker.join(10)
+    assert worker.join(120)
 
 
 def test_a_run_waits_for_the_cell_and_a_cell_for_the_run():
@@ -82,7 +82,7 @@ def test_a_run_waits_for_the_cell_and_a_cell_for_the_run():
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert worker.is_queued.wait(10)
+    assert worker.is_queued.wait(120)
     lock.cell_begins()  # nested: it cannot wait for a run that waits for its outer cell
     lock.cell_ends()
     order.append("cell ends")
@@ -103,7 +103,7 @@ def test_a_run_that_waits_can_be_stopped(monkeypatch):
     worker.start()
     time.sleep(0.05)
     worker.stop()
-    assert worker.join(5)
+    assert worker.join(120)
     assert ended == [worker]
 
 
@@ -132,7 +132,7 @@ def test_a_lab_runs_in_a_thread_and_is_stopped():
     wait_for(lambda: lab.is_working)
     time.sleep(0.2)
     lab.stop()
-    assert lab.wait(20)
+    assert lab.wait(120)
     assert not lab.is_running and lab.rows == ()
     assert set(runs) <= set(before)  # nothing was added; of a full registry the oldest may be gone
     assert "Stopped" in lab.problem
@@ -156,9 +156,9 @@ def test_a_lab_is_stopped_inside_of_a_long_step(monkeypatch):
 
     lab = Lab(endless_step, steps=1, force=True)
     lab.start()
-    assert begun.wait(20)
+    assert begun.wait(120)
     lab.stop()
-    assert lab.wait(20)
+    assert lab.wait(120)
     assert "Stopped" in lab.problem and lab.rows == ()
     assert lab.run(workload="mlp", size="tiny", steps=1).peak_bytes > 0  # and it can be used again
 
@@ -168,9 +168,9 @@ def test_a_prediction_is_stopped(monkeypatch):
     lab, listener = Lab(slow, steps=1000, card="RTX 4060"), Listener()
     lab.listener = listener
     lab.start()
-    assert listener.stepped.wait(60)
+    assert listener.stepped.wait(120)
     lab.stop()
-    assert lab.wait(30)
+    assert lab.wait(120)
     assert "Stopped" in lab.problem and lab.rows == ()
 
 
@@ -199,7 +199,7 @@ worker.start()
 while not worker.is_working:
     time.sleep(0.01)
 worker.stop()
-assert worker.join(20)
+assert worker.join(120)
 sys.settrace(lambda *event: None)
 (lambda: None)()
 print("went on")
@@ -210,4 +210,4 @@ print("went on")
 def test_a_debugger_works_after_a_stop(check):
     """CPython 3.11 hung where a break was withdrawn in the plain way: every stop that came in time did that."""
     program = STOPPED.format(check=check)
-    assert python("-c", program, timeout=60) == "went on\n"
+    assert python("-c", program, timeout=300) == "went on\n"

@@ -45,7 +45,7 @@ def environment(tmp_path_factory):
 def book(environment) -> nbformat.NotebookNode:
     """The notebook after nbclient stopped at the failing cell."""
     ran = written(*CELLS)
-    client = NotebookClient(ran, timeout=120)
+    client = NotebookClient(ran, timeout=600)
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
         client.execute(env=environment)
     return ran
@@ -112,5 +112,5 @@ def test_nbconvert_fails_where_the_cell_fails_and_shows_the_reports_as_html(tmp_
 def test_a_budget_stops_run_all(environment):
     book = written("%load_ext memlab", "%%memtrack --budget 1KiB\nimport torch\ntorch.ones(9999).sum()", "1")
     with pytest.raises(CellExecutionError, match=r"above its budget of 1\.00 KiB"):
-        NotebookClient(book, timeout=120).execute(env=environment)
+        NotebookClient(book, timeout=600).execute(env=environment)
     assert book.cells[2].outputs == []

@@ -168,7 +168,7 @@ def test_no_end_and_no_warning_of_the_parent_comes_from_the_child():
         "print('unflushed', end=' ')\n"
         "print(Child().run(lambda channel: b'ok').result); stop.set()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert sorted(done.stdout.split()) == ["b'ok'", "exit", "finalized", "unflushed"]
     assert done.stderr == ""
 

@@ -66,7 +66,7 @@ def test_a_generator_a_finished_frame_and_another_thread():
     thread = threading.Thread(target=works, args=("t",))
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(120)
         frame = sys._current_frames()[thread.ident]
         while frame.f_code.co_name != "works":
             frame = frame.f_back

@@ -240,7 +240,7 @@ def test_another_threads_function_is_a_holder(notebook):
     thread = threading.Thread(target=notebook.value("worker"), name="loader 1")
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(120)
         (key,) = notebook.value("keys")
         assert path(notebook, key) == "thread 'loader 1': worker() -> batch['x']"
     finally:

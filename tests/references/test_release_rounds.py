@@ -70,7 +70,7 @@ def test_in_a_kernel(tmp_path, monkeypatch):
         def quietly(cell: str) -> str:
             """Run a cell that leaves nothing in IPython's history, which grows by design."""
             reply = notebook.client.execute_interactive(
-                cell, store_history=False, output_hook=lambda message: None, timeout=60, allow_stdin=False
+                cell, store_history=False, output_hook=lambda message: None, timeout=300, allow_stdin=False
             )
             return reply["content"].get("ename", "")
 

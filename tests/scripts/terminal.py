@@ -95,7 +95,7 @@ class Session:
             os.chdir(folder)
             os.execve(words[0], list(words), os.environ | {"TERM": "xterm-256color"} | environment)
 
-    def read(self, until: Callable[[Session], bool] = lambda _: False, limit_s: float = 90) -> None:
+    def read(self, until: Callable[[Session], bool] = lambda _: False, limit_s: float = 300) -> None:
         """Read until a condition holds or everything was written."""
         end_s = time.monotonic() + limit_s
         while not until(self):

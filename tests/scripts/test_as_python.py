@@ -90,7 +90,7 @@ def both(folder: Path, *words: str, before: tuple[str, ...] = (), stdin: str = "
         subprocess.run(["cp", "-r", folder, place], check=True)
         done = subprocess.run(
             [sys.executable, *before, *command, *words], cwd=place, env=environment, input=stdin, text=True,
-            capture_output=True, timeout=200, check=False,
+            capture_output=True, timeout=600, check=False,
         )  # fmt: skip
         subprocess.run(["rm", "-rf", place], check=True)
         found.append((done.returncode, done.stdout, re.sub("0x[0-9a-f]+|-[0-9]+:", "", done.stderr)))
@@ -185,7 +185,7 @@ def started(folder: Path, text: str, *options: str) -> subprocess.Popen[str]:
 def test_sigterm_leaves_the_report_and_the_page(folder):
     process = started(folder, TRAIN + "print('now', flush=True); time.sleep(60)", "--out", "runs")
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGTERM
     assert "ended by SIGTERM" in err
     assert "Peak" in err
@@ -204,7 +204,7 @@ while True: lib.pthread_mutex_lock(mutex)
     process = started(folder, TRAIN + hangs)
     begin_s = time.monotonic()
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGTERM
     assert time.monotonic() - begin_s < 30
     assert "did not return" in err
@@ -214,7 +214,7 @@ def test_what_measuring_added_to_a_step_is_reported(folder):
     (folder / "train.py").write_text(TRAIN)
     words = [sys.executable, "-m", "memlab", "run", "--skip", "6", "--steps", "8", "train.py"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=True)
     found = re.search(
         r"while measured \(median of (\d+)\), [\d.]+ m?s otherwise \(of (\d+)\): measuring added", done.stderr
     )

@@ -41,7 +41,7 @@ def job(request, tmp_path_factory):
     (folder / "train.py").write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "memlab", "run", "--json", "--nproc-per-node", "2", "train.py", request.param]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return request.param, json.loads(next(line for line in done.stderr.splitlines() if line.startswith("{")))
 

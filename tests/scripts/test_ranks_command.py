@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
 def ran(folder: Path, *words: str) -> tuple[int, str, str]:
     variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=variables, capture_output=True, text=True, timeout=200
+        [sys.executable, "-m", *words], cwd=folder, env=variables, capture_output=True, text=True, timeout=600
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -250,7 +250,7 @@ def test_sigusr1_reaches_the_ranks_and_the_job_goes_on(folder):
             time.sleep(0.1)
         time.sleep(1)
         job.send_signal(signal.SIGUSR1)
-        out, err = job.communicate(timeout=120)
+        out, err = job.communicate(timeout=600)
     assert job.returncode == 0, err
     assert sorted(out.split()) == ["0", "1", "done", "done"]
     assert "asked 2 ranks for a report" in err

@@ -48,7 +48,7 @@ def started(folder: Path, *words: str, **environment: str) -> subprocess.Popen[s
 
 def ran(folder: Path, *words: str, **environment: str) -> tuple[int, str, str]:
     process = started(folder, *words, **environment)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
 
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_it_as_it_ends_python(folder):
         while process.stdout.readline() != "now\n":
             pass
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         statuses.append(process.returncode)
         errors.append(err)
     assert statuses == [-signal.SIGINT, -signal.SIGINT]
@@ -180,7 +180,7 @@ def test_sigusr1_reports_and_the_script_goes_on(folder):
         process.send_signal(signal.SIGUSR1)
         while "memlab: page" not in process.stderr.readline():
             pass
-        out, err = process.communicate("\n", timeout=60)
+        out, err = process.communicate("\n", timeout=300)
     assert (process.returncode, out) == (0, "done 6\n")
     assert sorted(path.name for path in (folder / "runs").iterdir()) == [
         "waits.2.html", "waits.2.memlab", "waits.html", "waits.memlab",

@@ -39,7 +39,7 @@ def failed(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     (folder / "leaks.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "memlab", "run", "--out", "runs", "leaks.py", "--token", "s3cret"]
     variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "API_KEY": "hidden-value"}
-    return folder, subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=200)
+    return folder, subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
 
 
 def test_the_page_names_what_held_the_memory_and_the_line(failed):
@@ -67,7 +67,7 @@ def test_what_a_functions_variables_held_is_named_though_the_error_ended_it(tmp_
     (tmp_path / "leaks.py").write_text(f"{imports}\ndef main():\n{textwrap.indent(body, '    ')}\nmain()\n")
     words = [sys.executable, "-m", "memlab", "run", "--out", "runs", "leaks.py"]
     variables = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600)
     assert "OutOfMemoryError" in done.stderr
     assert "main() -> kept" in (tmp_path / "runs/leaks.html").read_text().replace("&gt;", ">")
 
@@ -89,7 +89,7 @@ def test_without_a_folder_the_page_is_kept_where_the_script_was_started(tmp_path
     (tmp_path / "leaks.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "memlab", "run", "leaks.py"]
     subprocess.run(
-        words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, timeout=200
+        words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, timeout=600
     )
     assert [path.name.startswith("memlab-leaks-") for path in tmp_path.glob("*.html")] == [True]
     assert not list(tmp_path.glob("*.memlab*"))

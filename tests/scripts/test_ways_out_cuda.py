@@ -22,7 +22,7 @@ def run(folder: Path, total_mb: int, code: str, **variables: str) -> tuple[int, 
     machine = machine_at(folder / f"gpu{total_mb}", total_mb=total_mb, context_mb=150)
     words = [sys.executable, "-m", "memlab", "run", "train.py"]
     env = os.environ | machine | {"PYTHONPATH": str(REPOSITORY)} | variables
-    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stderr
 
 
@@ -164,7 +164,7 @@ def test_the_command_that_is_named_counts_the_whole_step(tmp_path):
     machine = machine_at(tmp_path / "predicting", total_mb=case.total_mb)
     words = [sys.executable, "-m", *command.replace("SCRIPT", "train.py").split()]
     env = os.environ | machine | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     assert (done.returncode, "does not fit" in done.stdout) == (1, True)
 
 

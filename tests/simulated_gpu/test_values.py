@@ -161,7 +161,7 @@ print(torch.cuda.memory_allocated() >> 30, (most - before) >> 20, (held() - befo
 def test_host_memory_stays_small(piece):
     """Two GiB, shard by shard straight to the device, and two copies of it."""
     command = [sys.executable, "-c", HOST_MEMORY, str(piece)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert not done.returncode, done.stderr[-2000:]
     allocated_gib, most_mib, after_mib = map(int, done.stdout.split())
     assert allocated_gib == 6 and most_mib < 200 and after_mib < 30

@@ -27,7 +27,7 @@ def build_wheel(folder: Path, **variables: str) -> Path:
     code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(folder)]
     env = {**os.environ, **variables}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert not done.returncode, done.stderr[-3000:]
     return folder / done.stdout.split()[-1]
 
@@ -45,7 +45,7 @@ print(library.folder_for(cuda_symbols.listed(library.SOURCES / "symbols.txt")))
 """
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=True
     )
     module, folder = map(Path, done.stdout.splitlines())
     assert module.is_relative_to(tmp_path / "site")

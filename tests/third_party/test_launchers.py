@@ -73,7 +73,7 @@ def ranks(folder: Path, script: str, *words: str, **environment: str) -> Any:
     (folder / "out").mkdir()
     variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | environment
     done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=variables, capture_output=True, text=True, timeout=280
+        [sys.executable, *words], cwd=folder, env=variables, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = memlab.ranks(folder / "out")

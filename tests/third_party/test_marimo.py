@@ -69,7 +69,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     (folder / "notebook.py").write_text(NOTEBOOK)
     done = subprocess.run(
         [sys.executable, "-m", "marimo", "-q", "export", "html", "notebook.py", "-o", "notebook.html"], check=False,
-        timeout=240, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=600, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     sessions = list((folder / "__marimo__/session").glob("*.json"))
     assert len(sessions) == 1, done.stderr

@@ -25,7 +25,7 @@ TRAINERS = ("transformers", "lightning")
 def ran(folder: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     variables = os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"} | environment
     return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=folder, env=variables, capture_output=True, text=True, timeout=280
+        [sys.executable, *map(str, words)], cwd=folder, env=variables, capture_output=True, text=True, timeout=600
     )
 
 
