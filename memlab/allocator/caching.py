@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from memlab.allocator.blocks import RANK_BITS, Block, StreamPool, absorb
 from memlab.allocator.conf import parse_conf
-from memlab.allocator.out_of_memory import OutOfMemory
+from memlab.allocator.out_of_memory import OutOfMemory, advice
 from memlab.allocator.rules import SMALL_SIZE, UNLIMITED, Settings, Ties
 from memlab.allocator.segments import Observer, Place, Segments
 from memlab.allocator.statistics import ALLOC, COMPLETE, FOLD_AT, FREE, FREE_PENDING
@@ -60,6 +60,7 @@ class CachingAllocator(Segments):
         self.device, self.waits_for_events = device, False
         self.allocated_bytes = self.requested_bytes = self.peak_allocated_bytes = 0
         self._numbers = self._serials if self._ties is Ties.AGE else None
+        self._advice = advice(settings.expandable_segments, torch_version)
         self._pending: dict[Block, None] = {}
         self._rounded: dict[int, int] = {}
         self._best_fit_is_enough = not settings.expandable_segments and settings.max_split_size == UNLIMITED
@@ -203,6 +204,7 @@ class CachingAllocator(Segments):
             reserved_bytes=self.reserved_bytes,
             limit_bytes=self._limit_bytes,
             device=self.device,
+            advice=self._advice,
         )
 
     # --- freeing ---

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
+from memlab.allocator.rules import release
 from memlab.errors import MemlabError
 from memlab.units import GiB, KiB, MiB
 
 _ADVICE = (
-    "If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+    " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
     "fragmentation.  See documentation for Memory Management  "
     "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
 )
+_ON_ADDRESSES = (
+    " expandable_segments is enabled. If instead the process is running out of virtual address space (VSZ), expandable "
+    "segments may be over-reserving VA (each segment reserves ~9/8 of device memory, times the number of streams); reduce it "
+    "via PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve / expandable_segments_reserve_by_class."
+)
+
+
+def advice(expandable_segments: bool, torch_version: str = "") -> str:
+    """How PyTorch's message ends: until 2.13 it advises expandable segments also where they are on, 2.14 then says nothing.
+
+    (2.13.0, 2.14.1 and 2.15.0 on the simulated GPU.)
+    """
+    version = release(torch_version)
+    if not expandable_segments or version < (2, 14):
+        return _ADVICE
+    return _ON_ADDRESSES if version >= (2, 15) else ""
 
 
 @dataclass(eq=False, repr=False)
@@ -19,7 +36,7 @@ class OutOfMemory(MemlabError):
     """The simulated device is full: `requested_bytes` is the request, the other sizes are its state.
 
     The text is PyTorch's (TORCH_CHECK_WITH(OutOfMemoryError, ...) in DeviceCachingAllocator::malloc); `limit_bytes` is None
-    without a memory fraction; `device` is the number of the GPU.
+    without a memory fraction; `device` is the number of the GPU, `advice` the end of the text.
     """
 
     requested_bytes: int
@@ -32,6 +49,7 @@ class OutOfMemory(MemlabError):
     reserved_bytes: int
     limit_bytes: int | None = None
     device: int = 0
+    advice: str = _ADVICE
 
     def __post_init__(self) -> None:
         limit = "" if self.limit_bytes is None else f"{torch_size(self.limit_bytes)} allowed; "
@@ -41,8 +59,7 @@ class OutOfMemory(MemlabError):
             f"of which {torch_size(self.free_bytes)} is free. "
             f"Including non-PyTorch memory, this process has {torch_size(self.process_bytes)} memory in use. {limit}"
             f"Of the allocated memory {torch_size(self.allocated_bytes)} is allocated by PyTorch, "
-            f"and {torch_size(self.reserved_bytes - self.allocated_bytes)} is reserved by PyTorch but unallocated. "
-            f"{_ADVICE}"
+            f"and {torch_size(self.reserved_bytes - self.allocated_bytes)} is reserved by PyTorch but unallocated.{self.advice}"
         )
 
 

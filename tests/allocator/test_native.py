@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from simulated_machines import machine_at
 
 from benchmarks import retrace
@@ -176,9 +177,12 @@ except torch.OutOfMemoryError as error:
 """
 
 
-def test_the_text_of_an_out_of_memory_is_pytorchs():
-    context, text = run(["-c", FAIL]).stdout.splitlines()
-    allocator = CachingAllocator(TOTAL_MB * MiB, "", int(context), memory_fraction=0.01)
+@pytest.mark.parametrize("conf", ["", EXPANDABLE], ids=["default", "expandable"])
+def test_the_text_of_an_out_of_memory_is_pytorchs(conf):
+    context, text = run(["-c", FAIL], PYTORCH_CUDA_ALLOC_CONF=conf).stdout.splitlines()
+    allocator = CachingAllocator(
+        TOTAL_MB * MiB, conf, int(context), memory_fraction=0.01, torch_version=torch.__version__
+    )
     allocator.malloc(3 * MiB)
     with pytest.raises(OutOfMemory) as caught:
         allocator.malloc(GiB)

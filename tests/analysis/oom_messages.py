@@ -54,6 +54,16 @@ WORDINGS: dict[str, tuple[str, dict[str, object]]] = {
          "allowed": (1024, MiB), "allocated": (1.74, GiB), "private_pools": (22, MiB), "cached": 0,
          "others": {71: (256, MiB), 72: (1, GiB)}},
     ),
+    "2.15, expandable segments": (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 8.00 GiB of "
+        "which 7.61 GiB is free. Including non-PyTorch memory, this process has 401.00 MiB memory in use. Of the allocated "
+        "memory 83.12 MiB is allocated by PyTorch, and 40.88 MiB is reserved by PyTorch but unallocated. expandable_segments "
+        "is enabled. If instead the process is running out of virtual address space (VSZ), expandable segments may be "
+        "over-reserving VA (each segment reserves ~9/8 of device memory, times the number of streams); reduce it via "
+        "PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve / expandable_segments_reserve_by_class.",
+        {"device": 0, "asked": (20, GiB), "capacity": (8, GiB), "free": (7.61, GiB), "process": (401, MiB),
+         "allocated": (83.12, MiB), "cached": (40.88, MiB)},
+    ),
     "2.5, ROCm": (
         "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 76.00 MiB. GPU 1 has a total capacity of "
         "287.98 GiB of which 0 bytes is free. Of the allocated memory 200.12 GiB is allocated by PyTorch, and 1.20 "

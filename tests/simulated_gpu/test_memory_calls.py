@@ -11,9 +11,10 @@ import torch
 from memlab.units import GiB, MiB
 
 pytestmark = pytest.mark.simulated
-INVALID_VALUE, ALREADY_REGISTERED = 1, 712
+INVALID_VALUE, ALREADY_REGISTERED, NOT_SUPPORTED = 1, 712, 801
 SIZE = 3 * MiB
 TYPE_MANAGED = 3
+HANDLE_FABRIC = 8
 
 
 class PointerAttributes(ctypes.Structure):
@@ -113,6 +114,15 @@ def test_expandable_segments_end_where_they_are_mapped(cuda, expandable):
     for call in calls(cuda)[:-1]:
         assert call(expandable, 20 * MiB) == 0
         assert call(expandable, 20 * MiB + 1) == call(expandable + GiB, 1) == INVALID_VALUE
+
+
+def test_there_is_no_memory_for_a_fabric():
+    driver, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_ulonglong()
+    torch.cuda.init()
+    free, _ = torch.cuda.mem_get_info()
+    wanted = Properties(type=1, location_type=1, handle_types=HANDLE_FABRIC)
+    assert driver.cuMemCreate(ctypes.byref(handle), number(2 * MiB), ctypes.byref(wanted), number(0)) == NOT_SUPPORTED
+    assert torch.cuda.mem_get_info()[0] == free
 
 
 def test_sizes_that_wrap_around(cuda, block):

@@ -12,6 +12,7 @@ enum {
     NVML_NOT_FOUND = 6,
     NVML_INSUFFICIENT_SIZE = 7,
     NVML_DRIVER_NOT_LOADED = 9,
+    NVML_VERSION_MISMATCH = 25,
 };
 typedef void *nvmlDevice;
 
@@ -70,6 +71,8 @@ const char *nvmlErrorString(int error) {
         return "Insufficient Size";
     case NVML_DRIVER_NOT_LOADED:
         return "Driver Not Loaded";
+    case NVML_VERSION_MISMATCH:
+        return "Argument Version Mismatch";
     }
     return "Unknown Error";
 }
@@ -339,8 +342,30 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice handle, unsigned link, void *
     return NVML_NOT_SUPPORTED;
 }
 
-int nvmlDeviceGetGpuFabricInfoV(nvmlDevice handle, void *out) {
-    return NVML_NOT_SUPPORTED;
+// The question whether the device is on a fabric of NVLink switches is answered, and no is the answer: not an error,
+// at which PyTorch 2.13 would refuse to make an expandable segment.  In all versions of the structure 0 says it: the
+// state "not supported", no cluster, no clique.
+enum {
+    FABRIC_INFO_BYTES = 28,  // of the first version, which does not begin with its number
+    FABRIC_INFO_V2 = 0x02000024,  // the number, and the bytes
+    FABRIC_INFO_V3 = 0x03000028,
+};
+
+int nvmlDeviceGetGpuFabricInfo(nvmlDevice handle, void *out) {
+    if (number_of(handle) < 0)
+        return NVML_INVALID_ARGUMENT;
+    memset(out, 0, FABRIC_INFO_BYTES);
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetGpuFabricInfoV(nvmlDevice handle, unsigned *out) {
+    unsigned version = out[0];
+    if (number_of(handle) < 0)
+        return NVML_INVALID_ARGUMENT;
+    if (version != FABRIC_INFO_V2 && version != FABRIC_INFO_V3)
+        return NVML_VERSION_MISMATCH;
+    memset(&out[1], 0, (version & 0xffffff) - sizeof version);
+    return NVML_SUCCESS;
 }
 
 int nvmlDeviceGetP2PStatus(nvmlDevice one, nvmlDevice other, int capability, int *status) {

@@ -65,6 +65,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
         return cudaErrorInvalidDevice;
     if (!bytes || bytes % GRANULE)
         return cudaErrorInvalidValue;
+    if (wanted->requested_handle_types & HANDLE_FABRIC)
+        return cudaErrorNotSupported;  // NVML says that the device is on none
     CUresult error = use_device(physical);
     if (error)
         return error;
