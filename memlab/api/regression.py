@@ -9,7 +9,7 @@ from typing import Any
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
 from memlab.analysis.comparison import UNTOLD, Difference, known_by
 from memlab.api.compare import Comparison
-from memlab.trace.trace import SIMULATED_GPU
+from memlab.trace.trace import SIMULATED_GPU, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, one_line
 
 BY = ("module", "line", "category")
@@ -21,8 +21,8 @@ _NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
 class Regression:
     """The peak of *allocated* of a run and of its baseline, and by module, line and category what grew most.
 
-    `unknown` says why there is no answer for the others of the three. `devices`, `names` and
-    `provenances` are those of the baseline and of the run.
+    `unknown` says why there is no answer for the others of the three. `devices`, `names`, `provenances` and
+    `torch_versions` are those of the baseline and of the run.
     """
 
     before: ByteRange
@@ -33,14 +33,16 @@ class Regression:
     devices: tuple[str, str] = ("", "")
     names: tuple[str, str] = ("", "")
     provenances: tuple[str, str] = ("", "")
+    torch_versions: tuple[str, str] = ("", "")
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to know of both runs, in a sentence each: GPUs that differ, figures of different sources, a simulated GPU."""
+        """What to know of both runs, in a sentence each: GPUs, versions of PyTorch and sources that differ, a simulated GPU."""
         found = []
         if CPU_LABEL not in self.devices and self.names[0] != self.names[1]:
             first, second = (one_line(name, 80) for name in self.names)
             found.append(f"the baseline is of {first}, the run of {second}: kernels and workspaces differ between GPUs")
+        found += filter(None, [other_torch(*self.torch_versions)])
         if self.provenances[0] != self.provenances[1]:
             found.append(f"the baseline is {self.provenances[0]}, the run {self.provenances[1]}")
         return (*found, *([SIMULATED_GPU] if SIMULATED in self.provenances else []))
@@ -94,8 +96,10 @@ class Regression:
         sizes = {"before_bytes": self.before.low, "after_bytes": self.after.low, "tolerance": self.tolerance}
         high = {"after_high_bytes": self.after.high if self.after.high < UNBOUNDED else None}
         sides = [
-            {"device": device, "name": name, "provenance": provenance}
-            for device, name, provenance in zip(self.devices, self.names, self.provenances, strict=True)
+            {"device": device, "name": name, "provenance": provenance, "torch": version}
+            for device, name, provenance, version in zip(
+                self.devices, self.names, self.provenances, self.torch_versions, strict=True
+            )
         ]
         sources = {"baseline": sides[0], "run": sides[1], "notes": list(self.warnings)}
         grew = {"grew_most": grown, "not_known": self.unknown}
@@ -118,7 +122,20 @@ def regression_of(compared: Comparison, tolerance: float) -> Regression:
         sides[0].peak, sides[1].peak, tolerance, culprits, unknown,
         devices=(sides[0].device.label, sides[1].device.label), names=(sides[0].device.name, sides[1].device.name),
         provenances=(sides[0].trace.provenance, sides[1].trace.provenance),
+        torch_versions=(torch_version(sides[0].trace), torch_version(sides[1].trace)),
     )  # fmt: skip
+
+
+def torch_version(trace: Trace) -> str:
+    """The PyTorch that a trace is of, without its build, whose kernels are those of the device; "" if it does not say."""
+    return one_line(trace.made_by.versions.get("torch", "").partition("+")[0], 40)
+
+
+def other_torch(before: str, now: str) -> str:
+    """What to know of a baseline of another version of PyTorch; "" if it is of the same, or does not say."""
+    if not before or not now or before == now:
+        return ""
+    return f"the baseline is of PyTorch {before}, the run of {now}: what operators allocate differs between versions"
 
 
 def why_unknown(by: str, is_predicted: bool) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 
 import memlab
 from memlab.__main__ import main
+from memlab.api.run import Run
 from memlab.api.runs import runs
+from memlab.trace.file import load
 from memlab.trace.trace import SIMULATED_GPU
 
 
@@ -77,6 +81,32 @@ def test_another_gpu_and_a_simulated_one_are_named(files, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert (facts["baseline"]["provenance"], facts["run"]["provenance"]) == ("predicted", "simulated")
     assert SIMULATED_GPU in facts["notes"]
+
+
+def test_a_baseline_of_another_torch_is_named(files, capsys):
+    trace = load(files / "small.memlab")
+    versions = {**trace.made_by.versions, "torch": "1.13.1+cu117"}
+    other = dataclasses.replace(trace, made_by=dataclasses.replace(trace.made_by, versions=versions))
+    Run("small", other).save(files / "older.memlab")
+    assert checked(files, "small", "older") == 0
+    note = capsys.readouterr().out.splitlines()[-1]
+    assert note.startswith("  note     the baseline is of PyTorch 1.13.1, the run of 2.")
+    checked(files, "small", "older", "--json")
+    assert json.loads(capsys.readouterr().out)["baseline"]["torch"] == "1.13.1"
+    assert checked(files, "small", "small") == 0
+    assert "note" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version, said", [(1, "measure again"), (3, "upgrade memlab")])
+def test_a_baseline_of_another_format_is_refused(files, capsys, version, said):
+    content = (files / "small.memlab").read_bytes()
+    at = content.index(struct.pack("<I", 2))  # behind the magic word
+    (files / "format.memlab").write_bytes(content[:at] + struct.pack("<I", version) + content[at + 4 :])
+    with pytest.raises(SystemExit) as ended:
+        checked(files, "small", "format")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith("memlab check: ") and f"has format {version}, " in line and said in line
 
 
 def test_a_script_that_uses_no_gpu_is_not_said_to_fit(tmp_path, capsys):
