@@ -66,7 +66,7 @@ def test_help_needs_no_torch():
         (["predict", "--nnodes", "", "train.py"], "argument --nnodes: it is empty"),
         (["predict", "--torch", "two", "train.py"], 'a version of PyTorch is a text such as "2.14"'),
         (["predict", "--torch", "2.9", "train.py"], "PyTorch 2.10 to 2.15, not of 2.9"),
-        (["predict", "--limit", "nan", "train.py"], "--limit is a number of seconds above 0, got nan"),
+        (["predict", "--limit", "nan", "train.py"], "argument --limit: it is a number of seconds above 0, got 'nan'"),
         (["predict", "--out", "no/folder/x", "train.py"], "there is no folder"),
     ],
 )

@@ -1,7 +1,7 @@
-"""Whether the host was running out of memory when a run was killed, from the last samples that it left.
+"""Whether the host was running out of memory when a run was killed, or a child of it, from the samples that it left.
 
 A killed process says nothing, and the host's out-of-memory killer leaves no other sign that every user can read. What
-happened after the last sample is unknown, so an answer is "most likely" at best.
+happened after the last sample is unknown, as is whether the run was killed at all, so an answer is "most likely" at best.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memlab.trace.columns import Samples
 from memlab.trace.trace import CPU, UNFINISHED, Trace
 from memlab.units import format_bytes
 
@@ -42,13 +43,13 @@ class HostAtEnd:
             return f"At its last sample {left}: if it was killed, most likely not for host memory."
         rate = f", {format_bytes(round(self.bytes_per_s))} fewer each second" if self.bytes_per_s >= 1 else ""
         held = f"this process held {format_bytes(self.rss_bytes)}"
-        return f"At its last sample {left}{rate}; {held}. Most likely the host's out-of-memory killer ended it."
+        killer = "most likely by the host's out-of-memory killer"
+        return f"At its last sample {left}{rate}; {held}: if it was killed, {killer}."
 
 
 def host_at_end(trace: Trace) -> HostAtEnd | None:
     """The host at the last sample of a run that did not end; None for others, and where the host was not sampled."""
-    samples = trace.samples
-    rows = samples.rows((samples.device == CPU) & (samples.available_bytes >= 0) & (samples.used_bytes >= 0))
+    rows = _host_samples(trace)
     if trace.made_by.engine != UNFINISHED or not len(rows):
         return None
     since = int(np.searchsorted(rows.time_ns, rows.time_ns[-1] - WINDOW_S * 1e9))
@@ -57,3 +58,26 @@ def host_at_end(trace: Trace) -> HostAtEnd | None:
     available = int(rows.available_bytes[-1])
     rate = max(taken, 0) / taken_s if taken_s >= WINDOW_S / 8 else 0.0
     return HostAtEnd(available, available + int(rows.used_bytes[-1]), int(rows.own_bytes[-1]), rate)
+
+
+def short_host(trace: Trace) -> str:
+    """How little of the host's memory was left at the lowest; "" of a run that did not raise, and where 5 % or more were left.
+
+    One whose child was killed raises, and it may be the only one that was sampled.
+    """
+    rows = _host_samples(trace)
+    if trace.notes.get("raised") is not True or not len(rows):
+        return ""
+    at = int(rows.available_bytes.argmin())
+    available, used = int(rows.available_bytes[at]), int(rows.used_bytes[at])
+    if available >= LOW_SHARE * (available + used):
+        return ""
+    left = f"{format_bytes(available)} of {format_bytes(available + used)}"
+    held = format_bytes(int(rows.own_bytes[at]))
+    return f"Host memory was short: at the lowest {left} were left, while this process held {held}."
+
+
+def _host_samples(trace: Trace) -> Samples:
+    """The samples that have read the host's memory."""
+    samples = trace.samples
+    return samples.rows((samples.device == CPU) & (samples.available_bytes >= 0) & (samples.used_bytes >= 0))

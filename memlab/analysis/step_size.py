@@ -15,7 +15,10 @@ SAVED, OUTPUT, OTHER = "saved", "output", "other"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One storage that the forward made and that exists when it ends; charged to the layer that saved it first."""
+    """One storage that `operator` made in the layer `made_in`, and that exists when the forward ends.
+
+    It is charged to `layer`, the one that saved it first.
+    """
 
     why: str
     nbytes: int

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memlab.analysis.breakdown import Breakdown, breakdown
-from memlab.analysis.host_at_end import host_at_end
+from memlab.analysis.host_at_end import host_at_end, short_host
 from memlab.analysis.leak import leaks, named_bytes
 from memlab.analysis.lines import backward_call_at, line_at, sources_of
 from memlab.analysis.peak import Peak, device_peak, peak
@@ -109,6 +109,7 @@ def summary(trace: Trace, name: str = "") -> Summary:
         notes.append(f"By its size, what grew is held by {named}.")
     if (host := host_at_end(trace)) is not None:
         notes.append(host.text)
+    notes += filter(None, [short_host(trace)])
     recorded = trace.notes.get(CODE)
     code = {str(line): str(text) for line, text in recorded.items()} if isinstance(recorded, dict) else {}
     code |= {

@@ -9,8 +9,8 @@ from typing import Any
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
 from memlab.analysis.comparison import UNTOLD, Difference, known_by
 from memlab.api.compare import Comparison
-from memlab.trace.trace import SIMULATED_GPU
-from memlab.units import UNBOUNDED, ByteRange, format_bytes, one_line
+from memlab.trace.trace import RANK, SIMULATED_GPU, Trace
+from memlab.units import UNBOUNDED, ByteRange, format_bytes, number_of, one_line
 
 BY = ("module", "line", "category")
 CPU_LABEL, SIMULATED = "cpu", "simulated"
@@ -21,8 +21,8 @@ _NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
 class Regression:
     """The peak of *allocated* of a run and of its baseline, and by module, line and category what grew most.
 
-    `unknown` says why there is no answer for the others of the three. `devices`, `names` and
-    `provenances` are those of the baseline and of the run.
+    `unknown` says why there is no answer for some of the three. `devices`, `names`, `provenances` and
+    `torch_versions` are those of the baseline and of the run, `world_sizes` how many ranks their jobs have.
     """
 
     before: ByteRange
@@ -33,14 +33,22 @@ class Regression:
     devices: tuple[str, str] = ("", "")
     names: tuple[str, str] = ("", "")
     provenances: tuple[str, str] = ("", "")
+    torch_versions: tuple[str, str] = ("", "")
+    world_sizes: tuple[int, int] = (1, 1)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to know of both runs, in a sentence each: GPUs that differ, figures of different sources, a simulated GPU."""
+        """What to know of both runs, in a sentence each: GPUs, versions of PyTorch and sources that differ, a simulated GPU."""
         found = []
         if CPU_LABEL not in self.devices and self.names[0] != self.names[1]:
             first, second = (one_line(name, 80) for name in self.names)
             found.append(f"the baseline is of {first}, the run of {second}: kernels and workspaces differ between GPUs")
+        found += filter(None, [other_torch(*self.torch_versions)])
+        if self.world_sizes[0] != self.world_sizes[1]:
+            jobs = [number_of(count, "rank") for count in self.world_sizes]
+            found.append(
+                f"the baseline is of a job of {jobs[0]}, the run of one of {jobs[1]}: they share the memory otherwise"
+            )
         if self.provenances[0] != self.provenances[1]:
             found.append(f"the baseline is {self.provenances[0]}, the run {self.provenances[1]}")
         return (*found, *([SIMULATED_GPU] if SIMULATED in self.provenances else []))
@@ -54,9 +62,11 @@ class Regression:
     def is_regression(self) -> bool | None:
         """Whether it grew beyond the tolerance; None if one end of an interval did and the other did not.
 
-        Memory of a GPU says nothing about that of the host.
+        Memory of a GPU says nothing about that of the host, and what did not end may have grown in any case.
         """
         if self.devices[0].partition(":")[0] != self.devices[1].partition(":")[0]:
+            return None
+        if self.after.high >= UNBOUNDED and self.before.high >= UNBOUNDED:
             return None
         grew_high = self.after.high > self.before.high * (1 + self.tolerance)
         return grew_high if grew_high == (self.share > self.tolerance) else None
@@ -70,7 +80,7 @@ class Regression:
     def _answer(self) -> str:
         sizes = f"{self.before} -> {self.after} allocated ({self.share:+.1%})"
         if self.is_regression is None:
-            why = "a run that did not end, or whose events were lost, may have been higher"
+            why = "a run or rank that did not end, or whose events were lost, may have been higher"
             before, after = (one.partition(":")[0] for one in self.devices)
             if before != after:
                 why = f"the baseline is of {before}, the run of {after}: name two runs of one kind of device"
@@ -94,31 +104,57 @@ class Regression:
         sizes = {"before_bytes": self.before.low, "after_bytes": self.after.low, "tolerance": self.tolerance}
         high = {"after_high_bytes": self.after.high if self.after.high < UNBOUNDED else None}
         sides = [
-            {"device": device, "name": name, "provenance": provenance}
-            for device, name, provenance in zip(self.devices, self.names, self.provenances, strict=True)
+            {"device": device, "name": name, "provenance": provenance, "torch": version}
+            for device, name, provenance, version in zip(
+                self.devices, self.names, self.provenances, self.torch_versions, strict=True
+            )
         ]
         sources = {"baseline": sides[0], "run": sides[1], "notes": list(self.warnings)}
         grew = {"grew_most": grown, "not_known": self.unknown}
         return {"is_regression": self.is_regression, **sizes, **high, **grew, **sources}
 
 
-def regression_of(compared: Comparison, tolerance: float) -> Regression:
-    """Of a comparison of a run (`b`) with its baseline (`a`)."""
+def regression_of(compared: Comparison, tolerance: float, are_worst: tuple[bool, bool] = (True, True)) -> Regression:
+    """Of a comparison of a run (`b`) with its baseline (`a`); `are_worst`: whether no other rank of their jobs can be higher."""
     sides = compared.side_a, compared.side_b
-    culprits = {}
+    before, after = (
+        one.peak if is_worst else ByteRange(one.peak.low, UNBOUNDED)
+        for one, is_worst in zip(sides, are_worst, strict=True)
+    )
+    culprits, known = {}, known_by(*sides)
     for by in BY:
-        if by in known_by(*sides):
+        if by in known:
             rows = compared.by(by)
             name = most_grown({name: one.difference_bytes for name, one in rows.items()})
             if name:
                 culprits[by] = name, rows[name]
     is_predicted = any(one.is_predicted for one in sides)
-    unknown = {by: why_unknown(by, is_predicted) for by in BY if by not in culprits}
+    unknown = {by: why_unknown(by, is_predicted) for by in BY if by not in known}
     return Regression(
-        sides[0].peak, sides[1].peak, tolerance, culprits, unknown,
+        before, after, tolerance, culprits, unknown,
         devices=(sides[0].device.label, sides[1].device.label), names=(sides[0].device.name, sides[1].device.name),
         provenances=(sides[0].trace.provenance, sides[1].trace.provenance),
+        torch_versions=(torch_version(sides[0].trace), torch_version(sides[1].trace)),
+        world_sizes=(_world_size(sides[0].trace), _world_size(sides[1].trace)),
     )  # fmt: skip
+
+
+def _world_size(trace: Trace) -> int:
+    facts = trace.notes.get(RANK)
+    count = facts.get("world_size") if isinstance(facts, dict) else 1
+    return count if type(count) is int else 1  # files may say anything
+
+
+def torch_version(trace: Trace) -> str:
+    """The PyTorch that a trace is of, without its build, whose kernels are those of the device; "" if it does not say."""
+    return one_line(trace.made_by.versions.get("torch", "").partition("+")[0], 40)
+
+
+def other_torch(before: str, now: str) -> str:
+    """What to know of a baseline of another version of PyTorch; "" if it is of the same, or does not say."""
+    if not before or not now or before == now:
+        return ""
+    return f"the baseline is of PyTorch {before}, the run of {now}: what operators allocate differs between versions"
 
 
 def why_unknown(by: str, is_predicted: bool) -> str:

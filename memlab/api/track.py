@@ -34,6 +34,7 @@ from memlab.api.watched_code import caller, known_by_now, lines_at
 from memlab.errors import BudgetExceeded, MemlabError
 from memlab.probes.counters import cuda_counters, cuda_devices
 from memlab.probes.history import RING_ENTRIES
+from memlab.probes.host import oom_kills
 from memlab.probes.job_rank import job_rank
 from memlab.probes.marks import marker
 from memlab.probes.measurement import OPERATOR_FRAMES, Measurement, Target
@@ -129,6 +130,8 @@ class Track:
         self._saver: Saver | None = None
         self._ranks: ChildRanks | None = None
         self._thread, self._file = 0, ""
+        self._kills: int | None = None
+        """How many processes the kernel had killed in this control group when the run began."""
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function: each of its calls is a run of its own, by default of the function's name."""
@@ -190,6 +193,7 @@ class Track:
         if Display.is_wanted(wanted.show, open_tracks[self._thread]):
             self._display = Display(self.run, measurement, wanted.live)
         self._measurement, measurement.on_tick = measurement, self._tick
+        self._kills = oom_kills()
         try:
             if wanted.save is not None:
                 self._saver = Saver(Path(wanted.save), self.run.name, measurement)
@@ -281,6 +285,9 @@ class Track:
         if error is not None:
             who = "The cell" if running_shell() is not None else "It"
             notes.append(f"{who} raised {_described(error)}.")
+            if self._kills is not None and (kills := (oom_kills() or 0) - self._kills) > 0:
+                of = "of the processes of this control group for host memory meanwhile"
+                notes.append(f"The kernel killed {kills:,} {of}.")
         counts = {}
         # "cell" is the name of the measured cell if its lines are followed
         for place in {"cell", *(text.rpartition(":")[0] for text in (*trace.texts["line"], *trace.texts["mark"]))}:

@@ -71,32 +71,39 @@ def _runs(path: str) -> Iterator[Run | Ranks]:
     yield from map(load, found.others)
 
 
-def _run_of(path: str, command: str) -> Run:
-    """The run of a file; of a folder its only run, or of the job that began last the rank with the highest peak, which is said."""
+def _run_of(path: str, command: str) -> tuple[Run, bool]:
+    """The run of a file; of a folder its only run, or of the job that began last the rank with the highest peak, which is said.
+
+    And whether no other rank can have a higher one: one that was cut off, or has left no file, can.
+    """
     from memlab.api.load import load
     from memlab.api.ranks import Ranks
 
     with contextlib.suppress(OSError):  # `load` says what is wrong with the name
         if Path(path).is_dir():
-            found = list(_runs(path))
-            if isinstance(found[0], Ranks):
-                return _worst_of(found[0], Path(path), command)
-            if len(found) > 1:
-                raise MemlabError(f"{path!r:.200} has {len(found)} runs and no job of several ranks. Name one file.")
-            return found[0]
-    return load(path)
+            runs = _runs(path)
+            first = next(runs)  # a job comes before other runs, which need not be read then
+            if isinstance(first, Ranks):
+                return _worst_of(first, Path(path), command)
+            if more := len(list(runs)):
+                raise MemlabError(f"{path!r:.200} has {more + 1} runs and no job of several ranks. Name one file.")
+            return first, True
+    return load(path), True
 
 
-def _worst_of(job: Ranks, folder: Path, command: str) -> Run:
+def _worst_of(job: Ranks, folder: Path, command: str) -> tuple[Run, bool]:
     from memlab.api.load import load
+    from memlab.api.ranks import ranks_text
 
     worst = job.peak.worst_rank
     parts = [load(folder / name) for name in job[worst].files]
     chosen = max(parts, key=lambda run: max((one.levels[0].peak.low_bytes for one in run.devices), default=0))
     file = job[worst].files[parts.index(chosen)]
-    which = f"rank {worst} of {job.world_size}, whose peak is the highest"
-    print(f"memlab {command}: of {str(folder)[:200]} {which} ({file})", file=sys.stderr)
-    return chosen
+    which = f"rank {worst} of {job.world_size}, whose peak is the highest ({file})"
+    unknown = [one.rank for one in job.ranks if one.is_partial and one.rank != worst] + [*job.missing]
+    rest = f"; {ranks_text(unknown)} may have been higher: cut off, or without a file" if unknown else ""
+    print(f"memlab {command}: of {str(folder)[:200]} {which}{rest}", file=sys.stderr)
+    return chosen, not unknown
 
 
 def write(path: str, text: str) -> None:
@@ -121,7 +128,7 @@ def compare(arguments: Sequence[str]) -> int:
     from memlab.api.compare import compare as compared
 
     with parser.refusing():
-        found = compared(_run_of(asked.a, "compare"), _run_of(asked.b, "compare"))
+        found = compared(_run_of(asked.a, "compare")[0], _run_of(asked.b, "compare")[0])
         print(_records(found.to_pandas()) if asked.json else found.text)
     return 0
 
@@ -141,7 +148,7 @@ def fit(arguments: Sequence[str]) -> int:
     from memlab.api.fit import fit as fitted
 
     with parser.refusing():
-        table = fitted(_run_of(asked.file, "fit"), on=asked.on)
+        table = fitted(_run_of(asked.file, "fit")[0], on=asked.on)
         print(_records(table.to_pandas()) if asked.json else table.text)
     return 0
 
@@ -168,8 +175,10 @@ def check(arguments: Sequence[str]) -> int:
 
     with parser.refusing():
         tolerance = _share(asked.tolerance)
-        both = _run_of(asked.baseline, "check"), _run_of(asked.run, "check")
-        found = regression_of(compared(*both), tolerance)
+        (baseline, is_worst_before), (run, is_worst_after) = (
+            _run_of(one, "check") for one in (asked.baseline, asked.run)
+        )
+        found = regression_of(compared(baseline, run), tolerance, (is_worst_before, is_worst_after))
         print(json.dumps(found.facts) if asked.json else found.text)
     return UNKNOWN if found.is_regression is None else int(found.is_regression)
 

@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memlab.cli.parser import UNKNOWN, Parser, add_torch, given, status_of
-from memlab.errors import MemlabError
+from memlab.cli.parser import UNKNOWN, Parser, add_limit, add_torch, given, status_of
 from memlab.language_models.configuration import is_model
 
 if TYPE_CHECKING:
@@ -51,8 +50,6 @@ def main(arguments: Sequence[str]) -> int:
         from memlab.prediction.torch_versions import checked_version
 
         card, version = find(asked.card or REFERENCE), checked_version(asked.torch)
-        if asked.limit is not None and not asked.limit > 0:
-            raise MemlabError(f"--limit is a number of seconds above 0, got {asked.limit}.")
         steps = _steps(asked)
     with parser.refusing(UNKNOWN):
         from memlab.api.language_model import predict_model, predict_models
@@ -89,7 +86,7 @@ def _parser(quiet: bool = False) -> Parser:
     serve("--cache", metavar="NAME", default="dynamic", help=caches)
     add("--trust-remote-code", action="store_true", help="run Python code that the model brings")
     add_torch(parser)
-    add("--limit", metavar="SECONDS", type=float, help="give up after so long")
+    add_limit(parser)
     add("--json", action="store_true", help="one line of JSON, sizes in bytes")
     return parser
 

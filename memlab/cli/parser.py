@@ -48,6 +48,18 @@ def add_torch(parser: Parser) -> None:
     parser.add_argument("--torch", metavar="VERSION", type=given, help=of)
 
 
+def add_limit(parser: Parser) -> None:
+    """The option for how long a prediction may take."""
+    parser.add_argument("--limit", metavar="SECONDS", type=_seconds, help="give up after so long")
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (found := float(text)) > 0:
+            return found
+    raise argparse.ArgumentTypeError(f"it is a number of seconds above 0, got {text!r:.80}")
+
+
 def given(text: str) -> str:
     """The type of an argument that names something: an empty one, as of a variable that is not set, names nothing."""
     if not text.strip():

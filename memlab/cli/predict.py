@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from memlab.cli import language_model
 from memlab.cli.language_model import REFERENCE
-from memlab.cli.parser import UNKNOWN, WRONG_USAGE, Parser, add_script, add_torch, given, script_of, status_of
+from memlab.cli.parser import (
+    UNKNOWN,
+    WRONG_USAGE,
+    Parser,
+    add_limit,
+    add_script,
+    add_torch,
+    given,
+    script_of,
+    status_of,
+)
 from memlab.errors import MemlabError
 from memlab.scripts.script import Script
 from memlab.units import number_of, one_line
@@ -69,8 +79,6 @@ def main(arguments: Sequence[str]) -> int:
             raise MemlabError("--devices goes with one process: of a job each rank has one GPU.")
         if assume and len(jobs) > 1:
             raise MemlabError("--assume goes with one number of ranks, not with a table of several.")
-        if asked.limit is not None and not asked.limit > 0:
-            raise MemlabError(f"--limit is a number of seconds above 0, got {asked.limit}.")
         if asked.out is not None:
             from memlab.trace.file import savable
 
@@ -144,7 +152,7 @@ def _parser() -> Parser:
         help="take this for a value that the report lists as assumed; may be repeated",
     )
     add("--out", metavar="FILE", type=given, help="keep the prediction: memlab show, compare and check read it")
-    add("--limit", metavar="SECONDS", type=float, help="give up after so long")
+    add_limit(parser)
     add("--traceback", action="store_true", help="if the script raises: where, as python shows it")
     add("--json", action="store_true", help="one line of JSON; what the script prints goes to stderr")
     add_script(parser)

@@ -80,8 +80,10 @@ class Baseline:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             peaks = content["peaks"]
-            if content["version"] != VERSION or not all(type(one["peak_bytes"]) is int for one in peaks.values()):
-                raise MemlabError("not of this version")
+            if content["version"] != VERSION:
+                raise MemlabError(f"its version is {content['version']!r:.20}, this memlab reads {VERSION}")
+            if not all(type(one["peak_bytes"]) is int and type(one["by"]) is dict for one in peaks.values()):
+                raise MemlabError("an entry has no peak")
         except (MemlabError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             how = "name another file, or remove it and write it anew with --memlab-update"
             raise pytest.UsageError(f"{str(self.path)!r} is no baseline of memlab ({error!s:.100}): {how}.") from None
@@ -89,10 +91,10 @@ class Baseline:
 
     def compare(self, name: str, run: Run) -> str:
         """What is wrong with the peak of a run; "" if nothing is, or if the baseline is being written."""
-        from memlab.api.regression import most_grown, why_unknown
+        from memlab.api.regression import most_grown, torch_version, why_unknown
 
-        shares, device = {by: _shares(run, by) for by in BY}, _device_of(run)
-        now = self.found[name] = {"peak_bytes": run.peak_bytes, "device": device, "by": shares}
+        shares, device, version = {by: _shares(run, by) for by in BY}, _device_of(run), torch_version(run.trace)
+        now = self.found[name] = {"peak_bytes": run.peak_bytes, "device": device, "torch": version, "by": shares}
         before = self.known.get(name)
         if self.updates or before is None:
             return ""
@@ -118,11 +120,20 @@ class Baseline:
         self.found.update(getattr(node, "workeroutput", {}).get(PEAKS, {}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Name what the baseline does not know, which is compared with nothing."""
+        """Name what the baseline does not know, which is compared with nothing, and the other PyTorch that it is of."""
+        if self.updates or not self.found:
+            return
+        from memlab.api.regression import other_torch
+
         new = sorted(self.found.keys() - self.known.keys())
-        if new and not self.updates:
+        if new:
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
             terminalreporter.write_line(f"memlab: not in the baseline: {new[0]}{more}; --memlab-update adds them.")
+        both = (
+            (self.known[name].get("torch", ""), one["torch"]) for name, one in self.found.items() if name in self.known
+        )
+        for other in sorted({other_torch(str(before), now) for before, now in both} - {""}):
+            terminalreporter.write_line(f"memlab: {other}; --memlab-update renews it.")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

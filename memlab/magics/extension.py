@@ -19,7 +19,7 @@ from IPython.display import display
 
 from memlab import cells
 from memlab.api.ledger import depth_of, error_of, the_ledger
-from memlab.api.oom import OomExplained, note_oom, oom_error
+from memlab.api.oom import note_oom, oom_error
 from memlab.api.run import Run
 from memlab.api.track import Track
 from memlab.errors import BudgetExceeded
@@ -134,7 +134,10 @@ class Extension:
             error = error_of(result)
             if error is not None and (runs or the_ledger.is_on):
                 explained = note_oom(error, runs[-1] if runs else None)  # of nested runs the last one covers everything
-            place = _shown(explained) if explained is not None else None
+            place = None
+            if explained is not None:
+                with contextlib.suppress(Exception):  # a front end that shows nothing must not fail the cell
+                    place = display(explained, display_id=True)
         finally:
             self._tracebacks.show()
         the_ledger.after_cell(result, runs)
@@ -183,13 +186,6 @@ class Extension:
                 shell.magics_manager.magics[kind][name] = magic
         for magics in MAGICS:
             shell.magics_manager.registry.pop(magics.__name__, None)
-
-
-def _shown(explained: OomExplained) -> Any:
-    """Show it; what updates it, None where a front end shows nothing, which must not fail the cell."""
-    with contextlib.suppress(Exception):
-        return display(explained, display_id=True)
-    return None
 
 
 _loaded: dict[int, Extension] = {}

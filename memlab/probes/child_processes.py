@@ -84,7 +84,8 @@ class ChildProcesses:
             return None
         largest = max(one.own_bytes for one in children)
         count = f"{len(children)} child process{'es' if len(children) > 1 else ''} with PyTorch"
-        cost = f"{format_seconds(cpu_s)} of CPU time, up to {format_bytes(largest)} of memory each"
+        # They may have gone on since they were last looked at, which is rarely.
+        cost = f"at least {format_seconds(cpu_s)} of CPU time, and {format_bytes(largest)} of memory in the largest"
         text = (
             f"{count} ran ({cost}), and what {'they' if len(children) > 1 else 'it'} allocated is not in these figures"
         )

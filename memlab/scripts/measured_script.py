@@ -34,7 +34,7 @@ class MeasuredScript:
         self.script, self.wanted = script, wanted
         self.recording = Recording(wanted, "memlab run")
         self._line: LiveLine | None = None
-        self._signals = Signals(self._report_now, self._terminated)
+        self._signals = Signals(lambda: self.recording.report_part(frame_of_script()), self._terminated)
         self._steps: Counter[int] = Counter()
         self._hooks: list[Any] = []
 
@@ -101,10 +101,6 @@ class MeasuredScript:
         parts += [f"{format_seconds(step_s)}/step"] if step_s is not None and not remark else []
         parts += [remark] if remark else []
         self._line.show(" · ".join(parts))
-
-    def _report_now(self) -> None:
-        """SIGUSR1: report what was measured so far, and go on with a new part."""
-        self.recording.report_part(frame_of_script())
 
     def _terminated(self) -> None:
         """SIGTERM: report what was measured; then the script ends."""

@@ -20,11 +20,11 @@ class Signals:
     """
 
     def __init__(self, report: Callable[[], None], ended: Callable[[], None]) -> None:
-        self._report, self._ended = report, ended
+        self._ended = ended
         # Bound once: `getsignal` gives back this very object.
         self._handlers: dict[int, Callable[[int, Any], None]] = {signal.SIGTERM: self._end}
         if hasattr(signal, "SIGUSR1"):
-            self._handlers[signal.SIGUSR1] = self._report_now
+            self._handlers[signal.SIGUSR1] = lambda number, frame: report()
         self._is_ending = threading.Event()
         self._woken = -1
 
@@ -55,9 +55,6 @@ class Signals:
 
     def _is_ours(self, number: int) -> bool:
         return signal.getsignal(number) is self._handlers[number]
-
-    def _report_now(self, number: int, frame: Any) -> None:
-        self._report()
 
     def _end(self, number: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -71,6 +71,10 @@ def findings_of(job: JobRanks) -> Iterator[str]:
         yield f"All ranks were {failed[0].error}."
     elif failed:
         yield "No rank has written its end: the job still runs, or all its processes were killed. Files are read as far as they go."
+        hosts = {one.rank: one.host for one in failed if one.host is not None}
+        if hosts:
+            rank = min(hosts, key=lambda rank: hosts[rank].available_bytes / max(hosts[rank].total_bytes, 1))
+            yield f"Rank {rank}: {hosts[rank].text}"
     if job.missing:
         yield f"Missing: {ranks_text(job.missing)} left no file."
     for growth in job.growth:

@@ -249,6 +249,7 @@ def test_pandas():
     assert tensors[tensors.why == "saved"].nbytes.sum() == found.activation_bytes
     assert parts.nbytes.sum() == found.total_bytes
     assert set(tensors.operator) == {"aten.convolution.default", "aten.max_pool2d_with_indices.default"}
+    assert ("1", "0") in zip(tensors.layer, tensors.made_in, strict=True)
     with pytest.raises(MemlabError, match='takes "layers", "tensors" or "parts", got 3'):
         found.to_pandas(3)
     assert size(nn.Identity(), (1,)).to_pandas().empty

@@ -127,11 +127,9 @@ def test_step(again):
         (["--memlab-baseline", "peaks.json", "--memlab-update"], "def test_mine(): pass", "or remove it"),
         (["--memlab-baseline", "."], None, "a file in a folder that exists, got '.'"),
         (["--memlab-baseline", "no/peaks.json", "--memlab-update"], None, "got 'no/peaks.json'"),
-        (
-            ["--memlab-baseline", "peaks.json"],
-            '{"version": 1, "peaks": {"a": {"peak_bytes": "x"}}}',
-            "is no baseline of memlab",
-        ),
+        (["--memlab-baseline", "peaks.json"], '{"version": 1, "peaks": {"a": {"peak_bytes": "x"}}}', "no peak"),
+        (["--memlab-baseline", "peaks.json"], '{"version": 1, "peaks": {"a": {"peak_bytes": 1}}}', "memlab ('by')"),
+        (["--memlab-baseline", "peaks.json"], '{"version": 9, "peaks": {}}', "its version is 9, this memlab reads 1"),
     ],
 )
 def test_wrong_usage_is_one_line(session, pytester, options, content, said):
@@ -229,6 +227,32 @@ def test_what_the_baseline_does_not_know_is_named(session):
     result.assert_outcomes(passed=4)
     result.stdout.fnmatch_lines(
         ["memlab: not in the baseline: test_it.py::test_step*300* and 1 more; --memlab-update adds them."]
+    )
+
+
+def test_a_baseline_of_another_device_or_torch_is_named(session, pytester):
+    text = """
+@pytest.mark.memory_budget(device=DEVICE)
+def test_step():
+    step("cuda" if DEVICE != "cpu" else "cpu")
+"""
+    file, options = pytester.path / "peaks.json", ("--memlab-baseline", "peaks.json")
+    t4 = text.replace("DEVICE", "'T4'")
+    session(t4, *options, "--memlab-update").assert_outcomes(passed=1)
+    for other, said in (
+        ("L4", "another device, T4, predicted; this is L4, predicted"),
+        ("cpu", "T4, predicted; this is cpu"),
+    ):
+        result = session(text.replace("DEVICE", f"'{other}'"), *options)
+        result.assert_outcomes(failed=1)
+        assert f"{said}: renew it with --memlab-update" in result.stdout.str()
+    content = json.loads(file.read_text())
+    content["peaks"]["test_it.py::test_step"]["torch"] = "1.13.1"
+    file.write_text(json.dumps(content))
+    result = session(t4, *options)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["memlab: the baseline is of PyTorch 1.13.1, the run of 2.*; --memlab-update renews it."]
     )
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import struct
 from pathlib import Path
 
 import pytest
 import torch
+from rank_traces import cut_off, trained
 
 import memlab
 from memlab.__main__ import main
+from memlab.api.run import Run
 from memlab.api.runs import runs
-from memlab.trace.trace import SIMULATED_GPU
+from memlab.trace.file import load
+from memlab.trace.trace import SIMULATED_GPU, Trace
+from memlab.units import MiB
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,7 @@ def test_growth_is_an_exit_status(files, capsys):
     assert "  line     not known: measured without lines" in shown
 
 
-@pytest.mark.parametrize("run, baseline", [("cut", "small"), ("small", "cut")])
+@pytest.mark.parametrize("run, baseline", [("cut", "small"), ("small", "cut"), ("cut", "cut")])
 def test_of_a_run_that_was_cut_off_it_is_not_known(files, capsys, run, baseline):
     assert checked(files, run, baseline) == 3
     assert capsys.readouterr().out.startswith("not known: ")
@@ -77,6 +83,72 @@ def test_another_gpu_and_a_simulated_one_are_named(files, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert (facts["baseline"]["provenance"], facts["run"]["provenance"]) == ("predicted", "simulated")
     assert SIMULATED_GPU in facts["notes"]
+
+
+def test_a_baseline_of_another_torch_is_named(files, capsys):
+    trace = load(files / "small.memlab")
+    versions = {**trace.made_by.versions, "torch": "1.13.1+cu117"}
+    other = dataclasses.replace(trace, made_by=dataclasses.replace(trace.made_by, versions=versions))
+    Run("small", other).save(files / "older.memlab")
+    assert checked(files, "small", "older") == 0
+    note = capsys.readouterr().out.splitlines()[-1]
+    assert note.startswith("  note     the baseline is of PyTorch 1.13.1, the run of 2.")
+    checked(files, "small", "older", "--json")
+    assert json.loads(capsys.readouterr().out)["baseline"]["torch"] == "1.13.1"
+    assert checked(files, "small", "small") == 0
+    assert "note" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version, said", [(1, "measure again"), (3, "upgrade memlab")])
+def test_a_baseline_of_another_format_is_refused(files, capsys, version, said):
+    content = (files / "small.memlab").read_bytes()
+    at = content.index(struct.pack("<I", 2))  # behind the magic word
+    (files / "format.memlab").write_bytes(content[:at] + struct.pack("<I", version) + content[at + 4 :])
+    with pytest.raises(SystemExit) as ended:
+        checked(files, "small", "format")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith("memlab check: ") and f"has format {version}, " in line and said in line
+
+
+def folder_of(folder: Path, *traces: Trace) -> str:
+    folder.mkdir()
+    for trace in traces:
+        Run("train", trace).save(folder / f"train.rank{trace.notes['rank']['rank']}.memlab")
+    return str(folder)
+
+
+def test_of_a_folder_the_rank_with_the_highest_peak_is_compared(tmp_path, capsys):
+    ranks = [trained(rank, world_size=2) for rank in range(2)]
+    grown = [ranks[0], trained(1, size=3 * MiB, world_size=2)]
+    main_runs, runs = folder_of(tmp_path / "main", *ranks), folder_of(tmp_path / "runs", *grown)
+    assert main(["check", main_runs, "--baseline", main_runs, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_known"] == {"line": "measured without lines"}
+    assert main(["check", runs, "--baseline", main_runs]) == 1
+    out, err = capsys.readouterr()
+    assert "category activation: 1.00 MiB -> 3.00 MiB (+2.00 MiB)" in out and "note" not in out
+    assert err.splitlines()[1].endswith("runs rank 1 of 2, whose peak is the highest (train.rank1.memlab)")
+    assert main(["check", main_runs, "--baseline", runs]) == 0
+
+
+def test_a_job_of_more_ranks_is_named(tmp_path, capsys):
+    two = folder_of(tmp_path / "two", *(trained(rank, world_size=2) for rank in range(2)))
+    four = folder_of(tmp_path / "four", *(trained(rank) for rank in range(4)))
+    assert main(["check", four, "--baseline", two]) == 0
+    assert "note     the baseline is of a job of 2 ranks, the run of one of 4 ranks: " in capsys.readouterr().out
+
+
+def test_a_rank_that_was_cut_off_or_is_missing_may_have_been_higher(tmp_path, capsys):
+    whole = folder_of(tmp_path / "whole", *(trained(rank) for rank in range(4)))
+    part = folder_of(tmp_path / "part", trained(0), trained(1), cut_off(3, [MiB, MiB]))
+    grown = folder_of(tmp_path / "grown", trained(0, size=9 * MiB), cut_off(3, [MiB, MiB]))
+    assert main(["check", part, "--baseline", whole]) == 3
+    out, err = capsys.readouterr()
+    assert out.startswith("not known: 5.00 MiB -> ≥ 5.00 MiB allocated")
+    assert "; ranks 2, 3 may have been higher: cut off, or without a file" in err.splitlines()[1]
+    assert main(["check", grown, "--baseline", whole]) == 1
+    assert main(["check", whole, "--baseline", part]) == 0
+    assert main(["check", grown, "--baseline", part]) == 3
 
 
 def test_a_script_that_uses_no_gpu_is_not_said_to_fit(tmp_path, capsys):

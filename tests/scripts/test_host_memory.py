@@ -8,10 +8,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
+import memlab
+from memlab.api.runs import runs
+from memlab.probes import host
 from memlab.probes.host import oom_kills
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -57,7 +62,7 @@ def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_what_the_last_samples_of_a_killed_script_say_of_the_host(folder, each, is_short):
     assert ran(folder, "driver.py", "run", "--out", "runs", "train.py", str(each)).returncode == -9
     shown = ran(folder, "-m", "memlab", "show", "--html", "page.html", "runs").stdout
-    said = "Most likely the host's out-of-memory killer ended it." if is_short else "most likely not for host memory."
+    said = "most likely by the host's out-of-memory killer." if is_short else "most likely not for host memory."
     for text in (shown, (folder / "page.html").read_text().replace("&#x27;", "'").replace("&#39;", "'")):
         assert said in text
         assert "of 1.00 GiB of host memory were left" in text
@@ -71,3 +76,23 @@ def test_kills_are_those_that_the_kernel_counts(tmp_path):
     assert oom_kills(tmp_path) is None
     (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
     assert oom_kills(tmp_path) == 2
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_a_run_whose_child_was_killed_says_how_short_host_memory_was(tmp_path, monkeypatch, is_short):
+    files = {"max": str(1024 * MiB), "current": str(10 * MiB), "events": "oom_kill 3\n"}
+    for name, content in files.items():
+        (tmp_path / f"memory.{name}").write_text(content)
+    monkeypatch.setattr(host, "_groups", lambda root: [("cgroup v2", tmp_path)])
+    with pytest.raises(RuntimeError), memlab.track("parent", device="cpu", show=False) as run:
+        torch.ones(100).sum()
+        if is_short:
+            (tmp_path / "memory.current").write_text(str(1020 * MiB))
+            (tmp_path / "memory.events").write_text("oom_kill 4\n")
+        time.sleep(0.4)
+        (tmp_path / "memory.current").write_text(files["current"])  # the killed process gave back all of it
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+    runs.discard(run)
+    text = run.report().text
+    assert ("Host memory was short: at the lowest 4.00 MiB of 1.00 GiB were left" in text) == is_short
+    assert ("The kernel killed 1 of the processes of this control group for host memory meanwhile." in text) == is_short

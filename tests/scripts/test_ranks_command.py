@@ -17,6 +17,7 @@ import memlab
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRAIN = """
 import os, signal, sys, time
+import psutil
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -29,7 +30,8 @@ class Data(torch.utils.data.Dataset):
 
 def main(what, steps):
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, ranks = dist.get_rank(), [None, None]
+    dist.all_gather_object(ranks, os.getpid())
     model = torch.nn.Sequential(torch.nn.Linear(100, 3000), torch.nn.ReLU(), torch.nn.Linear(3000, 10))
     model = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters())
@@ -52,6 +54,14 @@ def main(what, steps):
             time.sleep(0.3)
             if rank == 1 and step == 8:
                 os.kill(os.getpid(), signal.SIGKILL)
+        if what in ("parent", "everything") and rank == 1 and step == 8:
+            time.sleep(1)  # all of the samples of both are written
+            torchrun = psutil.Process().parent()
+            torchrun.parent().kill()
+            if what == "everything":
+                torchrun.kill()
+                psutil.Process(ranks[0]).kill()
+                psutil.Process().kill()
     sys.stdout.write(f"done {rank}\\n")
     dist.destroy_process_group()
 
@@ -112,6 +122,25 @@ def test_a_rank_that_was_killed_is_read_as_far_as_it_went(folder):
     shown = ran(folder, "memlab", "show", "runs")
     assert shown[0] == 0
     assert "Rank 1 failed first" in shown[1]
+
+
+def test_a_job_whose_parent_was_killed_goes_on_and_can_be_read(folder):
+    status, out, _ = job(folder, "parent")
+    assert (status, sorted(out.split())) == (-9, ["0", "1", "done", "done"])
+    shown = ran(folder, "memlab", "show", "--html", "page.html", "runs")[1]
+    for text in (shown, (folder / "page.html").read_text()):
+        assert "train · 2 ranks · measured · peak allocated" in text
+        assert "was killed" not in text
+
+
+def test_a_job_that_was_killed_as_a_whole_names_no_rank_and_says_how_the_host_was(folder):
+    assert job(folder, "everything")[0] == -9
+    assert sorted(path.suffix for path in (folder / "runs").glob("*.memlab*")) == [".partial"] * 2
+    shown = ran(folder, "memlab", "show", "--html", "page.html", "runs")[1]
+    for text in (shown, (folder / "page.html").read_text()):
+        assert "the job still runs, or all its processes were killed" in text
+        assert "failed first" not in text
+        assert "at its last sample" in text.lower() and "of host memory were left" in text
 
 
 def test_who_ran_out_of_memory_failed_first_and_what_it_held(folder):

@@ -140,7 +140,7 @@ def test_folders(tmp_path, monkeypatch):
         (["--serve", "--context", "1,x"], "argument --context"),
         (["--serve", "--cache", "none"], "got 'none'"),
         (["--serve", "--context", "8"], "new_tokens is less than the context of 8"),
-        (["--limit", "nan"], "--limit is a number of seconds above 0"),
+        (["--limit", "nan"], "--limit: it is a number of seconds above 0"),
         (["--steps", "3"], "--steps"),
     ],
 )

@@ -230,10 +230,6 @@ class Advice(Shown):
         return self._subject.diff(self.recommended) if isinstance(self._subject, OfStep) and self.recommended else ""
 
     @property
-    def _setting(self) -> str:
-        return ",".join(known_techniques[name].conf for name in self.recommended if known_techniques[name].conf)
-
-    @property
     def cell(self) -> str:
         """The changed cell, ready to run; "" if there is no diff."""
         return self._subject.changed(self.recommended)[0] if self.diff and isinstance(self._subject, OfStep) else ""
@@ -282,7 +278,8 @@ class Advice(Shown):
     @property
     def page(self) -> Page:
         """Build the report."""
-        return advice_page(self.findings, self.code, self.diff, self.cell, self._setting)
+        setting = ",".join(known_techniques[name].conf for name in self.recommended if known_techniques[name].conf)
+        return advice_page(self.findings, self.code, self.diff, self.cell, setting)
 
     def to_pandas(self) -> Any:
         """One row per run that was tried, sizes in bytes."""
