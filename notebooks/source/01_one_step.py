@@ -20,7 +20,7 @@ x, y = torch.randn(2, B, H, device=lesson.device)
 P = sum(p.numel() for p in model.parameters())
 print(f"P = {P:,} parameters: {4 * P / 2**20:.1f} MiB")
 
-# %% guess
+# %% guess guesses=[25, "forward"]
 share = lesson.guess("Share of the parameters in the peak of one training step, in percent?")
 where = lesson.guess("When is the peak?", choices=["forward", "backward", "optimizer step"])
 
@@ -67,7 +67,7 @@ times = left / (4 * P)
 lesson.headline("not freed, over the parameters", round(times, 1))
 lesson.holds(f"{times:.1f} times the parameters were not freed", 2.9 < times < 3.4, run)
 
-# %% guess-half
+# %% guess-half guesses=["160 MiB"]
 half = lesson.guess("Peak with half of the rows?", between=("32 MiB", "2 GiB"))
 
 # %% half-rows

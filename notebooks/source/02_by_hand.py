@@ -50,7 +50,7 @@ print(f"4 x {outputs:,} = {4 * outputs / 1e6:.1f} MB of outputs")
 print(f"4 x {P:,} = {4 * P / 1e6:.1f} MB of parameters")
 lesson.holds(f"{outputs / 1e6:.1f} million numbers come out, and not 24", outputs < 16e6)
 
-# %% guess
+# %% guess guesses=["610 MiB", "backward"]
 net = nn.Sequential(
     nn.Conv2d(3, 64, 3, padding=1),
     nn.ReLU(inplace=True),
@@ -92,7 +92,7 @@ lesson.account("At the peak", run, [
     ("gradients, those of the last layer", "4 P'", last_layer, held.get("gradient", 0)),
 ])
 
-# %% guess-passing
+# %% guess-passing guesses=[50]
 share = lesson.guess("Share of passing gradients in the peak of 32 layers, in percent?")
 
 # %% depth

@@ -8,7 +8,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("03 line by line", needs="1 GiB")
 
-# %% guess
+# %% guess guesses=["550 MiB", "60 pictures"]
 weights = lesson.guess("All weights of VGG-19?", between=("32 MiB", "8 GiB"))
 choices = ["the model", "30 pictures", "40 pictures", "60 pictures"]
 most = lesson.guess("Which line adds the most?", choices=choices)
@@ -76,7 +76,7 @@ lesson.account("Alive between forward and backward", alive.total_bytes, [
     ("dropout's mask", f"{mask} for each element", mask * N, masks),
 ], alive)
 
-# %% guess-rebound
+# %% guess-rebound guesses=["360 MiB", "the first"]
 loss = small = None
 again = lesson.guess("Peak of the two lines?", between=("100 MiB", "2 GiB"))
 where = lesson.guess("On which line?", choices=["the first", "the second"])

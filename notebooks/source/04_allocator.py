@@ -32,7 +32,7 @@ def train(empty_cache=False):
         if empty_cache:
             torch.cuda.empty_cache()
 
-# %% guess
+# %% guess guesses=[10, "lower"]
 left = lesson.guess("Still reserved when it has returned, in percent of the most that was?")
 question = "empty_cache() after every step: the peak of *allocated* is ..."
 myth = lesson.guess(question, choices=["lower", "the same", "higher"])
@@ -77,7 +77,7 @@ def story(conf=""):
         return allocator, str(error)
     return allocator, "fits"
 
-# %% guess-fits
+# %% guess-fits guesses=["yes"]
 fits = lesson.guess("3 GiB, 135 MiB are in use. Do 1500 MiB fit?", choices=["yes", "no"])
 
 # %% out-of-memory

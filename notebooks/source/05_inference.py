@@ -34,7 +34,7 @@ for x in batches[:2]:
     net.zero_grad()
     nn.functional.cross_entropy(net(x), labels).backward()
 
-# %% guess
+# %% guess guesses=["40 MiB", "first batch"]
 trained = memlab.runs["training"].peak_allocated_bytes
 size = lesson.guess("Peak of testing three batches?", between=("16 MiB", "2 GiB"))
 choices = ["first batch", "second batch", "last batch"]
@@ -67,7 +67,7 @@ lesson.account("The peak of testing", testing, [
     ("pictures", "4 x 3 B x 3 S S", 4 * 3 * B * 3 * S * S, held["input"]),
 ])
 
-# %% guess-no-grad
+# %% guess-no-grad guesses=["the first, widest layers"]
 scores = None
 choices = ["the first, widest layers", "the last layers", "the scores"]
 where = lesson.guess("Where is the peak under no_grad?", choices=choices)

@@ -27,7 +27,7 @@ class UNet(nn.Module):
         both1 = torch.cat([wide4, conv1], 1)
         return head(torch.relu(up1(both1)))
 
-# %% guess
+# %% guess guesses=[20, 40]
 B, W, S = 3, 32, 192
 net = UNet(W).to(lesson.device)
 x = torch.rand(B, 3, S, S, device=lesson.device)
@@ -52,7 +52,7 @@ lesson.account("The peak of a prediction", run, [
     ("weights and pictures", "4 P + 4 x 3 B S S + 4 x 4 x 3 x 128 x 128", known, before),
 ])
 
-# %% tidy-unet
+# %% tidy-unet guesses=["the last torch.cat"]
 class Tidy(UNet):
     def forward(self, x):
         down1, down2, deep, up2, up1, head = self.convs

@@ -29,7 +29,7 @@ net = make().to(lesson.device)
 adam = torch.optim.Adam(net.parameters())
 x, y = torch.randn(2, B, H, device=lesson.device)
 
-# %% guess
+# %% guess guesses=["everything", 50, "backward"]
 parts = ["everything", "weights", "gradients", "activations"]
 phases = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
 halved = lesson.guess("What is halved?", choices=parts)

@@ -25,7 +25,7 @@ x, y = torch.randn(2, B, H, device=lesson.device)
 P = sum(p.numel() for p in net.parameters())
 one = 4 * B * H  # bytes of one activation
 
-# %% guess
+# %% guess guesses=[50, "forward ends", "250"]
 moments = ["forward ends", "the second half goes backward", "the first half is run again"]
 segments = ["5", "10", "25", "100", "250"]
 halves_guess = lesson.guess("Peak with two halves, in percent of the peak without?")

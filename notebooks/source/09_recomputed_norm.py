@@ -25,7 +25,7 @@ net = nn.Sequential(*parts).to(lesson.device)
 x = torch.randn(B, 3, S, S, device=lesson.device)
 one = 4 * B * C * S * S  # bytes of one activation
 
-# %% guess
+# %% guess guesses=["2", 33, 40, "first layer is recomputed"]
 moments = ["loss goes backward", "last layer is recomputed", "first layer is recomputed"]
 kept = lesson.guess("How many of the three are kept for backward?", choices=["1", "2", "3"])
 in_place = lesson.guess("ReLU(inplace=True) everywhere: how many percent of the peak go?")

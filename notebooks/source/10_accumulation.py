@@ -26,7 +26,7 @@ net = make(group_norm).to(lesson.device)
 x = torch.randn(B, 3, S, S, device=lesson.device)
 y = torch.randint(0, 10, (B,), device=lesson.device)
 
-# %% guess
+# %% guess guesses=[25, 25, "backward"]
 each = lesson.guess("Backward for each piece: peak in percent of the whole batch's?")
 once = lesson.guess("One backward at the end: peak in percent of the whole batch's?")
 where = lesson.guess(

@@ -30,7 +30,7 @@ def training(make, **settings):
     optimizer = make(model.parameters(), **settings)
     return lambda: train(model, optimizer)
 
-# %% guess
+# %% guess guesses=["4 times", "backward"]
 choices = ["2 times", "3 times", "4 times", "5 times"]
 times = lesson.guess("Peak with Adam, in bytes of the parameters?", choices=choices)
 where = lesson.guess("When is the peak?", choices=["forward", "backward", "optimizer"])
@@ -82,7 +82,7 @@ numbers = [round(lesson.headlines[name]) for name in ("SGD", "momentum", "Adam")
 lesson.holds("SGD keeps nothing, momentum P, Adam 2 P", numbers == [0, 1, 2], run)
 lesson.saves("plain SGD in the place of Adam", run, memlab.runs["SGD"])
 
-# %% contiguous
+# %% contiguous guesses=["foreach"]
 choices = ["foreach", "loop", "fused", "contiguous"]
 largest = lesson.guess("Which needs the most?", choices=choices)
 
@@ -107,7 +107,7 @@ peaks = {name: memlab.runs[name].peak_allocated_bytes for name in choices}
 print(largest.compare(max(peaks, key=peaks.get), one_buffer, fused))
 lesson.saves("fused in the place of a contiguous buffer", one_buffer, fused)
 
-# %% in-backward
+# %% in-backward guesses=["3 to 4 times", "half of them"]
 choices = ["2 to 3 times", "3 to 4 times", "4 to 5 times"]
 below = lesson.guess("Now the peak is how many times the parameters?", choices=choices)
 choices = ["one layer's", "half of them", "all"]

@@ -18,7 +18,7 @@ model = nn.Sequential(*[block() for _ in range(L)], nn.Linear(H, 10)).to(lesson.
 x = torch.randn(K, B, H, device=lesson.device)
 y = torch.randint(10, (K, B), device=lesson.device)
 
-# %% guess
+# %% guess guesses=["8 MiB", "both"]
 more = lesson.guess(
     "Validation: how much do eight losses in a list keep?",
     between=("1 KiB", "1 GiB"),
@@ -88,7 +88,7 @@ print(which.compare(words[grows], run, runs["loss"]))
 print(lesson.saves_nothing("losses as numbers, in a training,", runs["loss"], runs["item"]))
 lesson.saves_nothing("`del loss, output` at the end of each step", runs["item"], last)
 
-# %% gan-step
+# %% gan-step guesses=["backward", 10]
 where = lesson.guess("When is the peak of steps that retain?", choices=["forward", "backward"])
 kept = lesson.guess(
     "When a step that retained is over and its loss has a name: "

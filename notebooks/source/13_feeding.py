@@ -7,7 +7,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("13 feeding", needs="500 MiB")
 
-# %% images-and-guess
+# %% images-and-guess guesses=["108 MiB", "pinned"]
 N, S, B, MiB = 1024, 96, 128, 2**20
 image = 3 * S * S  # bytes
 folder = tempfile.TemporaryDirectory()

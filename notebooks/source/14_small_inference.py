@@ -18,7 +18,7 @@ def teacher():
 
 model = teacher()
 
-# %% guess
+# %% guess guesses=[25, "nothing large"]
 x = torch.randn(16, H, device=lesson.device)
 share = lesson.guess("Peak with int8 weights, in percent of that with float32?")
 where = lesson.guess(
@@ -88,7 +88,7 @@ for name, prepare in formats.items():
 print(lesson.saves("bfloat16", full, memlab.runs["bfloat16"]))
 lesson.sweep("format", {name: memlab.runs[name] for name in formats})
 
-# %% guess-folding
+# %% guess-folding guesses=[30]
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 W = 32

@@ -8,7 +8,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("15 attention", needs="700 MiB")
 
-# %% guess
+# %% guess guesses=["2", 30, "backward"]
 torch.set_num_threads(1)  # so that the seconds depend less on what else the machine does
 A, D = 8, 32
 
@@ -115,7 +115,7 @@ only_tiled = (plainly.fits, tiled.fits) == ("no", "yes")
 sentence = f"the fused call makes 16,384 tokens fit on the {lesson.card}"
 lesson.holds(sentence, only_tiled, plainly, tiled)
 
-# %% guess-chunks
+# %% guess-chunks guesses=["16 MiB"]
 from torch.utils.checkpoint import checkpoint
 
 T, H, V = 2048, 128, 16384

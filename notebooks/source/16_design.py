@@ -8,7 +8,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("16 design", needs="500 MiB")
 
-# %% networks-and-guess
+# %% networks-and-guess guesses=[100, "backward"]
 B, S, L = 8, 40 * 40, 6
 
 def point(c1, c2, groups=1):
@@ -60,7 +60,7 @@ def tracked(model, width, name):
 between = tracked(net(lambda: nn.Sequential(point(64, 256), point(256, 64))), 64, "64 to 256")
 lesson.sweep("channels in and out", {"128, 128": run, "64, 256": between, "32, 512": wide})
 
-# %% guess-rules
+# %% guess-rules guesses=["fewer groups", 50]
 least = lesson.guess(
     "Which of the three saves least here?",
     choices=["fewer groups", "fewer branches", "fewer element-wise"],

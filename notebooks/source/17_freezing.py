@@ -8,7 +8,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("17 freezing", needs="300 MiB")
 
-# %% rows-and-guess
+# %% rows-and-guess guesses=[10, "parameter"]
 H, L, R, W = 256, 6, 8, 128
 
 def rows_of(*modules):

@@ -10,7 +10,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("18 out of memory", needs="300 MiB")
 
-# %% guess
+# %% guess guesses=["free memory in pieces"]
 old = (
     "CUDA out of memory. Tried to allocate 128.00 MiB (GPU 0; 7.93 GiB total capacity; "
     "6.94 GiB already allocated; 10.56 MiB free; 7.28 GiB reserved in total by PyTorch)"
@@ -36,7 +36,7 @@ lesson.holds(f"tensors held {tensors} % of the GPU, the cache {cached} %", too_m
 for name, nbytes in zip(("tensors", "cache", "context and others"), places):
     print(f"{name:18} {nbytes / MiB:6.0f} MiB")
 
-# %% newer-wording
+# %% newer-wording guesses=["first"]
 start = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.79 GiB "
 first = (
     "of which 1.12 GiB is free. Process 4711 has 2.50 GiB memory in use. Including non-PyTorch "
@@ -59,7 +59,7 @@ verdicts = {one.explanation.verdict: name for name, one in read.items()}
 print(neighbour.compare(verdicts["others"], *read.values()))
 read["first"]
 
-# %% guess-phase
+# %% guess-phase guesses=["backward"]
 def step(rows=65_536):
     layers = []
     for _ in range(12):

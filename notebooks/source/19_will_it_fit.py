@@ -30,7 +30,7 @@ def make_step(B, device="cuda", pieces=1):
             optimizer.zero_grad()
     return step
 
-# %% guess
+# %% guess guesses=["yes", "6 GiB"]
 MiB = 2**20
 with torch.device("meta"):
     batch = torch.zeros(48, S, dtype=torch.long)
@@ -81,7 +81,7 @@ off = two.peak_allocated_bytes / (here.peak_allocated_bytes - before) - 1
 print(f"predicted over measured: {off:+.1%}")
 lesson.holds("the prediction is within a tenth of the measurement", abs(off) < 0.1, here, two)
 
-# %% guess-batch
+# %% guess-batch guesses=["64"]
 options = ["32", "48", "64", "80", "96"]
 largest = lesson.guess(f"Largest batch on the {lesson.card}, in steps of 16?", choices=options)
 

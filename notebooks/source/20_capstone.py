@@ -8,7 +8,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("20 capstone", needs="700 MiB")
 
-# %% guess
+# %% guess guesses=["6 GiB"]
 need = lesson.guess("What does a step need on the device?", between=("1 GiB", "64 GiB"))
 
 # %% lab
@@ -31,7 +31,7 @@ lesson.account("The peak, on a card where it fits", whole, [
     ("parameters", "4 P", 4 * P, held["parameter"]),
 ])
 
-# %% guess-technique
+# %% guess-technique guesses=["checkpoint", "backward"]
 options = ["attention", "checkpoint", "chunked_loss", "autocast_bf16"]
 alone = lesson.guess("Which of them makes it fit, alone?", choices=options)
 where = lesson.guess("And when is the new peak?", choices=["forward", "backward", "optimizer"])
@@ -49,7 +49,7 @@ larger = chosen.for_card("RTX 4090")
 print(where.compare(larger.devices[0].at["phase"], larger))
 lesson.saves(" + ".join(advice.recommended), whole, larger)
 
-# %% score
+# %% score guesses=["16"]
 def score(rows, *techniques):
     run = lab.run(techniques=list(techniques), settings={"batch": rows})
     points = rows - 2 * len(techniques) if run.fits == "yes" else 0

@@ -62,7 +62,7 @@ def train(net, text, steps, lr):
                 losses.append(error(net).item())
     return losses
 
-# %% pretrain-and-guess
+# %% pretrain-and-guess guesses=[10, 30]
 torch.manual_seed(0)
 blocks = [Block(H) for _ in range(L)]
 base = nn.Sequential(nn.Embedding(128, H // 16), nn.Flatten(), *blocks, nn.Linear(H, 128))

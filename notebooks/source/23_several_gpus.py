@@ -42,7 +42,7 @@ def train(sharded):
                 q.data.copy_(p) if i % 2 == 0 else p.data.copy_(q)
     return first.params
 
-# %% guess
+# %% guess guesses=[50, "16", 55]
 kinds = ["0.25", "16", "20"]
 left = lesson.guess("Two ranks: ZeRO-1's peak, in percent of the peak of plain data parallelism?")
 ddp_holds = lesson.guess("DDP over 64 GPUs: bytes per parameter on each?", choices=kinds)

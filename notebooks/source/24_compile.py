@@ -44,7 +44,7 @@ def measured(name, act=chain):
         step(act)
     return run
 
-# %% guess
+# %% guess guesses=[30, "activation", "it grows half as much"]
 parts = ["parameter", "optimizer", "activation"]
 longer = ["it grows as in eager mode", "it grows half as much", "it hardly changes"]
 share = lesson.guess("n = 4: how much of the peak does torch.compile save, in percent?")

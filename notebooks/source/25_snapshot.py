@@ -8,7 +8,7 @@ from torch import nn
 from memlab.lesson import Lesson
 lesson, MiB = Lesson("25 snapshot", needs="900 MiB"), 2**20
 
-# %% train-and-guess
+# %% train-and-guess guesses=[10, "240 MiB"]
 B, H, L, V, K = 4096, 1024, 4, 2048, 12
 history = []
 
@@ -145,7 +145,7 @@ except memlab.MemlabError as error:
     print(refusal := str(error))
 lesson.holds("memlab.load refuses it and executes nothing", "nothing was executed" in refusal)
 
-# %% exercise tags=["exercise"]
+# %% exercise guesses=["a leak"] tags=["exercise"]
 def evaluate(device=lesson.device):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to(device)

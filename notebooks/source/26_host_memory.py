@@ -7,7 +7,7 @@ from memlab.lesson import Lesson
 
 lesson, MiB = Lesson("26 host memory", needs="500 MiB"), 2**20
 
-# %% captions-and-guess
+# %% captions-and-guess guesses=[0, "4"]
 N, text = 200_000, "image {:07}.jpg shows {} on a {}".format
 things = ["a cat", "a bicycle", "two chairs"]
 captions = [text(k, things[k % 3], things[k % 2]) for k in range(N)]

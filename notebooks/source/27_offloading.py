@@ -9,7 +9,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("27 offloading", needs="400 MiB")
 
-# %% step-and-guess
+# %% step-and-guess guesses=[30, 40]
 MiB, H, L, B = 2**20, 384, 6, 8192
 P = L * (8 * H * H + 5 * H)
 
