@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("01 one step", needs="400 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% build-model
 H, L, B = 256, 6, 4096
@@ -14,9 +15,9 @@ H, L, B = 256, 6, 4096
 def block():
     return nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H))
 
-model = nn.Sequential(*[block() for _ in range(L)]).to(lesson.device)
+model = nn.Sequential(*[block() for _ in range(L)]).to(device)
 optimizer = torch.optim.Adam(model.parameters())
-x, y = torch.randn(2, B, H, device=lesson.device)
+x, y = torch.randn(2, B, H, device=device)
 P = sum(p.numel() for p in model.parameters())
 print(f"P = {P:,} parameters: {4 * P / 2**20:.1f} MiB")
 
@@ -39,7 +40,7 @@ print(share.compare(100 * 4 * P / run.peak_allocated_bytes, run))
 print(where.compare(phases[run.devices[0].at["phase"]], run))
 
 # %% cuda-counter
-if lesson.device == "cuda":
+if device == "cuda":
     torch.cuda.reset_peak_memory_stats()
     optimizer.zero_grad()
     nn.functional.mse_loss(model(x), y).backward()

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("20 capstone", needs="700 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% guess guesses=["6 GiB"]
 need = lesson.guess("What does a step need on the device?", between=("1 GiB", "64 GiB"))
@@ -56,10 +57,8 @@ def score(rows, *techniques):
     print(f"{rows:3} rows, {' + '.join(techniques)}: fits {run.fits}, {points} points")
     return run
 
-more = lesson.guess(
-    "With chunked_loss and checkpoint: which is the most that fits?",
-    choices=["12", "16", "32", "64"],
-)
+question = "With chunked_loss and checkpoint: which is the most that fits?"
+more = lesson.guess(question, choices=["12", "16", "32", "64"])
 
 # %% rows
 runs = {}
@@ -92,9 +91,9 @@ words, width, rows = 16_384, 192, 1536
 def block():
     return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-embed = nn.Embedding(words, width).to(lesson.device)
-body = nn.Sequential(*[block() for _ in range(4)]).to(lesson.device)
-tokens, labels = torch.randint(words, (2, rows), device=lesson.device)
+embed = nn.Embedding(words, width).to(device)
+body = nn.Sequential(*[block() for _ in range(4)]).to(device)
+tokens, labels = torch.randint(words, (2, rows), device=device)
 
 def whole_step():
     embed.zero_grad()

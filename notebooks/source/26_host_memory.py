@@ -106,7 +106,7 @@ for ahead in (1, 2, 4) if can_fork else ():
     first = batches = None  # the workers end
 
 # %% pinned
-if lesson.device == "cuda":
+if torch.cuda.is_available():
     torch.cuda.synchronize()
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     pinned = torch.empty(33 * MiB, dtype=torch.uint8, pin_memory=True)
