@@ -77,7 +77,7 @@ def story(conf=""):
         return allocator, str(error)
     return allocator, "fits"
 
-# %% guess-fits guesses=["yes"]
+# %% guess-fits guesses=["no"]
 fits = lesson.guess("3 GiB, 135 MiB are in use. Do 1500 MiB fit?", choices=["yes", "no"])
 
 # %% out-of-memory

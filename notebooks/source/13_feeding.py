@@ -8,7 +8,7 @@ from memlab.lesson import Lesson
 lesson = Lesson("13 feeding", needs="500 MiB")
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% images-and-guess guesses=["108 MiB", "pinned"]
+# %% images-and-guess guesses=["108 MiB", "prefetch"]
 N, S, B, MiB = 1024, 96, 128, 2**20
 image = 3 * S * S  # bytes
 folder = tempfile.TemporaryDirectory()

@@ -19,7 +19,7 @@ def teacher():
 
 model = teacher()
 
-# %% guess guesses=[25, "nothing large"]
+# %% guess guesses=[40, "one layer in float32"]
 x = torch.randn(16, H, device=device)
 share = lesson.guess("Peak with int8 weights, in percent of that with float32?")
 choices = ["nothing large", "one layer in float32", "all layers in float32"]
