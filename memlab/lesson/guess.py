@@ -188,11 +188,9 @@ class Guess:
             raise MemlabError(f"this guess is locked: {why}. Go on and compare.")
 
     def __str__(self) -> str:
-        # No answer here, right below the question: the next reader of the notebook may still want to guess.
+        # The answer never stands here, right below the question: the next reader of the notebook may still want to guess.
         if self.state == "skipped":
             return f"{self.question} You skipped the guess; the answer stands further down."
-        if self.outcome is not None:
-            return str(self.outcome)
         if self.value is not None:
             return f"{self.question} You said {self.answer.text(self.value)}; locked."
         hint = f"{self.name}.commit({self.example})"

@@ -7,6 +7,7 @@ import sys
 import time
 
 import nbformat
+from nbformat import NotebookNode
 
 from notebooks.build import diagrams, pages, slides
 from notebooks.build.cells import SourceError
@@ -43,7 +44,7 @@ def make(chosen: list[Lesson]) -> int:
     with chromium() as draw:
         for lesson in chosen:
             begin = time.monotonic()
-            notebook = executed(lesson.fresh())
+            notebook = answered(lesson)
             keep_static(notebook, draw)
             text = nbformat.writes(notebook) + "\n"
             if len(text) > MAX_BYTES:
@@ -52,6 +53,14 @@ def make(chosen: list[Lesson]) -> int:
             keep(lesson, text)
             print(f"{lesson.name}: {time.monotonic() - begin:.0f} s, {len(text):,} bytes", flush=True)
     return 0
+
+
+def answered(lesson: Lesson) -> NotebookNode:
+    """The lesson, executed as a student who took part would see it."""
+    try:
+        return executed(lesson.fresh(), answers=lesson.answers)
+    except SourceError as error:
+        raise SourceError(f"{lesson.name}.py: {error}") from None
 
 
 def keep(lesson: Lesson, text: str) -> None:
@@ -95,7 +104,7 @@ def check(chosen: list[Lesson]) -> int:
     wrong = 0
     for lesson in chosen:
         kept = headlines(nbformat.read(lesson.notebook, as_version=4))
-        for line in differences(kept, headlines(executed(lesson.fresh()))):
+        for line in differences(kept, headlines(answered(lesson))):
             print(f"{lesson.name}: {line}")
             wrong += 1
     return min(wrong, 1)

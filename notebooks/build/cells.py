@@ -11,7 +11,10 @@ In `NN_name.py`, the percent format of editors, cells stand in the same order, w
     # %% yours tags=["exercise"]
 
 What follows an id is metadata of the cell, as `key=JSON`. A cell that is tagged `solution` is not one of the notebook: its code
-is a listing in the prose that folds it.
+is a listing in the prose that folds it. `guesses` are what a student might answer to the questions of the cell, in their order,
+and are committed when the lesson is executed; the notebook does not have them:
+
+    # %% guess guesses=["24 MiB", "backward"]
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from nbformat import NotebookNode
 
 MARKER = re.compile(r"^<!--\s*cell:\s*(.*?)\s*-->$", re.MULTILINE)
 BREAK = re.compile(r"^<!-- prose -->$", re.MULTILINE)
+ANSWERS = "guesses"
 _BEGIN = re.compile(r"^# %%(.*)$", re.MULTILINE)
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -48,6 +52,16 @@ class Cell:
         """Whether it has this tag."""
         return tag in self.metadata.get("tags", ())
 
+    @property
+    def asks(self) -> int:
+        """How many guesses it asks for."""
+        return self.source.count("lesson.guess(")
+
+    @property
+    def answers(self) -> list[Any]:
+        """What a student might answer."""
+        return list(self.metadata.get(ANSWERS, ()))
+
 
 def cells_of(code: str, file: str) -> list[Cell]:
     """The cells of a file of code, in their order."""
@@ -62,9 +76,12 @@ def _cell(head: str, source: str, file: str) -> Cell:
     if not _ID.fullmatch(id):
         raise SourceError(f"{file}: `# %%{head}` has no id of small letters, digits and hyphens")
     try:
-        return Cell(id, source.strip("\n"), dict(_metadata(rest)))
+        metadata = dict(_metadata(rest))
     except ValueError:
         raise SourceError(f"{file}: the metadata of cell {id} is not key=JSON: {rest}") from None
+    if not isinstance(answers := metadata.get(ANSWERS, []), list):
+        raise SourceError(f"{file}: the guesses of cell {id} are no list: {answers}")
+    return Cell(id, source.strip("\n"), metadata)
 
 
 def _metadata(text: str) -> Iterator[tuple[str, Any]]:
@@ -84,6 +101,11 @@ def faults(prose: str, cells: Sequence[Cell], prose_file: str, code_file: str) -
     found += [
         f"{code_file}: the cell {id} has no <!-- cell: {id} --> in {prose_file}" for id in ids if id not in places
     ]
+    found += [
+        f"{code_file}: the cell {cell.id} asks for {cell.asks} guesses and answers {len(cell.answers)}: guesses=[...]"
+        for cell in cells
+        if cell.asks != len(cell.answers)
+    ]
     if not found and places != ids:
         first = next(id for id, other in zip(places, ids, strict=True) if id != other)
         found.append(f"{prose_file}: from <!-- cell: {first} --> on the order is not that of the cells in {code_file}")
@@ -101,7 +123,8 @@ def joined(prose: str, cells: Sequence[Cell]) -> list[NotebookNode]:
     made = _prose_cells(text, "title")
     for id, text in zip(parts[::2], parts[1::2], strict=True):
         cell = by_id[id]
-        made.append(nbformat.v4.new_code_cell(cell.source, id=id, metadata=NotebookNode(cell.metadata)))
+        metadata = {key: value for key, value in cell.metadata.items() if key != ANSWERS}
+        made.append(nbformat.v4.new_code_cell(cell.source, id=id, metadata=NotebookNode(metadata)))
         made += _prose_cells(text, f"after-{id}")
     return made
 

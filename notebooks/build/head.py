@@ -28,7 +28,7 @@ def minutes(prose: str, cells: Sequence[Cell]) -> int:
     """How long a learner needs, by the rule above."""
     words = len(BREAK.sub("", MARKER.sub("", _FOLDED.sub("", prose))).split())
     solutions = _lines_of_solutions(cells)
-    guesses = sum(cell.source.count("lesson.guess(") for cell in cells)
+    guesses = sum(cell.asks for cell in cells)
     puzzles = sum(5 + lines for lines in solutions)
     total = words / WORDS_A_MINUTE + len(cells) - len(solutions) + guesses + puzzles + RUN_MINUTES
     return 5 * math.ceil(total / 5)

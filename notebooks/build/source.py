@@ -6,6 +6,7 @@ import base64
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -71,6 +72,11 @@ class Lesson:
         if wrong := faults(self.prose, found, self._prose_file, file):
             raise SourceError("\n".join(wrong))
         return found
+
+    @property
+    def answers(self) -> dict[str, list[Any]]:
+        """The ids of cells that ask for guesses -> what a student might answer."""
+        return {cell.id: cell.answers for cell in self.cells if cell.answers}
 
     @property
     def minutes(self) -> int:

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("01 one step", needs="400 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% build-model
 H, L, B = 256, 6, 4096
@@ -14,13 +15,13 @@ H, L, B = 256, 6, 4096
 def block():
     return nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H))
 
-model = nn.Sequential(*[block() for _ in range(L)]).to(lesson.device)
+model = nn.Sequential(*[block() for _ in range(L)]).to(device)
 optimizer = torch.optim.Adam(model.parameters())
-x, y = torch.randn(2, B, H, device=lesson.device)
+x, y = torch.randn(2, B, H, device=device)
 P = sum(p.numel() for p in model.parameters())
 print(f"P = {P:,} parameters: {4 * P / 2**20:.1f} MiB")
 
-# %% guess
+# %% guess guesses=[25, "forward"]
 share = lesson.guess("Share of the parameters in the peak of one training step, in percent?")
 where = lesson.guess("When is the peak?", choices=["forward", "backward", "optimizer step"])
 
@@ -39,7 +40,7 @@ print(share.compare(100 * 4 * P / run.peak_allocated_bytes, run))
 print(where.compare(phases[run.devices[0].at["phase"]], run))
 
 # %% cuda-counter
-if lesson.device == "cuda":
+if device == "cuda":
     torch.cuda.reset_peak_memory_stats()
     optimizer.zero_grad()
     nn.functional.mse_loss(model(x), y).backward()
@@ -67,7 +68,7 @@ times = left / (4 * P)
 lesson.headline("not freed, over the parameters", round(times, 1))
 lesson.holds(f"{times:.1f} times the parameters were not freed", 2.9 < times < 3.4, run)
 
-# %% guess-half
+# %% guess-half guesses=["160 MiB"]
 half = lesson.guess("Peak with half of the rows?", between=("32 MiB", "2 GiB"))
 
 # %% half-rows

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("02 by hand", needs="750 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% tensors
 MiB = 2**20
@@ -50,7 +51,7 @@ print(f"4 x {outputs:,} = {4 * outputs / 1e6:.1f} MB of outputs")
 print(f"4 x {P:,} = {4 * P / 1e6:.1f} MB of parameters")
 lesson.holds(f"{outputs / 1e6:.1f} million numbers come out, and not 24", outputs < 16e6)
 
-# %% guess
+# %% guess guesses=["610 MiB", "backward"]
 net = nn.Sequential(
     nn.Conv2d(3, 64, 3, padding=1),
     nn.ReLU(inplace=True),
@@ -58,8 +59,8 @@ net = nn.Sequential(
     nn.ReLU(inplace=True),
     nn.MaxPool2d(2),
     nn.Conv2d(64, 128, 3, padding=1),
-).to(lesson.device)
-x = torch.randn(1, 3, 682, 700, device=lesson.device)
+).to(device)
+x = torch.randn(1, 3, 682, 700, device=device)
 classic = memlab.size(net, x).classic
 doubled = classic.with_backward_bytes
 print(f"parameters {classic.parameter_bytes / 1e6} MB")
@@ -92,17 +93,17 @@ lesson.account("At the peak", run, [
     ("gradients, those of the last layer", "4 P'", last_layer, held.get("gradient", 0)),
 ])
 
-# %% guess-passing
+# %% guess-passing guesses=[50]
 share = lesson.guess("Share of passing gradients in the peak of 32 layers, in percent?")
 
 # %% depth
-y = torch.randn(4096, 128, device=lesson.device)
+y = torch.randn(4096, 128, device=device)
 passing = {}
 for L in (1, 2, 4, 8, 16, 32):
     layers = []
     for _ in range(L):
         layers += [nn.Linear(128, 128), nn.ReLU(inplace=True)]
-    deep = nn.Sequential(*layers).to(lesson.device)
+    deep = nn.Sequential(*layers).to(device)
     with memlab.track(f"{L} layers", show=False) as run:
         deep(y).sum().backward()
     passing[L] = run.breakdown().get("temporary", 0)
@@ -122,7 +123,7 @@ for layer in (nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.BatchNorm2d(16), nn.R
     lesson.headline(f"{type(layer).__name__} of 2 MiB keeps", sum(one.nbytes for one in saved))
 
 # %% optimizers
-big = nn.Linear(128, 32768, device=lesson.device)
+big = nn.Linear(128, 32768, device=device)
 big(y[:8]).sum().backward()
 parameter_bytes = sum(p.nbytes for p in big.parameters())
 cases = [
@@ -146,7 +147,7 @@ forward, training = lambda: net(small), lambda: net(small).sum().backward()
 lesson.price("forward and backward", forward, training, at_most=3)
 
 # %% exercise tags=["exercise"]
-pictures = torch.randint(0, 256, (256, 3, 300, 300), dtype=torch.uint8, device=lesson.device)
+pictures = torch.randint(0, 256, (256, 3, 300, 300), dtype=torch.uint8, device=device)
 
 def whole():
     return (pictures.float() / 255).mean((0, 2, 3))
@@ -159,7 +160,7 @@ lesson.check(yours).same_as(whole, relative=1e-4).peak_below(int(3.5 * pictures.
 
 # %% solution tags=["solution"]
 def yours():
-    total = torch.zeros(3, device=lesson.device)
+    total = torch.zeros(3, device=device)
     for part in pictures.split(16):
         total += part.float().div_(255).mean((0, 2, 3))
     return total / len(pictures.split(16))

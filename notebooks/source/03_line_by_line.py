@@ -7,8 +7,9 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("03 line by line", needs="1 GiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% guess
+# %% guess guesses=["550 MiB", "60 pictures"]
 weights = lesson.guess("All weights of VGG-19?", between=("32 MiB", "8 GiB"))
 choices = ["the model", "30 pictures", "40 pictures", "60 pictures"]
 most = lesson.guess("Which line adds the most?", choices=choices)
@@ -18,10 +19,10 @@ most = lesson.guess("Which line adds the most?", choices=choices)
 net = dummy_1 = dummy_2 = dummy_3 = None  # free what an earlier run of this cell has left
 with torch.device("meta"):
     net = memlab.workloads.vgg19()
-net = net.to_empty(device=lesson.device)
-dummy_1 = torch.zeros(30, 3, 512, 512, device=lesson.device)
-dummy_2 = torch.zeros(40, 3, 512, 512, device=lesson.device)
-dummy_3 = torch.zeros(60, 3, 512, 512, device=lesson.device)
+net = net.to_empty(device=device)
+dummy_1 = torch.zeros(30, 3, 512, 512, device=device)
+dummy_2 = torch.zeros(40, 3, 512, 512, device=device)
+dummy_3 = torch.zeros(60, 3, 512, 512, device=device)
 
 # %% account
 run = memlab.runs["arrivals"]
@@ -60,14 +61,14 @@ lesson.holds("a GPU holds more than tensors", holds_more, card)
 import gc
 
 net = dummy_1 = dummy_2 = dummy_3 = also = None
-small = nn.Sequential(nn.Conv2d(16, 64, 1), nn.MaxPool2d(2), nn.Dropout()).to(lesson.device)
-loss = small(torch.ones(4, 16, 256, 256, device=lesson.device)).sum()
+small = nn.Sequential(nn.Conv2d(16, 64, 1), nn.MaxPool2d(2), nn.Dropout()).to(device)
+loss = small(torch.ones(4, 16, 256, 256, device=device)).sum()
 kinds = (torch.Tensor, nn.Parameter)
 seen = sum(t.nbytes for t in gc.get_objects() if type(t) in kinds and t.device == loss.device)
 alive = memlab.who(device=loss.device)
 places = sum(one.nbytes for one in alive.storages if one.dtype == "int64")
 N = 4 * 64 * 128 * 128  # elements after pooling
-mask = 4 if lesson.device == "cpu" else 1
+mask = 4 if device == "cpu" else 1
 masks = sum(s.nbytes for s in alive.storages if "Mul" in s.path or "Dropout" in s.path)
 lesson.holds("gc finds less than three quarters", seen < 0.75 * alive.total_bytes, alive)
 lesson.account("Alive between forward and backward", alive.total_bytes, [
@@ -76,15 +77,15 @@ lesson.account("Alive between forward and backward", alive.total_bytes, [
     ("dropout's mask", f"{mask} for each element", mask * N, masks),
 ], alive)
 
-# %% guess-rebound
+# %% guess-rebound guesses=["360 MiB", "the first"]
 loss = small = None
 again = lesson.guess("Peak of the two lines?", between=("100 MiB", "2 GiB"))
 where = lesson.guess("On which line?", choices=["the first", "the second"])
 
 # %% rebound
 %%memtrack --name rebound --lines
-big = torch.zeros(120, 3, 512, 512, device=lesson.device)
-big = torch.zeros(80, 3, 512, 512, device=lesson.device)
+big = torch.zeros(120, 3, 512, 512, device=device)
+big = torch.zeros(80, 3, 512, 512, device=device)
 del big
 
 # %% compare-rebound
@@ -94,9 +95,9 @@ first, second = (rebound.lines().table[f"cell:{line}"] for line in (2, 3))
 levels = [first.peak_bytes, first.level_bytes + second.peak_bytes]
 print(where.compare(where.answer.options[levels.index(max(levels))], rebound))
 with memlab.track("deleted first", show=False) as deleted:
-    big = torch.zeros(120, 3, 512, 512, device=lesson.device)
+    big = torch.zeros(120, 3, 512, 512, device=device)
     del big
-    big = torch.zeros(80, 3, 512, 512, device=lesson.device)
+    big = torch.zeros(80, 3, 512, 512, device=device)
 del big
 lesson.saves("del before the name is used again", rebound, deleted)
 
@@ -105,14 +106,14 @@ kept = []
 for rounds in (1, 2, 4, 8):
     with memlab.track(f"{rounds} rounds", show=False) as run:
         for _ in range(rounds):
-            kept.append(torch.zeros(2, 3, 512, 512, device=lesson.device))
+            kept.append(torch.zeros(2, 3, 512, 512, device=device))
     left = run.devices[0].levels[0].left_bytes / 2**20
     print(f"{rounds} rounds: {left:5.1f} MiB not freed, {left / rounds:.1f} MiB each")
 lesson.holds("each round leaves 6 MiB", left == rounds * 6, run)
 
 # %% price
 def many_lines():
-    x = torch.ones(512, 512, device=lesson.device)
+    x = torch.ones(512, 512, device=device)
     for _ in range(10):
         x = x @ x / 512
         x = x - x.mean() + 1
@@ -127,7 +128,7 @@ lesson.price("-f of this function", track_it, every_line, at_most=5, of="seconds
 
 # %% exercise tags=["exercise"]
 kept = None
-pictures = torch.rand(64, 3, 256, 256, device=lesson.device)
+pictures = torch.rand(64, 3, 256, 256, device=device)
 
 def whole():
     scaled = pictures * 2

@@ -1,13 +1,13 @@
 # %% setup
 %reset -f
 %load_ext memlab
-import memlab
-import torch
+import memlab, torch
 from torch import nn
 from memlab.allocator import CachingAllocator, OutOfMemory
 from memlab.lesson import Lesson
 
 lesson = Lesson("04 allocator", needs="400 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 MiB = 2**20
 
 # %% rounding
@@ -32,7 +32,7 @@ def train(empty_cache=False):
         if empty_cache:
             torch.cuda.empty_cache()
 
-# %% guess
+# %% guess guesses=[10, "lower"]
 left = lesson.guess("Still reserved when it has returned, in percent of the most that was?")
 question = "empty_cache() after every step: the peak of *allocated* is ..."
 myth = lesson.guess(question, choices=["lower", "the same", "higher"])
@@ -46,7 +46,7 @@ percent = 100 * plain.devices[0].levels[1].end_bytes / plain.peak_reserved_bytes
 print(left.compare(percent, plain))
 used = round(sum(plain.peak_device_bytes) / 2 / plain.peak_allocated_bytes, 1)
 lesson.headline("used on the GPU, over what tensors take, predicted", used)
-if lesson.device == "cuda":
+if device == "cuda":
     with memlab.track("on this card"):
         train()
 
@@ -77,7 +77,7 @@ def story(conf=""):
         return allocator, str(error)
     return allocator, "fits"
 
-# %% guess-fits
+# %% guess-fits guesses=["no"]
 fits = lesson.guess("3 GiB, 135 MiB are in use. Do 1500 MiB fit?", choices=["yes", "no"])
 
 # %% out-of-memory
@@ -105,7 +105,7 @@ expandable = memlab.predict(train, lesson.card, name="expandable", conf="expanda
 lesson.saves("expandable segments", plain, expandable, of="reserved")
 
 # %% exercise tags=["exercise"]
-pieces = [torch.full((128, 2048), float(k), device=lesson.device) for k in range(64)]
+pieces = [torch.full((128, 2048), float(k), device=device) for k in range(64)]
 
 def whole():
     cache = pieces[0]
@@ -121,7 +121,7 @@ lesson.check(yours).same_as(whole).peak_below("170 MiB")
 
 # %% solution tags=["solution"]
 def yours():
-    cache = torch.empty(len(pieces) * 128, 2048, device=lesson.device)
+    cache = torch.empty(len(pieces) * 128, 2048, device=device)
     for k, piece in enumerate(pieces):
         cache[128 * k : 128 * (k + 1)] = piece
     return cache

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("05 inference", needs="600 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% build-model
 def conv(inputs, outputs):
@@ -22,11 +23,11 @@ def vgg19():
 
 B, S = 2, 192
 head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(), nn.Linear(512, 10)]
-net = nn.Sequential(vgg19(), *head).to(lesson.device)
+net = nn.Sequential(vgg19(), *head).to(device)
 vgg = net[0]
 P = sum(p.numel() for p in net.parameters())
-batches = torch.randn(3, B, 3, S, S, device=lesson.device)
-labels = torch.zeros(B, dtype=torch.long, device=lesson.device)
+batches = torch.randn(3, B, 3, S, S, device=device)
+labels = torch.zeros(B, dtype=torch.long, device=device)
 
 # %% training
 %%memtrack --name training
@@ -34,7 +35,7 @@ for x in batches[:2]:
     net.zero_grad()
     nn.functional.cross_entropy(net(x), labels).backward()
 
-# %% guess
+# %% guess guesses=["40 MiB", "first batch"]
 trained = memlab.runs["training"].peak_allocated_bytes
 size = lesson.guess("Peak of testing three batches?", between=("16 MiB", "2 GiB"))
 choices = ["first batch", "second batch", "last batch"]
@@ -67,7 +68,7 @@ lesson.account("The peak of testing", testing, [
     ("pictures", "4 x 3 B x 3 S S", 4 * 3 * B * 3 * S * S, held["input"]),
 ])
 
-# %% guess-no-grad
+# %% guess-no-grad guesses=["the first, widest layers"]
 scores = None
 choices = ["the first, widest layers", "the last layers", "the scores"]
 where = lesson.guess("Where is the peak under no_grad?", choices=choices)
@@ -79,7 +80,7 @@ with memlab.track("without a graph") as light, torch.no_grad():
 block = int(light.devices[0].at["module"].rsplit(".", 1)[-1])  # its place in vgg
 print(where.compare(choices[0] if block < 5 else choices[1], light))
 more = light.breakdown()["temporary"] - 2 * widest  # on a card cuDNN's workspace
-is_so = more == 0 or (more > 0 and lesson.device == "cuda")
+is_so = more == 0 or (more > 0 and device == "cuda")
 lesson.holds("two of the widest tensors are there at once", is_so, light)
 lesson.saves("no_grad", testing, light)
 lesson.price("no_grad", lambda: net(x), torch.no_grad()(lambda: net(x)), at_most=1.0)
@@ -106,11 +107,11 @@ lesson.saves_nothing("volatile=True", evaluate, volatile)
 lesson.saves_nothing("inference_mode instead of no_grad", no_grad, inference)
 
 # %% dropout
-dropping = nn.Sequential(*6 * [nn.Linear(512, 512), nn.GELU(), nn.Dropout()]).to(lesson.device)
-rows = [torch.randn(4096, 512, device=lesson.device)]
+dropping = nn.Sequential(*6 * [nn.Linear(512, 512), nn.GELU(), nn.Dropout()]).to(device)
+rows = [torch.randn(4096, 512, device=device)]
 train = peak("train(), dropout", dropping.train(), rows)
 evaluate = peak("eval(), dropout", dropping.eval(), rows)
-masks = 0.25 if lesson.device == "cpu" else 0.05  # a float for each element; on a GPU a byte
+masks = 0.25 if device == "cpu" else 0.05  # a float for each element; on a GPU a byte
 lesson.saves("eval() of six layers with dropout", train, evaluate, at_least=masks)
 
 # %% feature-lists
@@ -152,7 +153,7 @@ except RuntimeError as error:
     print("Forward inside, backward outside:", error)
 
 # %% exercise tags=["exercise"]
-content, style, start = torch.rand(3, 1, 3, 224, 224, device=lesson.device)
+content, style, start = torch.rand(3, 1, 3, 224, 224, device=device)
 
 def whole():
     picture = start.clone().requires_grad_()

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("06 in place", needs="400 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% unet
 class UNet(nn.Module):
@@ -27,11 +28,11 @@ class UNet(nn.Module):
         both1 = torch.cat([wide4, conv1], 1)
         return head(torch.relu(up1(both1)))
 
-# %% guess
+# %% guess guesses=[20, 40]
 B, W, S = 3, 32, 192
-net = UNet(W).to(lesson.device)
-x = torch.rand(B, 3, S, S, device=lesson.device)
-pictures = torch.rand(4, 3, 128, 128, device=lesson.device)
+net = UNet(W).to(device)
+x = torch.rand(B, 3, S, S, device=device)
+pictures = torch.rand(4, 3, 128, 128, device=device)
 predicting = lesson.guess("What does it save of the peak of a *prediction*, in percent?")
 training = lesson.guess("What does it save of the peak of a *training step*, in percent?")
 
@@ -52,7 +53,7 @@ lesson.account("The peak of a prediction", run, [
     ("weights and pictures", "4 P + 4 x 3 B S S + 4 x 4 x 3 x 128 x 128", known, before),
 ])
 
-# %% tidy-unet
+# %% tidy-unet guesses=["the last torch.cat"]
 class Tidy(UNet):
     def forward(self, x):
         down1, down2, deep, up2, up1, head = self.convs
@@ -66,7 +67,7 @@ class Tidy(UNet):
         del conv1
         return head(torch.relu(up1(x)))
 
-tidy = Tidy(W).to(lesson.device)
+tidy = Tidy(W).to(device)
 places = ["going down", "the last torch.cat", "the head"]
 where = lesson.guess("Where will the peak of a prediction be then?", choices=places)
 
@@ -95,7 +96,7 @@ lesson.saves("one name and del, in prediction", was, now)
 
 # %% keeps
 def keeps(layer):
-    x = torch.rand(4, 16, 128, 128, device=lesson.device, requires_grad=True)
+    x = torch.rand(4, 16, 128, 128, device=device, requires_grad=True)
     with memlab.track("keeps", show=False) as run:
         loss = layer(x * 2).sum()
     return run.devices[0].levels[0].left_bytes / x.nbytes, run
@@ -114,7 +115,7 @@ def stack(act):
     layers = []
     for width in (3, 16, 16, 16, 16, 16, 16, 16):
         layers += [nn.Conv2d(width, 16, 3, padding=1), act()]
-    return nn.Sequential(*layers).to(lesson.device)
+    return nn.Sequential(*layers).to(device)
 
 def in_place(module):
     if "ReLU" in type(module).__name__:
@@ -148,7 +149,7 @@ print(lesson.saves_nothing("del loss, after backward", loop(True, False), loop(T
 lesson.saves("del loss, where nothing went backward", loop(False, False), loop(False, True))
 
 # %% exercise tags=["exercise"]
-convs = nn.ModuleList([nn.Conv2d(16, 16, 3, padding=1) for _ in range(10)]).to(lesson.device)
+convs = nn.ModuleList([nn.Conv2d(16, 16, 3, padding=1) for _ in range(10)]).to(device)
 
 def block(x, enter, leave, first, second):
     h = nn.functional.leaky_relu(enter(x), 0.1, inplace=first)
@@ -158,7 +159,7 @@ def yours():
     ...  # 1 line
 
 # %% check tags=["check"]
-start = torch.rand(4, 16, 128, 128, device=lesson.device)
+start = torch.rand(4, 16, 128, 128, device=device)
 
 def whole(first=False, second=False, x=start):
     for enter, leave in zip(convs[::2], convs[1::2]):

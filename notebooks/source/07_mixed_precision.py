@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("07 mixed precision", needs="500 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% build-model
 H, L, B = 128, 8, 8192
@@ -25,11 +26,11 @@ def step(net, adam, x, y, dtype=None):
     loss.backward()  # outside: backward takes its types from forward
     adam.step()
 
-net = make().to(lesson.device)
+net = make().to(device)
 adam = torch.optim.Adam(net.parameters())
-x, y = torch.randn(2, B, H, device=lesson.device)
+x, y = torch.randn(2, B, H, device=device)
 
-# %% guess
+# %% guess guesses=["everything", 50, "backward"]
 parts = ["everything", "weights", "gradients", "activations"]
 phases = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
 halved = lesson.guess("What is halved?", choices=parts)
@@ -62,7 +63,7 @@ print(lesson.saves("autocast", full, mixed))
 
 # %% account
 scratch = 0
-if lesson.device == "cuda":  # a sum over all rows, for the gradient of a bias
+if device == "cuda":  # a sum over all rows, for the gradient of a bias
     rows = torch.ones(B, 4 * H, dtype=torch.bfloat16, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -131,7 +132,7 @@ float16 = lesson.predict(lambda: two_steps(half=True), "float16")
 lesson.saves("float16 and a scaler", float32, float16)
 
 # %% pure-bfloat16
-pure = make().to(lesson.device, torch.bfloat16)
+pure = make().to(device, torch.bfloat16)
 tiny = torch.optim.Adam(pure.parameters())
 with memlab.track("pure", show=False) as everything:
     for _ in range(2):  # the moments come with the first step
@@ -145,7 +146,7 @@ lesson.holds("a weight of 1 does not notice an update of 0.001", (weight - 0.001
 
 # %% price
 def gradient(dtype=None):
-    model = make().to(lesson.device)  # the same weights each time
+    model = make().to(device)  # the same weights each time
     with torch.autocast(x.device.type, dtype, enabled=dtype is not None):
         loss = nn.functional.mse_loss(model(x[:64]), y[:64])
     return torch.autograd.grad(loss, model[0][0].weight)[0]

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("08 checkpointing", needs="400 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% thousand-layers
 from torch.utils.checkpoint import (
@@ -18,14 +19,14 @@ from torch.utils.checkpoint import (
 checkpoint(nn.Identity(), torch.ones(0), use_reentrant=False)  # the first call imports much
 N, B, H = 1000, 2048, 32
 torch.set_num_threads(1)  # a thousand small layers: threads would mostly wait for each other
-net = nn.Sequential(*[nn.Linear(H, H) for _ in range(N)]).to(lesson.device)
+net = nn.Sequential(*[nn.Linear(H, H) for _ in range(N)]).to(device)
 for layer in net:
     nn.init.eye_(layer.weight)
-x, y = torch.randn(2, B, H, device=lesson.device)
+x, y = torch.randn(2, B, H, device=device)
 P = sum(p.numel() for p in net.parameters())
 one = 4 * B * H  # bytes of one activation
 
-# %% guess
+# %% guess guesses=[50, "forward ends", "250"]
 moments = ["forward ends", "the second half goes backward", "the first half is run again"]
 segments = ["5", "10", "25", "100", "250"]
 halves_guess = lesson.guess("Peak with two halves, in percent of the peak without?")
@@ -112,8 +113,8 @@ def keep_products():
     dear = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
     return create_selective_checkpoint_contexts(dear)
 
-stack = nn.ModuleList([feed_forward(128) for _ in range(16)]).to(lesson.device)
-rows = torch.randn(2048, 128, device=lesson.device)
+stack = nn.ModuleList([feed_forward(128) for _ in range(16)]).to(device)
+rows = torch.randn(2048, 128, device=device)
 
 def step(how):
     h = rows

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("09 recomputed norm", needs="450 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% build-model
 from torch.utils.checkpoint import checkpoint
@@ -21,11 +22,11 @@ def conv(before):
 parts = [conv(3)]
 for _ in range(L):
     parts += [nn.BatchNorm2d(C), nn.ReLU(), conv(C)]
-net = nn.Sequential(*parts).to(lesson.device)
-x = torch.randn(B, 3, S, S, device=lesson.device)
+net = nn.Sequential(*parts).to(device)
+x = torch.randn(B, 3, S, S, device=device)
 one = 4 * B * C * S * S  # bytes of one activation
 
-# %% guess
+# %% guess guesses=["2", 33, 40, "first layer is recomputed"]
 moments = ["loss goes backward", "last layer is recomputed", "first layer is recomputed"]
 kept = lesson.guess("How many of the three are kept for backward?", choices=["1", "2", "3"])
 in_place = lesson.guess("ReLU(inplace=True) everywhere: how many percent of the peak go?")
@@ -111,10 +112,10 @@ def dense(layers, features, reading):
     return torch.cat(features, 1)
 
 # %% densenet-depth
-pictures = torch.randn(16, 8, 32, 32, device=lesson.device)
+pictures = torch.randn(16, 8, 32, 32, device=device)
 runs = {}
 for depth in (6, 12, 24):
-    layers = nn.ModuleList([dense_layer(k) for k in range(1, depth + 1)]).to(lesson.device)
+    layers = nn.ModuleList([dense_layer(k) for k in range(1, depth + 1)]).to(device)
     for how, reading in {"kept": read, "again": read_again}.items():
         with memlab.track(f"{depth} layers, {how}", show=False) as run:
             dense(layers, [pictures], reading).square().mean().backward()

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("10 accumulation", needs="400 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% build-model
 B, C, S = 64, 16, 64
@@ -22,17 +23,15 @@ def make(norm):
 def group_norm(channels):
     return nn.GroupNorm(4, channels)
 
-net = make(group_norm).to(lesson.device)
-x = torch.randn(B, 3, S, S, device=lesson.device)
-y = torch.randint(0, 10, (B,), device=lesson.device)
+net = make(group_norm).to(device)
+x = torch.randn(B, 3, S, S, device=device)
+y = torch.randint(0, 10, (B,), device=device)
 
-# %% guess
+# %% guess guesses=[25, 25, "backward"]
 each = lesson.guess("Backward for each piece: peak in percent of the whole batch's?")
 once = lesson.guess("One backward at the end: peak in percent of the whole batch's?")
-where = lesson.guess(
-    "When is the peak with a backward for each piece?",
-    choices=["forward", "backward"],
-)
+question = "When is the peak with a backward for each piece?"
+where = lesson.guess(question, choices=["forward", "backward"])
 
 # %% whole
 %%memtrack --name whole

@@ -7,17 +7,18 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("11 optimizers", needs="400 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% build-model
 from torch.optim import SGD, Adafactor, Adam
 
 H, L, B = 768, 12, 64
 P = L * (H * H + H)
-x, y = torch.randn(2, 1024, H, device=lesson.device)
+x, y = torch.randn(2, 1024, H, device=device)
 
 def network():
     layers = [nn.Sequential(nn.Linear(H, H), nn.Tanh()) for _ in range(L)]
-    return nn.Sequential(*layers).to(lesson.device)
+    return nn.Sequential(*layers).to(device)
 
 def train(model, optimizer, rows=B):
     for _ in range(2):
@@ -30,7 +31,7 @@ def training(make, **settings):
     optimizer = make(model.parameters(), **settings)
     return lambda: train(model, optimizer)
 
-# %% guess
+# %% guess guesses=["4 times", "backward"]
 choices = ["2 times", "3 times", "4 times", "5 times"]
 times = lesson.guess("Peak with Adam, in bytes of the parameters?", choices=choices)
 where = lesson.guess("When is the peak?", choices=["forward", "backward", "optimizer"])
@@ -82,7 +83,7 @@ numbers = [round(lesson.headlines[name]) for name in ("SGD", "momentum", "Adam")
 lesson.holds("SGD keeps nothing, momentum P, Adam 2 P", numbers == [0, 1, 2], run)
 lesson.saves("plain SGD in the place of Adam", run, memlab.runs["SGD"])
 
-# %% contiguous
+# %% contiguous guesses=["foreach"]
 choices = ["foreach", "loop", "fused", "contiguous"]
 largest = lesson.guess("Which needs the most?", choices=choices)
 
@@ -107,7 +108,7 @@ peaks = {name: memlab.runs[name].peak_allocated_bytes for name in choices}
 print(largest.compare(max(peaks, key=peaks.get), one_buffer, fused))
 lesson.saves("fused in the place of a contiguous buffer", one_buffer, fused)
 
-# %% in-backward
+# %% in-backward guesses=["3 to 4 times", "half of them"]
 choices = ["2 to 3 times", "3 to 4 times", "4 to 5 times"]
 below = lesson.guess("Now the peak is how many times the parameters?", choices=choices)
 choices = ["one layer's", "half of them", "all"]
@@ -137,9 +138,8 @@ few, many = 1.5 / L, 1 - 1.5 / L
 print(floor.compare(choices[0 if share < few else 1 if share < many else 2], eager))
 lesson.holds("three times the parameters, and a part of one", 3 < peak_of(eager) < 4, eager)
 lesson.saves("the step in backward", run, eager)
-lesson.price(
-    "the step in backward", training(Adam, foreach=False), training(InBackward), 2, "seconds"
-)
+plainly, eagerly = training(Adam, foreach=False), training(InBackward)
+lesson.price("the step in backward", plainly, eagerly, at_most=2, of="seconds")
 
 # %% rows
 for rows in (64, 256, 1024):
@@ -151,7 +151,7 @@ memlab.compare("64 rows", "64 rows, in backward")
 
 # %% exercise tags=["exercise"]
 def whole():
-    model = network().append(nn.Linear(H, 10, device=lesson.device))
+    model = network().append(nn.Linear(H, 10, device=device))
     optimizer = Adam(model[-1].parameters(), foreach=False)
     for _ in range(2):
         optimizer.zero_grad()
@@ -167,7 +167,7 @@ lesson.check(yours).same_as(whole, relative=1e-6).peak_below(int(2 * 4 * P) + da
 
 # %% solution tags=["solution"]
 def yours():
-    model = network().requires_grad_(False).append(nn.Linear(H, 10, device=lesson.device))
+    model = network().requires_grad_(False).append(nn.Linear(H, 10, device=device))
     optimizer = Adam(model[-1].parameters(), foreach=False)
     for _ in range(2):
         optimizer.zero_grad()

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("12 leaks", needs="400 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% build-model
 K, B, H, L = 8, 2048, 512, 4
@@ -14,15 +15,13 @@ K, B, H, L = 8, 2048, 512, 4
 def block():
     return nn.Sequential(nn.Linear(H, H), nn.ReLU())
 
-model = nn.Sequential(*[block() for _ in range(L)], nn.Linear(H, 10)).to(lesson.device)
-x = torch.randn(K, B, H, device=lesson.device)
-y = torch.randint(10, (K, B), device=lesson.device)
+model = nn.Sequential(*[block() for _ in range(L)], nn.Linear(H, 10)).to(device)
+x = torch.randn(K, B, H, device=device)
+y = torch.randint(10, (K, B), device=device)
 
-# %% guess
-more = lesson.guess(
-    "Validation: how much do eight losses in a list keep?",
-    between=("1 KiB", "1 GiB"),
-)
+# %% guess guesses=["8 MiB", "both"]
+question = "Validation: how much do eight losses in a list keep?"
+more = lesson.guess(question, between=("1 KiB", "1 GiB"))
 choices = ["validation", "training", "both", "none"]
 which = lesson.guess("Which loop grows from batch to batch?", choices=choices)
 
@@ -88,12 +87,10 @@ print(which.compare(words[grows], run, runs["loss"]))
 print(lesson.saves_nothing("losses as numbers, in a training,", runs["loss"], runs["item"]))
 lesson.saves_nothing("`del loss, output` at the end of each step", runs["item"], last)
 
-# %% gan-step
+# %% gan-step guesses=["backward", 10]
 where = lesson.guess("When is the peak of steps that retain?", choices=["forward", "backward"])
-kept = lesson.guess(
-    "When a step that retained is over and its loss has a name: "
-    "how much of the peak is left, in percent?"
-)
+question = "When a step that retained is over and its loss has a name: "
+kept = lesson.guess(question + "how much of the peak is left, in percent?")
 
 act = nn.GELU()
 G = nn.Sequential(nn.Linear(64, H), act, nn.Linear(H, H), act, nn.Linear(H, H), act).to(x.device)
@@ -135,7 +132,7 @@ try:
 except ValueError as error:
     caught = error
 
-torch.ones(B, H, device=lesson.device)[:1, :3]
+torch.ones(B, H, device=device)[:1, :3]
 
 # %% find-references
 names = memlab.who().to_pandas()
@@ -144,8 +141,8 @@ print(held[["storage_bytes", "path"]].to_string(index=False))
 memlab.ledger()
 
 # %% exercise tags=["exercise"]
-one = nn.Linear(10, 5, device=lesson.device)
-two = nn.Linear(10, 5, device=lesson.device)
+one = nn.Linear(10, 5, device=device)
+two = nn.Linear(10, 5, device=device)
 
 def whole():
     history = []

@@ -6,8 +6,9 @@ from pathlib import Path
 from memlab.lesson import Lesson
 
 lesson = Lesson("13 feeding", needs="500 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% images-and-guess
+# %% images-and-guess guesses=["108 MiB", "prefetch"]
 N, S, B, MiB = 1024, 96, 128, 2**20
 image = 3 * S * S  # bytes
 folder = tempfile.TemporaryDirectory()
@@ -69,7 +70,7 @@ def feed(how):
 
 # %% to-gpu
 def on_gpu(how):
-    if lesson.device == "cpu":
+    if device == "cpu":
         return lesson.predict(lambda: feed(how), name=how)
     with memlab.track(how, show=False) as run:  # torch.cuda.max_memory_allocated() is the same
         feed(how)
@@ -103,7 +104,7 @@ display({"image/svg+xml": picture(), "text/plain": alt}, raw=True)
 
 # %% profile
 %env KINETO_LOG_LEVEL=99
-a = torch.randn(512, 512, device=lesson.device)
+a = torch.randn(512, 512, device=device)
 
 def one_by_one():
     return [(a @ a).sum().item() for _ in range(50)]
@@ -128,7 +129,7 @@ packed = numpy.frombuffer(b"".join(records), dtype="uint8")  # or a memmap of a 
 
 def unpacked(k):
     pixels = zlib.decompress(packed[starts[k] : starts[k + 1]])
-    return torch.tensor(bytearray(pixels), device=lesson.device).view(3, S, S) / 255
+    return torch.tensor(bytearray(pixels), device=device).view(3, S, S) / 255
 
 def streamed():
     ...  # about 7 lines; at_once() is in the next cell
@@ -158,9 +159,9 @@ def repaired():
 
 # %% check-2 tags=["check"]
 def wasteful():
-    total = torch.zeros(3, device=lesson.device)
+    total = torch.zeros(3, device=device)
     for k in range(0, N, 256):
-        x = torch.from_numpy(mapped[k : k + 256].copy()).to(lesson.device)
+        x = torch.from_numpy(mapped[k : k + 256].copy()).to(device)
         x = (x.float() / 255 - 0.5) / 0.25
         total += means(x)
     return total
@@ -169,9 +170,9 @@ lesson.check(repaired).same_as(wasteful).peak_below("48 MiB")
 
 # %% solution-2 tags=["solution"]
 def repaired():
-    total = torch.zeros(3, device=lesson.device)
+    total = torch.zeros(3, device=device)
     for k in range(0, N, 256):
-        x = torch.from_numpy(mapped[k : k + 256].copy()).to(lesson.device).float()
+        x = torch.from_numpy(mapped[k : k + 256].copy()).to(device).float()
         total += means(x.div_(255).sub_(0.5).div_(0.25))
         del x
     return total

@@ -7,6 +7,7 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("14 small inference", needs="600 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% build-model
 H, L = 1024, 4
@@ -14,17 +15,15 @@ H, L = 1024, 4
 def teacher():
     torch.manual_seed(0)
     blocks = [[nn.Linear(H, 4 * H), nn.ReLU(), nn.Linear(4 * H, H)] for _ in range(L)]
-    return nn.Sequential(*sum(blocks, [])).to(lesson.device).eval()  # the lists joined to one
+    return nn.Sequential(*sum(blocks, [])).to(device).eval()  # the lists joined to one
 
 model = teacher()
 
-# %% guess
-x = torch.randn(16, H, device=lesson.device)
+# %% guess guesses=[40, "one layer in float32"]
+x = torch.randn(16, H, device=device)
 share = lesson.guess("Peak with int8 weights, in percent of that with float32?")
-where = lesson.guess(
-    "What is there at the new peak, beside int8 weights?",
-    choices=["nothing large", "one layer in float32", "all layers in float32"],
-)
+choices = ["nothing large", "one layer in float32", "all layers in float32"]
+where = lesson.guess("What is there at the new peak, beside int8 weights?", choices=choices)
 
 # %% float32
 %%memtrack --name float32
@@ -65,7 +64,7 @@ P, R = L * 8 * H * H, L * 5 * H
 layer = 4 * 4 * H * H
 unfolded = held["temporary"] / layer
 there = [number for number in (0, 1, 2 * L) if number <= unfolded + 0.1]
-print(where.compare(where.answer.options[len(there) - 1], int8))
+print(where.compare(choices[len(there) - 1], int8))
 print(lesson.holds("one layer is there in float32", 0.9 < unfolded < 1.2, int8))
 lesson.account("The peak with int8 weights", int8, [
     ("weights, and a scale for each row", "P + 4 R", P + 4 * R, held["buffer"]),
@@ -88,18 +87,18 @@ for name, prepare in formats.items():
 print(lesson.saves("bfloat16", full, memlab.runs["bfloat16"]))
 lesson.sweep("format", {name: memlab.runs[name] for name in formats})
 
-# %% guess-folding
+# %% guess-folding guesses=[30]
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 W = 32
-pictures = torch.randn(4, W, 128, 128, device=lesson.device)
+pictures = torch.randn(4, W, 128, 128, device=device)
 folded = lesson.guess("What does folding save of the peak of an inference, in percent?")
 
 # %% fold-norm
 layers, fewer = [], []
 for _ in range(4):
-    conv = nn.Conv2d(W, W, 3, padding=1).to(lesson.device).eval()
-    norm = nn.BatchNorm2d(W).to(lesson.device).eval()
+    conv = nn.Conv2d(W, W, 3, padding=1).to(device).eval()
+    norm = nn.BatchNorm2d(W).to(device).eval()
     layers += [conv, norm, nn.ReLU()]
     fewer += [fuse_conv_bn_eval(conv, norm), nn.ReLU()]
 plain, fused = nn.Sequential(*layers), nn.Sequential(*fewer)
@@ -134,7 +133,7 @@ def merged(block):
 
 trained = nn.Sequential(*[Branches() for _ in range(4)])
 deployed = nn.Sequential(*[merged(block) for block in trained])
-lesson.saves("branches merged", peak(trained.to(lesson.device)), peak(deployed.to(lesson.device)))
+lesson.saves("branches merged", peak(trained.to(device)), peak(deployed.to(device)))
 
 # %% prune
 import warnings
@@ -156,9 +155,9 @@ lesson.headline("a pruned layer, over what it was", pruned / dense)
 lesson.holds("pruned and not yet stored otherwise is three times as large", pruned == 3 * dense)
 
 # %% exercise tags=["exercise"]
-square = nn.Conv2d(W, W, (3, 3), padding=(1, 1)).to(lesson.device).requires_grad_(False)
-upright = nn.Conv2d(W, W, (3, 1), padding=(1, 0)).to(lesson.device).requires_grad_(False)
-flat = nn.Conv2d(W, W, (1, 3), padding=(0, 1)).to(lesson.device).requires_grad_(False)
+square = nn.Conv2d(W, W, (3, 3), padding=(1, 1)).to(device).requires_grad_(False)
+upright = nn.Conv2d(W, W, (3, 1), padding=(1, 0)).to(device).requires_grad_(False)
+flat = nn.Conv2d(W, W, (1, 3), padding=(0, 1)).to(device).requires_grad_(False)
 
 def yours():
     ...  # about 5 lines; nn.functional.pad(tensor, (left, right, top, bottom))

@@ -7,8 +7,9 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("15 attention", needs="700 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% guess
+# %% guess guesses=["2", 30, "backward"]
 torch.set_num_threads(1)  # so that the seconds depend less on what else the machine does
 A, D = 8, 32
 
@@ -16,13 +17,11 @@ def written_out(q, k, v):
     return (q @ k.transpose(-2, -1) / D**0.5).softmax(-1) @ v
 
 def train(way, S=2048):
-    q, k, v = (torch.randn(1, A, S, D, device=lesson.device, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, A, S, D, device=device, requires_grad=True) for _ in range(3))
     way(q, k, v).square().mean().backward()
 
-kept = lesson.guess(
-    "How many S x S matrices (of all heads together) are there at the peak?",
-    choices=["1", "2", "3", "4"],
-)
+question = "How many S x S matrices (of all heads together) are there at the peak?"
+kept = lesson.guess(question, choices=["1", "2", "3", "4"])
 left = lesson.guess("Peak without any matrix, in percent?")
 where = lesson.guess("When is the peak with the matrices?", choices=["forward", "backward"])
 
@@ -36,7 +35,7 @@ matrix = 4 * A * S * S
 written = memlab.runs["written"]
 peak, held = written.peak_allocated_bytes, written.breakdown()
 weights, passing = held.get("activation", 0), held.get("temporary", 0)
-gradients = 2 if lesson.device == "cpu" else 3
+gradients = 2 if device == "cpu" else 3
 print(kept.compare(str(round(peak / matrix)), written))
 print(where.compare(written.devices[0].at["phase"], written))
 small = sum(held.get(kind, 0) for kind in ("other", "parameter", "gradient", "input"))
@@ -59,8 +58,8 @@ memlab.compare(written, fused)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 matrix = 4 * A * 1024 * 1024
-mask = torch.ones(1024, 1024, dtype=torch.bool, device=lesson.device).tril()
-layer = nn.MultiheadAttention(A * D, A, batch_first=True, device=lesson.device)
+mask = torch.ones(1024, 1024, dtype=torch.bool, device=device).tril()
+layer = nn.MultiheadAttention(A * D, A, batch_first=True, device=device)
 
 def module(q, k, v, need_weights=True):
     x = q.transpose(1, 2).flatten(2)
@@ -115,18 +114,17 @@ only_tiled = (plainly.fits, tiled.fits) == ("no", "yes")
 sentence = f"the fused call makes 16,384 tokens fit on the {lesson.card}"
 lesson.holds(sentence, only_tiled, plainly, tiled)
 
-# %% guess-chunks
+# %% guess-chunks guesses=["16 MiB"]
 from torch.utils.checkpoint import checkpoint
 
 T, H, V = 2048, 128, 16384
-head = nn.Linear(H, V, bias=False, device=lesson.device)
-chunked_guess = lesson.guess(
-    "All logits are 128 MiB. The peak, with the loss in 16 chunks?", between=("16 MiB", "1 GiB")
-)
+head = nn.Linear(H, V, bias=False, device=device)
+question = "All logits are 128 MiB. The peak, with the loss in 16 chunks?"
+chunked_guess = lesson.guess(question, between=("16 MiB", "1 GiB"))
 
 # %% chunked-loss
-hidden = torch.randn(T, H, device=lesson.device, requires_grad=True)
-words = torch.randint(0, V, (T,), device=lesson.device)
+hidden = torch.randn(T, H, device=device, requires_grad=True)
+words = torch.randint(0, V, (T,), device=device)
 
 def part(hidden, words, reduction="sum"):
     return nn.functional.cross_entropy(head(hidden), words, reduction=reduction)
@@ -154,7 +152,7 @@ lesson.sweep("chunks", runs)
 def capped(q, k, v):
     return (30 * torch.tanh(q @ k.transpose(-2, -1) / D**0.5 / 30)).softmax(-1) @ v
 
-query, key, value = (torch.randn(1, A, 1024, D, device=lesson.device) for _ in range(3))
+query, key, value = (torch.randn(1, A, 1024, D, device=device) for _ in range(3))
 
 def yours():
     ...  # about 5 lines; whole() is in the next cell

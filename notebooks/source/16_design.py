@@ -7,24 +7,24 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("16 design", needs="500 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% networks-and-guess
+# %% networks-and-guess guesses=[100, "backward"]
 B, S, L = 8, 40 * 40, 6
 
 def point(c1, c2, groups=1):
     return nn.Sequential(nn.Conv2d(c1, c2, 1, groups=groups, bias=False), nn.ReLU())
 
 def step(model, width):
-    model(torch.ones(B, width, 40, 40, device=lesson.device)).sum().backward()
+    model(torch.ones(B, width, 40, 40, device=device)).sum().backward()
 
 def net(block):
-    return nn.Sequential(*[block() for _ in range(L)]).to(lesson.device)
+    return nn.Sequential(*[block() for _ in range(L)]).to(device)
 
 uneven = net(lambda: nn.Sequential(point(32, 512), point(512, 32)))
 even = net(lambda: nn.Sequential(point(128, 128), point(128, 128)))
-share = lesson.guess(
-    "The even network: which share of the uneven one's peak does it need, in percent?"
-)
+question = "The even network: which share of the uneven one's peak does it need, in percent?"
+share = lesson.guess(question)
 where = lesson.guess("When is the peak of the uneven one?", choices=["forward", "backward"])
 
 # %% uneven
@@ -60,15 +60,11 @@ def tracked(model, width, name):
 between = tracked(net(lambda: nn.Sequential(point(64, 256), point(256, 64))), 64, "64 to 256")
 lesson.sweep("channels in and out", {"128, 128": run, "64, 256": between, "32, 512": wide})
 
-# %% guess-rules
-least = lesson.guess(
-    "Which of the three saves least here?",
-    choices=["fewer groups", "fewer branches", "fewer element-wise"],
-)
-head = lesson.guess(
-    "And next: what does a layer cost that is never used, "
-    "in percent of what a trained one costs (with Adam)?"
-)
+# %% guess-rules guesses=["fewer groups", 50]
+choices = ["fewer groups", "fewer branches", "fewer element-wise"]
+least = lesson.guess("Which of the three saves least here?", choices=choices)
+question = "And next: what does a layer cost that is never used, "
+head = lesson.guess(question + "in percent of what a trained one costs (with Adam)?")
 
 class Sum(nn.Module):
     def __init__(self, *parts, last=nn.Identity()):
@@ -100,9 +96,9 @@ print(least.compare(min(saved, key=saved.get), wide))
 
 # %% unused-heads
 def heads(count):
-    model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(count)]).to(lesson.device)
+    model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(count)]).to(device)
     optimizer = torch.optim.Adam(model.parameters())
-    model[0](torch.ones(8, 2048, device=lesson.device)).sum().backward()
+    model[0](torch.ones(8, 2048, device=device)).sum().backward()
     optimizer.step()
 
 with memlab.track("four heads") as four:
@@ -148,7 +144,7 @@ flops, kept = [], []
 for parts in ([(1, 3)], [(128, 3), (1, 1)]):  # groups and kernel: full, then depthwise
     convs = [nn.Conv2d(128, 128, k, padding=k // 2, groups=groups) for groups, k in parts]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        nn.Sequential(*convs).to(lesson.device)(torch.ones(B, 128, 40, 40, device=lesson.device))
+        nn.Sequential(*convs).to(device)(torch.ones(B, 128, 40, 40, device=device))
     flops.append(counter.get_total_flops())
     kept.append(tracked(net(lambda: nn.Sequential(*convs)), 128, "convs").breakdown()["activation"])
 lesson.headline("depthwise separable: percent of the FLOPs", round(100 * flops[1] / flops[0]))
@@ -156,10 +152,10 @@ lesson.headline("depthwise separable: times the bytes kept", round(kept[1] / kep
 
 # %% exercise tags=["exercise"]
 def rand(*shape):
-    return torch.rand(*shape, device=lesson.device, requires_grad=True)
+    return torch.rand(*shape, device=device, requires_grad=True)
 
 layers = [(rand(128, 128, 1, 1), rand(128), rand(128)) for _ in range(L)]
-pictures = torch.rand(B, 128, 40, 40, device=lesson.device)
+pictures = torch.rand(B, 128, 40, 40, device=device)
 
 def yours():
     ...  # as in whole(), with another third line: nn.functional.conv2d(y, weight, bias)
@@ -170,7 +166,7 @@ def whole(y=pictures):
         y = (nn.functional.conv2d(y, weight) * scale[:, None, None] + shift[:, None, None]).relu()
     return torch.autograd.grad(y.mean(), [one for layer in layers for one in layer])
 
-limit = "88 MiB" if lesson.device == "cpu" else "108 MiB"  # a card's workspaces
+limit = "88 MiB" if device == "cpu" else "108 MiB"  # a card's workspaces
 lesson.check(yours).same_as(whole, relative=1e-3).peak_below(limit)
 
 # %% solution tags=["solution"]

@@ -7,8 +7,9 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("17 freezing", needs="300 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% rows-and-guess
+# %% rows-and-guess guesses=[10, "parameter"]
 H, L, R, W = 256, 6, 8, 128
 
 def rows_of(*modules):
@@ -21,7 +22,7 @@ def rows_of(*modules):
         x.append(counts.sqrt())
         y.append(torch.full((len(text),), label))
     mixed = torch.randperm(sum(map(len, x)), generator=torch.Generator().manual_seed(0))
-    return torch.cat(x)[mixed].to(lesson.device), torch.cat(y)[mixed].to(lesson.device)
+    return torch.cat(x)[mixed].to(device), torch.cat(y)[mixed].to(device)
 
 old = rows_of("argparse", "_pydecimal", "turtle", "typing")
 new = rows_of("tarfile", "inspect", "difflib", "mailbox")
@@ -67,11 +68,11 @@ def prepared(way, blocks=L):  # adapters behind the last `blocks` blocks
     net[-2].requires_grad_(way in ("all", "last block"))
     for k in range(L - blocks, L if way == "adapters" else 0):
         net[k] = Adapter(net[k])
-    return net.to(lesson.device)
+    return net.to(device)
 
 # %% train-all-ways
 torch.manual_seed(0)
-base = nn.Sequential(*[Block() for _ in range(L)], nn.Linear(H, 4)).to(lesson.device)
+base = nn.Sequential(*[Block() for _ in range(L)], nn.Linear(H, 4)).to(device)
 train(base, *old, 30, 5e-4, rows=256)
 saved, base, runs, right = pickle.dumps(base), None, {}, {}
 ways = {"all": 5e-4, "head": 1e-2, "last block": 1e-3, "adapters": 5e-3}
@@ -85,7 +86,7 @@ for way, lr in ways.items():
     trained, net = sum(p.numel() for p in net.parameters() if p.requires_grad), None
     size = f"peak {runs[way].peak_allocated_bytes / 2**20:3.0f} MiB"
     print(f"{way:10} {trained:9,} trained, {size}, {right[way]:.0%} of the held-out rows right")
-if lesson.device == "cuda":  # PyTorch's own counter, for all of them
+if device == "cuda":  # PyTorch's own counter, for all of them
     print(torch.cuda.max_memory_allocated())
 
 # %% compare-ways
@@ -160,7 +161,7 @@ def once():
     return epochs(lambda: known)
 
 # %% exercise-2 tags=["exercise"]
-net = pickle.loads(saved).to(lesson.device)
+net = pickle.loads(saved).to(device)
 some = new[0][:cut], new[1][:cut]
 
 def frozen():

@@ -1,23 +1,20 @@
 # %% setup
 %reset -f
 %load_ext memlab
-import subprocess
-import sys
-import memlab
-import torch
+import subprocess, sys, memlab, torch
 from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("18 out of memory", needs="300 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% guess
+# %% guess guesses=["free memory in pieces"]
 old = (
     "CUDA out of memory. Tried to allocate 128.00 MiB (GPU 0; 7.93 GiB total capacity; "
     "6.94 GiB already allocated; 10.56 MiB free; 7.28 GiB reserved in total by PyTorch)"
 )
-cause = lesson.guess(
-    "Why did it fail?", choices=["too many tensors", "free memory in pieces", "another process"]
-)
+choices = ["too many tensors", "free memory in pieces", "another process"]
+cause = lesson.guess("Why did it fail?", choices=choices)
 
 # %% explain
 told = memlab.explain_oom(old)
@@ -28,7 +25,7 @@ MiB = 2**20
 size = {term.name: term.amount.middle for term in told.explanation.terms}
 rest = size["capacity"] - size["reserved"] - size["free"]
 places = [size["allocated"], size["cached"], rest]
-print(cause.compare(cause.answer.options[places.index(max(places))], told))
+print(cause.compare(choices[places.index(max(places))], told))
 tensors, cached = (round(100 * size[one] / size["capacity"]) for one in ("allocated", "cached"))
 lesson.headline("held by tensors when it failed, in percent of the GPU", tensors)
 too_many = cached < 5 < 80 < tensors
@@ -36,7 +33,7 @@ lesson.holds(f"tensors held {tensors} % of the GPU, the cache {cached} %", too_m
 for name, nbytes in zip(("tensors", "cache", "context and others"), places):
     print(f"{name:18} {nbytes / MiB:6.0f} MiB")
 
-# %% newer-wording
+# %% newer-wording guesses=["first"]
 start = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.79 GiB "
 first = (
     "of which 1.12 GiB is free. Process 4711 has 2.50 GiB memory in use. Including non-PyTorch "
@@ -59,7 +56,7 @@ verdicts = {one.explanation.verdict: name for name, one in read.items()}
 print(neighbour.compare(verdicts["others"], *read.values()))
 read["first"]
 
-# %% guess-phase
+# %% guess-phase guesses=["backward"]
 def step(rows=65_536):
     layers = []
     for _ in range(12):
@@ -84,14 +81,14 @@ stopped
 
 # %% catch
 try:
-    torch.empty(1 << 45, device=lesson.device)
+    torch.empty(1 << 45, device=device)
 except RuntimeError as error:
     print(memlab.explain_oom(error).text.splitlines()[0])
     line = error.__traceback__.tb_lineno
 
 # %% traceback-line
 lesson.holds("the traceback names the line that asked", line == 2)  # of this cell
-if lesson.device == "cuda":
+if device == "cuda":
     lesson.headline("CUDA_LAUNCH_BLOCKING", "the right line without it")
 else:
     lesson.not_measurable("CUDA_LAUNCH_BLOCKING", "nothing is asynchronous on a CPU")
@@ -127,8 +124,8 @@ else:
     lesson.not_measurable("GPUs that are seen, and used by default", "there is none")
 
 # %% exercise tags=["exercise"]
-queries = torch.randn(8192, 64, device=lesson.device)
-keys = torch.randn(4096, 64, device=lesson.device)
+queries = torch.randn(8192, 64, device=device)
+keys = torch.randn(4096, 64, device=device)
 
 def whole():
     return (queries @ keys.T).amax(1)

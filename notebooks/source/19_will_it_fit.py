@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 from memlab.lesson import Lesson
 
 lesson = Lesson("19 will it fit", needs="500 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% training-step
 V, H, L, S = 8192, 512, 4, 512
@@ -30,7 +31,7 @@ def make_step(B, device="cuda", pieces=1):
             optimizer.zero_grad()
     return step
 
-# %% guess
+# %% guess guesses=["yes", "6 GiB"]
 MiB = 2**20
 with torch.device("meta"):
     batch = torch.zeros(48, S, dtype=torch.long)
@@ -38,9 +39,8 @@ with torch.device("meta"):
 for name, count in parts.items():
     if count > MiB:
         print(f"{name:20} {count / MiB:5.0f} MiB")
-answer = lesson.guess(
-    f"Does a batch of 48 fit on the {lesson.card}?", choices=["yes", "no", "close"]
-)
+choices = ["yes", "no", "close"]
+answer = lesson.guess(f"Does a batch of 48 fit on the {lesson.card}?", choices=choices)
 peak = lesson.guess("Peak of allocated with 48?", between=("512 MiB", "64 GiB"))
 
 # %% predict
@@ -66,7 +66,7 @@ lesson.account(f"Batch 48, predicted for the {lesson.card}", predicted, [
 
 # %% here
 %%memtrack --name here
-make_step(2, lesson.device)()
+make_step(2, device)()
 
 # %% compare-measured
 here = memlab.runs["here"]
@@ -81,7 +81,7 @@ off = two.peak_allocated_bytes / (here.peak_allocated_bytes - before) - 1
 print(f"predicted over measured: {off:+.1%}")
 lesson.holds("the prediction is within a tenth of the measurement", abs(off) < 0.1, here, two)
 
-# %% guess-batch
+# %% guess-batch guesses=["64"]
 options = ["32", "48", "64", "80", "96"]
 largest = lesson.guess(f"Largest batch on the {lesson.card}, in steps of 16?", choices=options)
 
@@ -106,8 +106,8 @@ whole_step, in_pieces = make_step(48, "meta"), make_step(48, "meta", pieces=4)
 lesson.price("four pieces of 12", whole_step, in_pieces, at_most=1)
 
 # %% exercise tags=["exercise"]
-net = model().to(lesson.device)
-text = torch.randint(0, V, (8, S), device=lesson.device)
+net = model().to(device)
+text = torch.randint(0, V, (8, S), device=device)
 
 @torch.no_grad()
 def whole():

@@ -7,8 +7,9 @@ from torch import nn
 from memlab.lesson import Lesson
 
 lesson = Lesson("20 capstone", needs="700 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% guess
+# %% guess guesses=["6 GiB"]
 need = lesson.guess("What does a step need on the device?", between=("1 GiB", "64 GiB"))
 
 # %% lab
@@ -31,7 +32,7 @@ lesson.account("The peak, on a card where it fits", whole, [
     ("parameters", "4 P", 4 * P, held["parameter"]),
 ])
 
-# %% guess-technique
+# %% guess-technique guesses=["checkpoint", "backward"]
 options = ["attention", "checkpoint", "chunked_loss", "autocast_bf16"]
 alone = lesson.guess("Which of them makes it fit, alone?", choices=options)
 where = lesson.guess("And when is the new peak?", choices=["forward", "backward", "optimizer"])
@@ -49,17 +50,15 @@ larger = chosen.for_card("RTX 4090")
 print(where.compare(larger.devices[0].at["phase"], larger))
 lesson.saves(" + ".join(advice.recommended), whole, larger)
 
-# %% score
+# %% score guesses=["16"]
 def score(rows, *techniques):
     run = lab.run(techniques=list(techniques), settings={"batch": rows})
     points = rows - 2 * len(techniques) if run.fits == "yes" else 0
     print(f"{rows:3} rows, {' + '.join(techniques)}: fits {run.fits}, {points} points")
     return run
 
-more = lesson.guess(
-    "With chunked_loss and checkpoint: which is the most that fits?",
-    choices=["12", "16", "32", "64"],
-)
+question = "With chunked_loss and checkpoint: which is the most that fits?"
+more = lesson.guess(question, choices=["12", "16", "32", "64"])
 
 # %% rows
 runs = {}
@@ -92,9 +91,9 @@ words, width, rows = 16_384, 192, 1536
 def block():
     return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-embed = nn.Embedding(words, width).to(lesson.device)
-body = nn.Sequential(*[block() for _ in range(4)]).to(lesson.device)
-tokens, labels = torch.randint(words, (2, rows), device=lesson.device)
+embed = nn.Embedding(words, width).to(device)
+body = nn.Sequential(*[block() for _ in range(4)]).to(device)
+tokens, labels = torch.randint(words, (2, rows), device=device)
 
 def whole_step():
     embed.zero_grad()

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as attention
 from memlab.lesson import Lesson
 lesson = Lesson("21 KV cache", needs="400 MiB")
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% attention
 L, A, D, B, S = 4, 8, 64, 4, 1024
@@ -29,16 +30,16 @@ class Attention(nn.Module):
 @torch.no_grad()
 def generate(K=A, tokens=S, prompt=16):
     torch.manual_seed(0)
-    model = nn.ModuleList(Attention(K) for _ in range(L)).to(lesson.device)
-    cache = torch.zeros(L, 2, B, K, tokens, D, device=lesson.device)
-    x = torch.randn(B, prompt, H, device=lesson.device)  # prefill, then four new tokens
+    model = nn.ModuleList(Attention(K) for _ in range(L)).to(device)
+    cache = torch.zeros(L, 2, B, K, tokens, D, device=device)
+    x = torch.randn(B, prompt, H, device=device)  # prefill, then four new tokens
     for start in (0, *range(prompt, prompt + 4)):
         for layer, kept in zip(model, cache):
             x = layer(x, kept, start)
         x = x[:, -1:]
     return x
 
-# %% guess
+# %% guess guesses=[30, 75]
 share = lesson.guess("Four sequences of 1,024 tokens: the cache's share of the peak, in percent?")
 grouped = lesson.guess("2 instead of 8 key and value heads: what is left of the peak, in percent?")
 
@@ -47,13 +48,13 @@ with memlab.track("8 heads") as full:
     generate()
 with memlab.track("2 heads", show=False) as gqa:
     generate(K=2)
-if lesson.device == "cuda":  # PyTorch's own counter of the same figure
+if device == "cuda":  # PyTorch's own counter of the same figure
     print(torch.cuda.max_memory_allocated())
 
 def last(T):  # the last T of 256 tokens go through one layer
-    room = torch.zeros(2, B, A, 256, D, device=lesson.device)
-    x = torch.randn(B, T, H, device=lesson.device)
-    return Attention(A).to(lesson.device)(x, room, 256 - T)
+    room = torch.zeros(2, B, A, 256, D, device=device)
+    x = torch.randn(B, T, H, device=device)
+    return Attention(A).to(device)(x, room, 256 - T)
 
 lesson.price("one more token from the cache", lambda: last(256), lambda: last(1), at_most=0.01)
 
@@ -89,7 +90,7 @@ lesson.holds("four times the context no longer fits", no_longer, long, both)
 # %% exercise-1 tags=["exercise"]
 def new(t):  # keys and values of 16 more tokens, always the same for the same t
     made = torch.randn(2, B, A, 16, D, generator=torch.Generator().manual_seed(t))
-    return made.to(lesson.device)
+    return made.to(device)
 
 def yours():
     ...  # about 4 lines; grown() is in the next cell
@@ -105,13 +106,13 @@ lesson.check(yours).same_as(grown).peak_below("48 MiB")
 
 # %% solution-1 tags=["solution"]
 def yours():
-    cache = torch.empty(2, B, A, 2048, D, device=lesson.device)
+    cache = torch.empty(2, B, A, 2048, D, device=device)
     for t in range(128):
         cache[..., 16 * t : 16 * t + 16, :] = new(t)
     return cache
 
 # %% exercise-2 tags=["exercise"]
-query = torch.randn(B, A, 1, D, device=lesson.device)
+query = torch.randn(B, A, 1, D, device=device)
 
 def yours():
     ...  # about 9 lines; exact() is in the next cell
@@ -124,8 +125,8 @@ lesson.check(yours).same_as(exact, relative=0.02).peak_below("30 MiB")
 
 # %% solution-2 tags=["solution"]
 def yours():
-    codes = torch.empty(2, B, A, 2048, D, dtype=torch.int8, device=lesson.device)
-    scales = torch.empty(2, B, A, 2048, 1, device=lesson.device)
+    codes = torch.empty(2, B, A, 2048, D, dtype=torch.int8, device=device)
+    scales = torch.empty(2, B, A, 2048, 1, device=device)
     for t in range(128):
         place, kv = slice(16 * t, 16 * t + 16), new(t)
         scales[..., place, :] = scale = kv.abs().amax(-1, keepdim=True) / 127

@@ -27,6 +27,7 @@ For thy sweet love remember'd such wealth brings that then I scorn to change my 
 """
 
 # %% model
+device = "cuda" if torch.cuda.is_available() else "cpu"
 H, L, B, R = 512, 3, 64, 8
 P = L * 8 * H * H
 
@@ -40,7 +41,7 @@ class Block(nn.Module):
 
 def windows(text, starts):  # 16 characters each, and the one that follows
     codes = torch.frombuffer(bytearray(text, "ascii", "replace"), dtype=torch.uint8)
-    rows = codes[starts[:, None] + torch.arange(17)].long().to(lesson.device)
+    rows = codes[starts[:, None] + torch.arange(17)].long().to(device)
     return rows[:, :16], rows[:, 16]
 
 # %% train
@@ -62,11 +63,11 @@ def train(net, text, steps, lr):
                 losses.append(error(net).item())
     return losses
 
-# %% pretrain-and-guess
+# %% pretrain-and-guess guesses=[10, 30]
 torch.manual_seed(0)
 blocks = [Block(H) for _ in range(L)]
 base = nn.Sequential(nn.Embedding(128, H // 16), nn.Flatten(), *blocks, nn.Linear(H, 128))
-train(base.to(lesson.device), " ".join(topics.values()), 50, 1e-3)
+train(base.to(device), " ".join(topics.values()), 50, 1e-3)
 saved, start = pickle.dumps(base), error(base).item()
 base = blocks = None  # its bytes are left: each way of tuning begins with a copy
 flops = lesson.guess("With LoRA, what is left of the FLOPs of a step, in percent?")
@@ -77,8 +78,8 @@ class LoRA(nn.Module):
     def __init__(self, frozen, rows, columns):
         super().__init__()
         self.frozen = frozen
-        self.A = nn.Parameter(torch.randn(R, columns, device=lesson.device) / columns**0.5)
-        self.B = nn.Parameter(torch.zeros(rows, R, device=lesson.device))
+        self.A = nn.Parameter(torch.randn(R, columns, device=device) / columns**0.5)
+        self.B = nn.Parameter(torch.zeros(rows, R, device=device))
 
     def forward(self, x):
         return self.frozen(x) + x @ self.A.T @ self.B.T
@@ -105,7 +106,7 @@ def tune(name, net, lr=2e-3):
     return run
 
 full, lora = tune("all weights", pickle.loads(saved), 2e-4), tune("LoRA", adapted())
-if lesson.device == "cuda":  # PyTorch's own counter: the larger of both peaks
+if device == "cuda":  # PyTorch's own counter: the larger of both peaks
     print(torch.cuda.max_memory_allocated())
 for kind in ("parameter", "gradient", "optimizer"):
     each = [run.breakdown().get(kind, 0) / P for run in (full, lora)]
@@ -193,8 +194,8 @@ lesson.holds("512 rows fit with QLoRA and not with LoRA; 2,048 rows do not", fit
 # %% exercise tags=["exercise"]
 print(lesson.price("QLoRA instead of LoRA", slim, step(lambda: adapted(Again)), at_most=1.01))
 torch.manual_seed(0)
-layers = [FourBit(nn.Linear(1024, 1024).requires_grad_(False)).to(lesson.device) for _ in range(8)]
-x = torch.randn(1024, 1024, device=lesson.device, requires_grad=True)
+layers = [FourBit(nn.Linear(1024, 1024).requires_grad_(False)).to(device) for _ in range(8)]
+x = torch.randn(1024, 1024, device=device, requires_grad=True)
 
 def yours():
     ...  # about 12 lines, with a class before it; obvious_way() is in the next cell

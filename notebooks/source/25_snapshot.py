@@ -7,8 +7,9 @@ from pathlib import Path
 from torch import nn
 from memlab.lesson import Lesson
 lesson, MiB = Lesson("25 snapshot", needs="900 MiB"), 2**20
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% train-and-guess
+# %% train-and-guess guesses=[10, "240 MiB"]
 B, H, L, V, K = 4096, 1024, 4, 2048, 12
 history = []
 
@@ -29,7 +30,7 @@ largest = lesson.guess(room, between=("1 MiB", "1 GiB"))
 # %% record
 def record(step, name, limit=8192 * MiB):
     path, memory = Path(tempfile.mkdtemp()) / f"{name}.pickle", torch.cuda.memory
-    if lesson.device == "cpu":
+    if device == "cpu":
         card = memlab.Card("a card", limit, (8, 9), context_bytes=0)
         return lesson.predict(step, name, card).save(path)
     torch.cuda.empty_cache()
@@ -102,8 +103,8 @@ print({f"{size / MiB:g} MiB": count for size, count in stairs(trace).items()})
 print(run.leaks())
 print(lesson.holds("there is a stair for each output in the list", stairs(trace)[out] == K, run))
 print(lesson.saves("a number instead of the output", run, numbers))
-outputs = lambda: train(rows=8, device=lesson.device)
-norms = lambda: train(number, 8, lesson.device)
+outputs = lambda: train(rows=8, device=device)
+norms = lambda: train(number, 8, device)
 lesson.price("a number instead of the output", outputs, norms, at_most=1.0)
 
 # %% serve
@@ -145,8 +146,8 @@ except memlab.MemlabError as error:
     print(refusal := str(error))
 lesson.holds("memlab.load refuses it and executes nothing", "nothing was executed" in refusal)
 
-# %% exercise tags=["exercise"]
-def evaluate(device=lesson.device):
+# %% exercise guesses=["a leak"] tags=["exercise"]
+def evaluate(device=device):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to(device)
     total = torch.zeros((), device=device)
@@ -170,10 +171,10 @@ lesson.check(yours).same_as(evaluate, relative=1e-5).peak_below("40 MiB")
 @torch.no_grad()
 def yours():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to(lesson.device)
-    total = torch.zeros((), device=lesson.device)
+    model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to(device)
+    total = torch.zeros((), device=device)
     for _ in range(12):
-        total = total + model(torch.randn(2048, 512, device=lesson.device)).square().mean()
+        total = total + model(torch.randn(2048, 512, device=device)).square().mean()
     return total
 
 # %% end

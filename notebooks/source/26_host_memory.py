@@ -7,7 +7,7 @@ from memlab.lesson import Lesson
 
 lesson, MiB = Lesson("26 host memory", needs="500 MiB"), 2**20
 
-# %% captions-and-guess
+# %% captions-and-guess guesses=[0, "4"]
 N, text = 200_000, "image {:07}.jpg shows {} on a {}".format
 things = ["a cat", "a bicycle", "two chairs"]
 captions = [text(k, things[k % 3], things[k % 2]) for k in range(N)]
@@ -106,7 +106,7 @@ for ahead in (1, 2, 4) if can_fork else ():
     first = batches = None  # the workers end
 
 # %% pinned
-if lesson.device == "cuda":
+if torch.cuda.is_available():
     torch.cuda.synchronize()
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     pinned = torch.empty(33 * MiB, dtype=torch.uint8, pin_memory=True)

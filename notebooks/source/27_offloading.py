@@ -9,11 +9,12 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("27 offloading", needs="400 MiB")
 
-# %% step-and-guess
+# %% step-and-guess guesses=[30, 40]
+device = "cuda" if torch.cuda.is_available() else "cpu"
 MiB, H, L, B = 2**20, 384, 6, 8192
 P = L * (8 * H * H + 5 * H)
 
-def network(device=lesson.device):
+def network(device=device):
     blocks = [nn.Sequential(nn.Linear(H, 4 * H), nn.GELU(), nn.Linear(4 * H, H)) for _ in range(L)]
     return nn.Sequential(*blocks).to(device)
 
@@ -28,7 +29,7 @@ adam_off = lesson.guess("Adam's moments and step on the host: what is left, in p
 
 # %% activations
 def on_gpu(step, name):
-    if lesson.device == "cpu":
+    if device == "cpu":
         return lesson.predict(step, name=name)
     with memlab.track(name, show=False) as run:  # torch.cuda.max_memory_allocated() is the same
         step()
@@ -51,7 +52,7 @@ lesson.account("A step with its activations on the host", moved, [
 ])
 
 # %% what-travels
-net, x = network(), torch.randn(2048, H, device=lesson.device)
+net, x = network(), torch.randn(2048, H, device=device)
 own = {p.untyped_storage().data_ptr() for p in net.parameters()}
 saved = {"activations": 0, "weights": 0}
 
@@ -114,7 +115,7 @@ def recomputing():
     y.square().mean().backward()
 
 plainly = lambda: passing(torch.enable_grad())
-fetching = lambda: passing(save_on_cpu(pin_memory=lesson.device == "cuda"))
+fetching = lambda: passing(save_on_cpu(pin_memory=device == "cuda"))
 print(lesson.price("save_on_cpu", plainly, fetching, at_most=50, of="seconds"))
 print(lesson.price("checkpointing instead", plainly, recomputing, at_most=1.4))
 net.zero_grad()

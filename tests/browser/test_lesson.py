@@ -63,10 +63,10 @@ def test_a_guess_is_typed_committed_and_locked(lab):
     assert lab.cell(0).get_by_role("button", name="Commit").count() == 0
 
 
-def test_the_outcome_stands_beside_the_question_too(lab):
+def test_the_outcome_stands_where_it_is_compared_and_not_below_the_question(lab):
     lab.run_cell(1)
-    assert "2 times too low" in lab.text(1)
-    lab.cell(0).get_by_text("it was 128.0 MiB").wait_for(timeout=10_000)
+    assert "You said 64.00 MiB, it was 128.0 MiB (2 times too low)" in lab.text(1)
+    assert "You said 64.00 MiB; locked" in lab.text(0) and "128.0 MiB" not in lab.text(0)
 
 
 def test_a_value_is_selected_by_keyboard_and_the_picture_follows(lab):
@@ -90,7 +90,8 @@ def test_the_guesses_are_drawn(lab):
 
 
 def test_what_is_saved_needs_no_kernel(lab):
-    assert "You said 64.00 MiB, it was 128.0 MiB" in words(saved(lab, 0))
+    assert "You said 64.00 MiB; locked" in words(saved(lab, 0))
+    assert "You said 64.00 MiB, it was 128.0 MiB" in words(saved(lab, 1))
     assert "batch 16: peak 2.00 MiB" in words(saved(lab, 2))
     pictures = [one["data"] for cell in (2, 3) for one in saved(lab, cell) if "image/svg+xml" in one.get("data", {})]
     assert len(pictures) == 2 and all("application/vnd.plotly.v1+json" in one for one in pictures)

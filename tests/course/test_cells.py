@@ -18,6 +18,8 @@ PROSE = """# Why?
 
 <!-- cell: first -->
 
+<!-- cell: ask -->
+
 <!-- cell: yours -->
 
 <details><summary>Solution</summary>
@@ -36,6 +38,9 @@ CODE = """# %% first
 !ls
 
 x = "# %% of a line"
+
+# %% ask guesses=["24 MiB", 25] tags=["asking"]
+peak = lesson.guess("Peak?", between=(1, 2)), lesson.guess("Share?")
 
 # %% yours tags=["exercise", "hidden"] scrolled=true
 def yours():
@@ -64,12 +69,14 @@ def test_prose_and_code_are_joined_at_the_markers():
     assert [(cell.id, cell.cell_type, cell.source) for cell in made] == [
         ("title", "markdown", "# Why?"),
         ("first", "code", '%%memtrack --name step\n!ls\n\nx = "# %% of a line"'),
+        ("ask", "code", 'peak = lesson.guess("Peak?", between=(1, 2)), lesson.guess("Share?")'),
         ("yours", "code", "def yours():\n    ..."),
         ("after-yours", "markdown", f"<details><summary>Solution</summary>\n\n{listing}\n</details>"),
         ("after-yours-2", "markdown", "It is so."),
         ("last", "code", "yours()"),
     ]
-    assert made[2].metadata == {"tags": ["exercise", "hidden"], "scrolled": True}
+    assert made[2].metadata == {"tags": ["asking"]}, "a notebook holds no answers"
+    assert made[3].metadata == {"tags": ["exercise", "hidden"], "scrolled": True}
 
 
 @pytest.mark.parametrize(
@@ -86,6 +93,16 @@ def test_prose_and_code_are_joined_at_the_markers():
         ),
         ("<!-- cell: a -->\n<!-- cell: -->", "# %% a\n", ["x.md: <!-- cell:  --> has no cell in x.py"]),
         ("<!-- cell:a-->", "# %% a\n", []),
+        (
+            "<!-- cell: a -->",
+            '# %% a guesses=["yes"]\nlesson.guess("A?"), lesson.guess("B?")\n',
+            ["x.py: the cell a asks for 2 guesses and answers 1: guesses=[...]"],
+        ),
+        (
+            "<!-- cell: a -->",
+            "# %% a guesses=[1]\n",
+            ["x.py: the cell a asks for 0 guesses and answers 1: guesses=[...]"],
+        ),
     ],
 )
 def test_each_fault_is_one_line(prose: str, code: str, expected: list[str]) -> None:
@@ -99,6 +116,7 @@ def test_each_fault_is_one_line(prose: str, code: str, expected: list[str]) -> N
         ("# %%\n1\n", "x.py: `# %%` has no id"),
         ("# %% Two Words\n", "x.py: `# %% Two Words` has no id"),
         ("# %% a tags=[exercise]\n", "x.py: the metadata of cell a is not key=JSON: tags=[exercise]"),
+        ("# %% a guesses=3\n", "x.py: the guesses of cell a are no list: 3"),
     ],
 )
 def test_a_cell_that_cannot_be_read_is_named(code: str, said: str) -> None:

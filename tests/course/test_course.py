@@ -30,7 +30,8 @@ def test_its_solutions_pass_and_its_figures_are_those_kept(lesson: Lesson, reque
     """Every third lesson, before a release each, runs again in the same kernel: its claims and accounts hold once more."""
     fresh = lesson.fresh()
     is_twice = request.config.getoption("--release") or not LESSON_NAMES.index(lesson.name) % 3
-    done = executed(fresh, [*with_solutions(lesson), *(in_order(lesson, 1) if is_twice else [])])
+    more = [*with_solutions(lesson), *(in_order(lesson, 1) if is_twice else [])]
+    done = executed(fresh, more, lesson.answers)
     done.cells = done.cells[: len(fresh.cells)]
     kept = headlines(nbformat.read(lesson.notebook, as_version=4))
     assert differences(kept, headlines(done)) == []
@@ -56,5 +57,5 @@ def is_near(figure: int | float | str, kept: int | float | str) -> bool:
 @pytest.mark.simulated
 @LESSONS
 def test_it_runs_on_cuda(lesson: Lesson) -> None:
-    done = executed(lesson.fresh(), with_solutions(lesson))
+    done = executed(lesson.fresh(), with_solutions(lesson), lesson.answers)
     assert headlines(done)["device"] == "cuda"

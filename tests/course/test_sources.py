@@ -113,21 +113,33 @@ def test_nobody_types_a_source(lesson: Lesson) -> None:
 
 @LESSONS
 def test_every_claim_and_answer_of_the_kept_notebook_says_its_source(lesson: Lesson) -> None:
-    kept = nbformat.read(lesson.notebook, as_version=4)
-    shown = "\n".join(
-        line
-        for one in outputs(kept)
-        for line in (one.get("text") or one.get("data", {}).get("text/plain", "")).splitlines()
-    )
+    shown = text_of(nbformat.read(lesson.notebook, as_version=4))
     for claim in re.findall(r"^Claim holds.*", shown, re.MULTILINE):
         assert re.match(rf"Claim holds \({SOURCE}", claim), claim
-    answers = re.findall(r"^.*You skipped the guess\.$", shown, re.MULTILINE)
-    assert answers
-    for answer in answers:
-        assert re.search(rf"(\?|\.\.\.) ({SOURCE}|the answer)", answer, re.IGNORECASE) or "further down" in answer, (
-            answer
-        )
-    assert "nan" not in " ".join(answers)
+    for source in re.findall(r"You said .*(?:right|it was [^,\n]*), (.*)\.$", shown, re.MULTILINE):
+        assert re.match(SOURCE, source), source
+
+
+@LESSONS
+def test_the_kept_notebook_is_that_of_a_student_who_guessed(lesson: Lesson) -> None:
+    shown = text_of(nbformat.read(lesson.notebook, as_version=4))
+    asked = sum(map(len, lesson.answers.values()))
+    assert "You skipped the guess" not in shown, f"python -m notebooks.build make {lesson.name[:2]}"
+    assert f"You committed {asked} of {asked} guesses." in shown
+    locked = re.findall(r"You said (.*); locked\.$", shown, re.MULTILINE)
+    said = [answer for answers in lesson.answers.values() for answer in answers]
+    assert [*map(plain, locked)] == [*map(plain, said)], "python -m notebooks.build make, as an answer has changed"
+    assert not re.search(r"You said .*\bnan\b", shown)
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    """The text of all its outputs."""
+    return "\n".join(one.get("text") or one.get("data", {}).get("text/plain", "") for one in outputs(notebook))
+
+
+def plain(answer: object) -> str:
+    """An answer as its source and its notebook have it: `160 MiB` for 160.0 MiB, `25` for 25 %, `forward` for "forward"."""
+    return re.sub(r"\.0+(?= )| %$|\"", "", str(answer))
 
 
 def test_the_rule_finds_a_literal_and_a_run_that_is_not_given() -> None:
