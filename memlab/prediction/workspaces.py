@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from memlab.allocator.private_pools import stream_of
 from memlab.allocator.replay import Workspace
 from memlab.allocator.rules import release
 from memlab.prediction.cards import Card
@@ -48,7 +49,8 @@ _ROCM_DEFAULT_LT_KIB = 76 * 1024
 class WorkspaceOperator:
     """An operator that calls a library: `shapes` are those of its tensors in order, `dtype` that of the first.
 
-    `row` is the row of the first event after the call. In backward, autograd's thread with its own handles ran it.
+    `row` is the row of the first event after the call. In backward, autograd's thread with its own handles ran it. `stream` says
+    which private pool it is in, too.
     """
 
     row: int
@@ -90,15 +92,17 @@ def workspaces(
     torch_version: str = "",
     environment: Mapping[str, str] | None = None,
     communicators: int = 0,
+    cleared: Sequence[tuple[int, int]] = (),
 ) -> Workspaces:
     """The workspaces of a dry run: `events` are its rows, `operators` the logged operators, in order.
 
-    `communicators` is the number of process groups between GPUs.
+    `communicators` is the number of process groups between GPUs; `cleared` has (row, stream) where a CUDA graph that was captured
+    on a stream went, and with it the stream's workspaces.
     """
     noted = list(operators)
     version = str(torch_version or torch.__version__)
     rules = BlasRules.of(card, version, os.environ if environment is None else environment)
-    blas = tuple(_blas(events, noted, rules))
+    blas = tuple(_blas(events, noted, rules, cleared if version and release(version) >= (2, 12) else ()))
     bounds = tuple(_convolutions(events, noted))
     sources = {CUBLAS: rules.source, CUBLASLT: rules.source}
     if bounds:
@@ -186,8 +190,10 @@ _MATRIX_AT = {"addmm": 1, "_addmm_activation": 1, "baddbmm": 1, "addbmm": 1, "ad
 _NO_LT = ("complex64", "complex128", "complex32")
 
 
-def _blas(events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRules) -> Iterator[Workspace]:
-    made: set[tuple[str, bool, int]] = set()
+def _blas(
+    events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRules, cleared: Sequence[tuple[int, int]]
+) -> Iterator[Workspace]:
+    made: dict[tuple[str, bool, int], float] = {}  # until which row
     for operator in operators:
         name, shapes = base_name(operator.name), operator.shapes
         factors = shapes[_MATRIX_AT.get(name, 0) :][:2]
@@ -204,11 +210,13 @@ def _blas(events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRul
         row = _after_outputs(operator, len(events))
         calls = shapes[1][0] if name == "addbmm" else 1
         for whose, size in wanted:
-            key = (whose, operator.in_backward, operator.stream)
-            if not size or (rules.is_kept and key in made):
+            key = (whose, operator.in_backward, stream_of(operator.stream))
+            if not size or (rules.is_kept and operator.row < made.get(key, 0)):
                 continue
-            made.add(key)
-            until = None if rules.is_kept else row
+            until: int | None = row
+            if rules.is_kept:
+                until = next((there for there, stream in cleared if stream == key[2] and there >= row), None)
+            made[key] = math.inf if until is None else until
             for _ in range(1 if rules.is_kept else calls):  # one after the other
                 yield Workspace(row, size, operator.stream, until, Category.OTHER, whose)
 
