@@ -5,7 +5,8 @@ rules for cuBLAS are those of ATen's CublasHandlePool.cpp and Blas.cpp; `tests/p
 the CUDA builds of PyTorch 2.11 to 2.15 on a simulated GPU, where they are exact; 2.10, whose builds are for CUDA 12, was compared
 on one that was adapted to it.
 
-Limits: cuDNN's workspace for a convolution depends on plans that only cuDNN knows: nothing in `low`, a bound in `high`.
+Limits: cuDNN's workspace for a convolution depends on plans that only cuDNN knows: nothing in `low`, a bound in `high`; so does
+cuSPARSE's for a product of a sparse and a dense matrix.
 ROCm's workspaces are only known from PyTorch's source.
 """
 
@@ -30,7 +31,10 @@ from memlab.units import GiB, KiB, MiB, format_bytes, number_of
 CUBLAS = f"{WORKSPACE_OF}cuBLAS"
 CUBLASLT = f"{WORKSPACE_OF}cuBLASLt"
 CUDNN = f"{WORKSPACE_OF}cuDNN"
+CUSPARSE = f"{WORKSPACE_OF}cuSPARSE"
 NCCL = "NCCL"
+SPARSE_PRODUCT = "cusparse::product"
+"""The name under which fake CUDA logs a product with a sparse matrix."""
 _NCCL_MOST = 2 * GiB
 _NCCL_SOURCE = (
     "{}, each with buffers of 0 to 2 GiB: 544 to 688 MB were reported on A100 (nccl#964), 6 GB of three (nccl#864)"
@@ -103,12 +107,17 @@ def workspaces(
     version = str(torch_version or torch.__version__)
     rules = BlasRules.of(card, version, os.environ if environment is None else environment)
     blas = tuple(_blas(events, noted, rules, cleared if version and release(version) >= (2, 12) else ()))
-    bounds = tuple(_convolutions(events, noted))
+    convolutions, products = tuple(_convolutions(events, noted)), tuple(_products(noted, len(events)))
     sources = {CUBLAS: rules.source, CUBLASLT: rules.source}
-    if bounds:
-        largest = format_bytes(max(extra.requested_bytes for extra in bounds))
+    if convolutions:
+        largest = format_bytes(max(extra.requested_bytes for extra in convolutions))
         how = "cuDNN chooses; at most its tensors once more (change of layout), as a bound"
         sources[CUDNN] = f"0 to {largest} for a convolution: {how}"
+    if products:
+        largest = format_bytes(max(extra.requested_bytes for extra in products))
+        sources[CUSPARSE] = (
+            f"0 to {largest} for a product with a sparse matrix: only cuSPARSE knows; its operands once more, as a bound"
+        )
     pages = "cudaMalloc hands out whole pages of 2 MiB and may refuse the last one"
     outside: tuple[WorkspacePart, ...] = (
         WorkspacePart("CUDA context", *card.context_bytes, card.context_source),
@@ -117,6 +126,7 @@ def workspaces(
     if communicators:
         source = _NCCL_SOURCE.format(number_of(communicators, "communicator"))
         outside = (*outside, WorkspacePart(NCCL, 0, communicators * _NCCL_MOST, source))
+    bounds = (*convolutions, *products)
     return Workspaces(blas, tuple(sorted((*blas, *bounds), key=lambda extra: extra.row)), outside, sources)
 
 
@@ -268,3 +278,16 @@ def _convolutions(events: Events, operators: Sequence[WorkspaceOperator]) -> Ite
             bound = arguments + (int(events.requested_bytes[row - 1]) if is_birth else 0)
             if bound:
                 yield Workspace(row, bound, operator.stream, row, Category.TEMPORARY, CUDNN)
+
+
+# --- cuSPARSE ---
+
+
+def _products(operators: Sequence[WorkspaceOperator], rows: int) -> Iterator[Workspace]:
+    """An upper bound: the elements of the sparse matrix and the dense one once more."""
+    for operator in operators:
+        if operator.name == SPARSE_PRODUCT:
+            found: Any = getattr(torch, operator.dtype, torch.float32)
+            row, bound = min(operator.row, rows), sum(map(math.prod, operator.shapes)) * found.itemsize
+            if bound:
+                yield Workspace(row, bound, operator.stream, row, Category.TEMPORARY, CUSPARSE)

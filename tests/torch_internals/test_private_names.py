@@ -71,6 +71,7 @@ REPLACED = {
         "_parse_to",
     },
     "fake_cuda/dispatcher.py": {"_device_constructors"},
+    "fake_cuda/sparse.py": {"_values"},
     "prediction/fake_model.py": {"_values"},
     "fake_cuda/pipelines.py": {
         "_StageBackwardMeta",
