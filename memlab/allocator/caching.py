@@ -2,7 +2,7 @@
 
 It chooses addresses as `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp does (2.12 to 2.15), for one device.
 
-Limits: no private pools (CUDA graphs, MemPool), no CUDA IPC; the driver's own fragmentation is not known. Work on other
+Limits: no CUDA IPC; the driver's own fragmentation is not known. Work on other
 streams (`record_stream`) is considered finished at the next allocation, unless `waits_for_events` is set.
 """
 
@@ -14,6 +14,7 @@ from typing import NoReturn
 from memlab.allocator.blocks import RANK_BITS, Block, StreamPool, absorb
 from memlab.allocator.conf import parse_conf
 from memlab.allocator.out_of_memory import OutOfMemory, advice
+from memlab.allocator.private_pools import pool_of, stream_of
 from memlab.allocator.rules import SMALL_SIZE, UNLIMITED, Settings, Ties
 from memlab.allocator.segments import Observer, Place, Segments
 from memlab.allocator.statistics import ALLOC, COMPLETE, FOLD_AT, FREE, FREE_PENDING
@@ -114,7 +115,7 @@ class CachingAllocator(Segments):
         size = self._rounded.get(nbytes) or self._round(nbytes)
         if not size:
             return None
-        if self._pending and not self.waits_for_events:
+        if self._pending and not self.waits_for_events and not self.private.routes:
             self._complete_all()
         pool = self._small if size <= SMALL_SIZE else self._large
         home = pool.homes.get(stream) or pool.open(stream)
@@ -160,7 +161,7 @@ class CachingAllocator(Segments):
         splits = split_bytes = 0
         counts = block.segment is None
         was_split = before is not None or block.next is not None
-        if rest and self.settings.splits(block.size, size):
+        if rest and self.settings.splits(block.size, size) and pool_of(home.stream) not in self.private.whole:
             serial = block.serial if self._numbers is None else next(self._numbers)
             low = Block(block.address, size, home, serial, block.segment)
             low.previous = before
@@ -202,10 +203,14 @@ class CachingAllocator(Segments):
             process_bytes=self._used_bytes,
             allocated_bytes=self.allocated_bytes,
             reserved_bytes=self.reserved_bytes,
+            private_bytes=sum(block.size for block in self._free_blocks() if pool_of(block.stream)),
             limit_bytes=self._limit_bytes,
             device=self.device,
             advice=self._advice,
         )
+
+    def _free_blocks(self) -> list[Block]:
+        return [*self._small.in_order(), *self._large.in_order()]
 
     # --- freeing ---
 
@@ -225,7 +230,7 @@ class CachingAllocator(Segments):
 
     def record_stream(self, block: Block | None, stream: int) -> None:
         """Record that another stream uses a block: once freed it waits for that stream. Its own stream is ignored."""
-        if block is not None and stream != block.home.stream:
+        if block is not None and stream_of(stream) != stream_of(block.home.stream):
             block.uses = {*(block.uses or ()), stream}
 
     def complete(self, block: Block) -> None:

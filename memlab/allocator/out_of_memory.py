@@ -36,7 +36,8 @@ class OutOfMemory(MemlabError):
     """The simulated device is full: `requested_bytes` is the request, the other sizes are its state.
 
     The text is PyTorch's (TORCH_CHECK_WITH(OutOfMemoryError, ...) in DeviceCachingAllocator::malloc); `limit_bytes` is None
-    without a memory fraction; `device` is the number of the GPU, `advice` the end of the text.
+    without a memory fraction; `private_bytes` are free in private pools, which the text counts as allocated; `device` is the number
+    of the GPU, `advice` the end of the text.
     """
 
     requested_bytes: int
@@ -47,19 +48,23 @@ class OutOfMemory(MemlabError):
     process_bytes: int
     allocated_bytes: int
     reserved_bytes: int
+    private_bytes: int = 0
     limit_bytes: int | None = None
     device: int = 0
     advice: str = _ADVICE
 
     def __post_init__(self) -> None:
         limit = "" if self.limit_bytes is None else f"{torch_size(self.limit_bytes)} allowed; "
+        private, taken = "", self.allocated_bytes + self.private_bytes
+        if self.private_bytes:
+            private = f"with {torch_size(self.private_bytes)} allocated in private pools (e.g., CUDA Graphs), "
         super().__init__(
             f"CUDA out of memory. Tried to allocate {torch_size(self.tried_bytes)}. "
             f"GPU {self.device} has a total capacity of {torch_size(self.total_bytes)} "
             f"of which {torch_size(self.free_bytes)} is free. "
             f"Including non-PyTorch memory, this process has {torch_size(self.process_bytes)} memory in use. {limit}"
-            f"Of the allocated memory {torch_size(self.allocated_bytes)} is allocated by PyTorch, "
-            f"and {torch_size(self.reserved_bytes - self.allocated_bytes)} is reserved by PyTorch but unallocated.{self.advice}"
+            f"Of the allocated memory {torch_size(taken)} is allocated by PyTorch, {private}"
+            f"and {torch_size(self.reserved_bytes - taken)} is reserved by PyTorch but unallocated.{self.advice}"
         )
 
 

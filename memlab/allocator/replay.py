@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ import numpy as np
 from memlab.allocator.blocks import Block
 from memlab.allocator.caching import CachingAllocator
 from memlab.allocator.out_of_memory import OutOfMemory
+from memlab.allocator.private_pools import PrivatePools
 from memlab.allocator.rules import Settings
 from memlab.allocator.segments import Place
 from memlab.errors import MemlabError
@@ -41,10 +43,13 @@ NOTE = "allocator"
 REQUESTS = "pretend"
 """Where the notes of a dry run (`memlab.prediction.probe`) keep what is not an event, with the row it preceded:
 "emptied" [row], "out_of_memory" [[row, bytes, stream]], "recorded_streams" [[row, block, stream]], "operators" [[row, ...]].
-Where it was on another GPU than cuda:0, what failed and operators end with its number."""
+Where it was on another GPU than cuda:0, what failed and operators end with its number. With private pools there is "pools"
+[[row, what, pool, GPU, how often the cache had been emptied]]: what is a method of `PrivatePools`, or "empty"."""
 
 _BORN = (int(Kind.PREEXISTING), int(Kind.ALLOC))
 _ROWS_NOW = ("emptied", "out_of_memory", "recorded_streams")
+_POOLS = PrivatePools
+_ON_POOLS = {one.__name__: one for one in (_POOLS.keep, _POOLS.keep_whole, _POOLS.begin, _POOLS.end, _POOLS.release)}
 
 Row = tuple[int, int, int, int, int, int, int, int]
 """The columns of Events."""
@@ -127,6 +132,7 @@ class _Replay:
         self.block_of: dict[Block, int] = {}
         self.start: dict[int, dict[str, int]] = {}
         self.done_by_next_request: list[int] = []
+        self.pools: list[list[Any]] = []
         born = np.flatnonzero(np.isin(source.events.kind, _BORN) & (source.events.device != CPU))  # on any GPU
         self.last_request = int(born.max(initial=-1)) + 1
         self.first_row = self.survived_elsewhere = 0
@@ -165,19 +171,23 @@ class _Replay:
             self._note_start()
 
     def _before_rows(self) -> dict[int, list[Callable[[], None]]]:
-        """Row -> what happens before it: events from the notes, then workspaces freed, then workspaces allocated."""
+        """Row -> what happens before it: workspaces freed, then events from the notes, then workspaces allocated."""
         found: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
+        numbered = list(enumerate(self.extras, len(self.source.blocks)))
+        for number, extra in numbered:
+            if extra.until_row not in (None, extra.row):
+                found[extra.until_row].append(partial(self._free, number))
         notes = self.source.notes.get(REQUESTS, {})
         for row, number, stream in notes.get("recorded_streams", ()):
             found[row].append(partial(self._use, number, stream))
         for row, requested, stream, *device in notes.get("out_of_memory", ()):
             found[row].append(partial(self._fail_again, requested, stream, *device))
-        for row in notes.get("emptied", ()):  # of all devices
-            found[row] += [partial(self._empty_cache, device) for device in self.devices]
-        numbered = list(enumerate(self.extras, len(self.source.blocks)))
-        for number, extra in numbered:
-            if extra.until_row not in (None, extra.row):
-                found[extra.until_row].append(partial(self._free, number))
+        in_order: list[tuple[int, float, Callable[..., None], Any]] = [
+            (row, number, self._empty_caches, ()) for number, row in enumerate(notes.get("emptied", ()))
+        ]
+        in_order += [(row, before - 0.5, self._on_pool, rest) for row, *rest, before in notes.get("pools", ())]
+        for row, _, change, rest in sorted(in_order, key=itemgetter(0, 1)):
+            found[row].append(partial(change, *rest))
         for number, extra in numbered:
             request = Kind.ALLOC, number, extra.requested_bytes, extra.stream, extra.device
             found[extra.row].append(partial(self._allocate, *request))
@@ -206,6 +216,20 @@ class _Replay:
             self._empty_cache(device)
 
     # --- requests ---
+
+    def _empty_caches(self) -> None:
+        for device in self.devices:
+            self._empty_cache(device)
+
+    def _on_pool(self, what: str, pool: int, device: int) -> None:
+        if device not in self.allocators:
+            return
+        self.device = device
+        self.pools.append([len(self.rows), what, pool, device, 0])
+        if what == "empty":
+            self._watch(lambda: self.allocator.empty_cache(pool))
+        else:
+            _ON_POOLS[what](self.allocator.private, pool)
 
     def _empty_cache(self, device: int) -> None:
         self.device = device
@@ -248,7 +272,10 @@ class _Replay:
         """If only the notes mention other streams, those have finished by the next request, as in the allocator."""
         numbers, self.done_by_next_request = self.done_by_next_request, []
         for number in numbers:
-            self._free(number)
+            if self.allocators[self.device_of[number]].private.routes:
+                self.done_by_next_request.append(number)  # no event is asked during a capture
+            else:
+                self._free(number)
 
     def _free_pending(self, number: int) -> None:
         block, self.device = self.alive[number], self.device_of[number]
@@ -344,8 +371,9 @@ class _Replay:
         notes = dict(self.source.notes)
         if REQUESTS in notes:
             own = {key: value for key, value in notes[REQUESTS].items() if key not in _ROWS_NOW}
-            operators = [[begins[row], *rest] for row, *rest in own.get("operators", ()) if row < len(begins)]
-            notes[REQUESTS] = own | {"operators": operators}
+            for name in {"operators", "cleared"} & own.keys():
+                own[name] = [[begins[row], *rest] for row, *rest in own[name] if row < len(begins)]
+            notes[REQUESTS] = own | ({"pools": self.pools} if self.pools else {})
         notes[NOTE] = {
             "total_bytes": self.allocator.total_bytes,
             "context_bytes": self.allocator.context_bytes,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from memlab.allocator.blocks import Block, Segment, StreamPool, absorb, put_between
+from memlab.allocator.private_pools import PrivatePools, pool_of
 from memlab.allocator.rules import ROUND_LARGE, SMALL_SEGMENT, UNLIMITED, Settings, Ties
 from memlab.allocator.statistics import MAP, SEGMENT, Statistics
 from memlab.trace.columns import Kind
@@ -60,7 +61,7 @@ class Segments:
         self._next_address, self._place, self._on_event, self._ties = first_address, place, on_event, ties
         self._given_back: dict[int, list[int]] = {}
         self._limit_bytes: int | None = None
-        self._small, self._large = Pool(True), Pool(False)
+        self._small, self._large, self.private = Pool(True), Pool(False), PrivatePools()
         self._serials = count()
         self._statistics = Statistics(settings)
         self._journal = self._statistics.journal
@@ -106,7 +107,7 @@ class Segments:
         block = self._grow(home, size)
         if block is None and self._release_oversize(home, size):
             block = self._grow(home, size)
-        if block is None:
+        if block is None and not self.private.routes:
             self.empty_cache()
             self._statistics.num_alloc_retries += 1
             block = self._grow(home, size)  # no search in between, a known bug: pytorch issue 189504
@@ -227,15 +228,20 @@ class Segments:
 
     # --- giving back ---
 
-    def empty_cache(self) -> None:
+    def empty_cache(self, only: int | None = None) -> None:
         """Return free memory to the driver, as `torch.cuda.empty_cache`: whole segments, or whole pages.
 
-        release_cached_blocks: every segment that is wholly free and every free page, the large pool first.
+        release_cached_blocks: every segment that is wholly free and every free page, the large pool first; those of
+        private pools that nothing uses any more, too, or those of one private pool alone.
         """
         self._statistics.num_sync_all_streams += 1
         self._complete_all()
         for pool in (self._large, self._small):
             free = pool.in_order()
+            if self.private.uses:
+                places = {one.home.stream for one in free}
+                stay = {one for one in places if self.private.keeps(one) or only not in (None, pool_of(one))}
+                free = [one for one in free if one.home.stream not in stay]
             for block in free:
                 if block.segment is None and not block.is_split:
                     self._release_segment(block)
@@ -273,7 +279,11 @@ class Segments:
         """Release what has not been used for long, before asking the driver (garbage_collect_cached_blocks)."""
         target = self.reserved_bytes - int(self.settings.garbage_collection_threshold * limit_bytes)
         large = self._large
-        ages = {block: large.searches - block.born for block in large.in_order() if not block.is_split}
+        ages = {
+            block: large.searches - block.born
+            for block in large.in_order()
+            if not (block.is_split or pool_of(block.stream))
+        }
         reclaimed, any_released = 0, True
         while reclaimed < target and any_released and ages:
             average = sum(ages.values()) / len(ages)

@@ -39,6 +39,7 @@ from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules 
     recurrent,
     sharding,
     sorting,
+    sparse,
 )  # fmt: skip
 from memlab.fake_cuda.allocation_log import AllocationLog
 from memlab.fake_cuda.assumed import AssumedValue, explain
@@ -50,7 +51,7 @@ __all__ = ["FakeCuda"]
 
 INSTALLERS = (
     devices.exchange_devices, compiled.compile_functions,
-    identity.identify, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
+    identity.identify, sparse.make_factories, dispatcher.watch_devices, data_dependent.answer_loops, devices.put_composite_rules,
     recurrent.flatten_weights, autocast.autocast_as_cuda, process_groups.form_groups,
     sharding.follow_resizes, flex.run_flex_attention,
 )  # fmt: skip

@@ -11,12 +11,13 @@ import time
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from memlab.allocator import OutOfMemory
+from memlab.allocator.private_pools import PrivatePools, in_pool
 from memlab.fake_cuda import gpus
 from memlab.probes.storage_log import Births, StorageRef
 from memlab.torch_internals.dispatch import current_autograd_node
@@ -28,7 +29,10 @@ ALLOC, FREE = int(Kind.ALLOC), int(Kind.FREE)
 
 
 class Operator(NamedTuple):
-    """An operator that a library may allocate a workspace for: the row it precedes, its tensors, its thread, its GPU."""
+    """An operator that a library may allocate a workspace for: the row it precedes, its tensors, its thread, its GPU.
+
+    `stream` says which private pool it is in, too.
+    """
 
     row: int
     name: str
@@ -92,11 +96,15 @@ class AllocationLog:
         self.operators: list[Operator] = []
         self.emptied: list[int] = []
         self.recorded_streams: list[tuple[int, int, int]] = []
+        # row, what, pool, GPU, how often the cache had been emptied
+        self.pools: list[tuple[int, str, int, int, int]] = []
+        self.cleared: list[tuple[int, int, int]] = []  # row, stream, GPU
+        self._routes: list[list[tuple[int, Callable[[int], bool]]]] = [[] for _ in allocators]
         self.out_of_memory: list[tuple[int, int, int, int]] = []
         self._lock = threading.RLock()  # operators of other threads come here, too
         self._refs: dict[int, StorageRef] = {}
         self._live: dict[int, tuple[Any, int, int]] = {}  # by block: the allocator's, its bytes and stream
-        self._dead: deque[StorageRef] = deque()
+        self._dead: deque[StorageRef | tuple[int, int, int | None, bool]] = deque()  # also what `release_pool` was told
         self._die = self._dead.append
         self._birth_numbers: dict[Any, int] = {}
 
@@ -118,7 +126,7 @@ class AllocationLog:
             self._refs[key] = ref
 
     def _allocate(self, nbytes: int, op: Any, dtype: Any, key: int, device: int) -> int:
-        allocator, stream = self.allocators[device], self._streams[device].now
+        allocator, stream = self.allocators[device], self._place(device)
         try:
             taken = allocator.malloc(nbytes, stream)
         except OutOfMemory:
@@ -149,7 +157,9 @@ class AllocationLog:
         with self._lock:
             while dead:
                 ref = dead.popleft()
-                if ref.block >= 0:
+                if isinstance(ref, tuple):
+                    self._released(*ref)
+                elif ref.block >= 0:
                     self._free(ref.block)
                     if self._refs.get(ref.key) is ref:
                         del self._refs[ref.key]
@@ -218,6 +228,50 @@ class AllocationLog:
         """Make a stream the current one of its GPU."""
         self._streams[device].switch(stream)
 
+    def _place(self, device: int) -> int:
+        """The stream of a request, and the private pool that it goes to: the first whose route takes this stream (get_pool)."""
+        stream = self._streams[device].now
+        if not self._routes[device]:
+            return stream
+        pools = (pool for pool, takes in self._routes[device] if takes(stream))
+        return in_pool(next(pools, 0), stream)
+
+    def _on_pool(self, change: Callable[[PrivatePools, int], None], pool: int, device: int) -> None:
+        self.pools.append((len(self.kind), change.__name__, pool, device, len(self.emptied)))
+        change(self.allocators[device].private, pool)
+
+    def keep_pool(self, pool: int, device: int, whole: bool = False) -> None:
+        """A private pool has one more user; `whole`: it does not split its segments."""
+        self.record_frees()
+        self._on_pool(PrivatePools.keep_whole if whole else PrivatePools.keep, pool, device)
+
+    def begin_pool(self, pool: int, device: int, takes: Callable[[int], bool]) -> None:
+        """Requests of streams for which `takes` is true go to a private pool, which has one more user."""
+        self.record_frees()
+        self._on_pool(PrivatePools.begin, pool, device)
+        self._routes[device].append((pool, takes))
+
+    def end_pool(self, pool: int, device: int) -> None:
+        """They no longer do; its user stays."""
+        self.record_frees()
+        self._on_pool(PrivatePools.end, pool, device)
+        self._routes[device] = [one for one in self._routes[device] if one[0] != pool]
+
+    def release_pool(self, pool: int, device: int, stream: int | None, is_emptied: bool = False) -> None:
+        """A user of a private pool is gone; queued like frees, as it may happen at any time.
+
+        If it is a graph, cuBLAS gives back the workspaces of the `stream` of its capture; if a MemPool, the pool `is_emptied`.
+        """
+        self._dead.append((pool, device, stream, is_emptied))
+
+    def _released(self, pool: int, device: int, stream: int | None, is_emptied: bool) -> None:
+        if stream is not None:
+            self.cleared.append((len(self.kind), stream, device))
+        self._on_pool(PrivatePools.release, pool, device)
+        if is_emptied:
+            self.pools.append((len(self.kind), "empty", pool, device, len(self.emptied)))
+            self.allocators[device].empty_cache(pool)
+
     def record_stream(self, storage: Any, stream: int) -> None:
         """A storage is used on another stream."""
         self.record_frees()
@@ -237,8 +291,7 @@ class AllocationLog:
         """Log an operator that may need a workspace."""
         self.record_frees()
         device = gpus.current()
-        stream = self._streams[device].now
-        self.operators.append(Operator(len(self.kind), name, stream, in_backward, shapes, dtype, device))
+        self.operators.append(Operator(len(self.kind), name, self._place(device), in_backward, shapes, dtype, device))
 
     def mark(self) -> int:
         """The time now; frees so far are dated before it."""

@@ -26,6 +26,7 @@ import torch
 
 from memlab.fake_cuda import deferred_init, index_bounds, values
 from memlab.fake_cuda.assumed import FINITE, assumed
+from memlab.fake_cuda.cuda_graphs import refuse_waiting
 from memlab.fake_cuda.kernel_rules import name_of, operators, rule
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.tensors import META, State, is_fake
@@ -49,6 +50,7 @@ ENDLESS = "after {:,} rounds, so that a loop ends"
 @rule("_local_scalar_dense.default")
 def item(cuda, func, tensor):
     """`.item()`, `bool(...)`, `if tensor:`."""
+    refuse_waiting()
     found, is_assumed = known(tensor), values.is_assumed(tensor)
     if found is not None and not is_assumed:
         return func(found)
@@ -232,6 +234,7 @@ AFTER = _Hooks({
 @rule("nonzero.default")
 def nonzero(cuda, func, tensor, what="nonzero"):
     """Indices of nonzero elements: of all of them that may be, unless the values are known."""
+    refuse_waiting()
     found = known(tensor)
     is_assumed = found is None or values.is_assumed(tensor)
     found = values.possible(tensor) if found is None and tensor.dtype is torch.bool else found
@@ -335,6 +338,7 @@ def _has_data(tensor: Any) -> bool:
 
 def on_host(cuda: Any, tensor: Any, dtype: torch.dtype) -> Any:
     """A fake CUDA tensor copied to the host."""
+    refuse_waiting()
     found = known(tensor)
     if found is None or values.is_assumed(tensor):
         is_new = found is None

@@ -26,6 +26,7 @@ from torch.nn import parameter
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import deferred_init, gpus, tensors
+from memlab.fake_cuda.cuda_graphs import PLUGGED, Capture, capture_graphs
 from memlab.fake_cuda.gpus import GPUS, State, with_index
 from memlab.fake_cuda.kernel_rules import CUDA_KERNELS, operator
 from memlab.fake_cuda.patches import Patches, constant, nothing
@@ -55,6 +56,7 @@ def exchange_devices(cuda: Any, patches: Patches) -> None:
         importlib.import_module("torch._decomp.decompositions_for_jvp")
     _exchange_tensors(patches)
     _exchange_cuda(cuda, patches)
+    capture_graphs(cuda, patches)
     _exchange_training(cuda, patches)
     _refuse(patches)
 
@@ -212,8 +214,8 @@ class Stream(StreamContext):
     """Replaces `torch.cuda.Stream`, which is a context manager in its generic form `torch.Stream`, too."""
 
     stream: Any = property(lambda self: self)
-    synchronize = wait_event = wait_stream = staticmethod(nothing)
-    query, is_capturing = staticmethod(constant(True)), staticmethod(constant(False))
+    synchronize = staticmethod(nothing)
+    query = staticmethod(constant(True))
     priority_range = staticmethod(constant((0, -5)))
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
@@ -238,19 +240,44 @@ class Stream(StreamContext):
 
     def record_event(self, event: Any = None) -> Event:
         """An event at the end of its work."""
-        return event or Event()
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Any) -> None:
+        """Wait for an event; if that belongs to a capture of a graph, the stream takes part in it."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Wait for all work of another stream."""
+        self.wait_event(stream.record_event())
+
+    def is_capturing(self) -> bool:
+        """Whether it takes part in a capture."""
+        return self.cuda_stream in Capture.underway
 
 
 class Event:
     """Replaces `torch.cuda.Event`; it is always complete, and no time passes between two events."""
 
-    record = wait = synchronize = staticmethod(nothing)
+    synchronize = staticmethod(nothing)
     query = staticmethod(constant(True))
     elapsed_time = staticmethod(constant(1.0))  # not zero, as code divides by it
     device, cuda_event = GPUS[0], 0
+    _capture: Capture | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    def record(self, stream: Any = None) -> None:
+        """At the end of the work of a stream."""
+        if Capture.underway:
+            self._capture = Capture.underway.get((stream or Current.get()).cuda_stream)
+
+    def wait(self, stream: Any = None) -> None:
+        """A stream waits for it."""
+        if self._capture is not None and self._capture.streams:
+            self._capture.join((stream or Current.get()).cuda_stream)
 
 
 class Current:
@@ -380,7 +407,7 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
         temperature=constant(40), power_draw=constant(0), clock_rate=constant(0), memory_usage=constant(0),
         Stream=Stream, ExternalStream=Stream, Event=Event, StreamContext=StreamContext, stream=StreamContext,
         current_stream=Current.get, default_stream=Current.default, set_stream=Current.set,
-        is_current_stream_capturing=constant(False), **legacy, **memory, **random,
+        **legacy, **memory, **random,
     )  # fmt: skip
     patches.put_where_present(torch.cuda.memory, **memory)
     patches.put_where_present(torch.cuda.random, **random)
@@ -511,21 +538,19 @@ def _has_fake(values: Any) -> bool:
     return any(_has_fake(one) if isinstance(one, list | tuple) else is_fake(one) for one in values)
 
 
-def _refused(what: str, instead: str, name: str = "") -> Any:
-    """A function that cannot be predicted, and an alternative; with a name it is a class, for annotations and `isinstance`."""
+def _refused(text: str, name: str = "") -> Any:
+    """A function that cannot be predicted; with a name it is a class, for annotations and `isinstance`."""
 
     def refuse(*args, **kwargs):
-        raise PredictionError(f"{what} cannot be predicted: {instead}")
+        raise PredictionError(text)
 
     return type(name, (), {"__new__": refuse, "__module__": "torch.cuda"}) if name else refuse
 
 
 def _refuse(patches: Patches) -> None:
-    graph = ("a captured CUDA graph", "run the step without it; its memory is that of the same step in a private pool.")
-    pool = ("a user's memory pool", "leave it out of the prediction.")
-    raw = ("memory allocated without a tensor (caching_allocator_alloc)", "make a tensor of that size instead.")
-    classes = {"CUDAGraph": graph, "graph": graph, "MemPool": pool, "CUDAPluggableAllocator": pool}
+    raw = "memory allocated without a tensor (caching_allocator_alloc) cannot be predicted: make a tensor of that size instead."
     patches.put_where_present(
-        torch.cuda, make_graphed_callables=_refused(*graph), use_mem_pool=_refused(*pool), caching_allocator_alloc=_refused(*raw),
-        **{name: _refused(*what, name) for name, what in classes.items()},
-    )  # fmt: skip
+        torch.cuda,
+        caching_allocator_alloc=_refused(raw),
+        CUDAPluggableAllocator=_refused(PLUGGED, "CUDAPluggableAllocator"),
+    )

@@ -13,13 +13,14 @@ import torch
 
 from memlab.allocator import OutOfMemory
 from memlab.errors import PredictionError
-from memlab.fake_cuda import data_dependent, deferred_init, gpus
+from memlab.fake_cuda import data_dependent, deferred_init, gpus, sparse
 from memlab.fake_cuda.allocation_log import AllocationLog
 from memlab.fake_cuda.assumed import AssumedValue
 from memlab.fake_cuda.gpus import CUDA0, GPUS, with_index
 from memlab.fake_cuda.kernel_rules import bytes_of, is_composite, name_of, operators, resolved
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.shape_inference import ALIAS, Fresh, Shapes, made
+from memlab.fake_cuda.sparse import FakeSparseTensor
 from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake, new_tensor, without_frames, wrapped
 from memlab.torch_internals import cuda_names, dispatch
 from memlab.torch_internals.dispatch import TensorBase
@@ -33,7 +34,7 @@ OF_INTEREST = operators((
 """Operators for which a library may allocate a workspace: they are logged, as convolutions are by their rules."""
 
 _REFUSED = {
-    "sparse tensors cannot be predicted: use dense ones (sparse=False in an embedding)": (
+    "this kind of sparse tensors cannot be predicted: use COO, or dense ones (sparse=False in an embedding)": (
         "_sparse", "sparse_", "to_sparse", "_to_sparse", "_coalesce", "_embedding_bag_sparse",
     ),
     "nested tensors cannot be predicted: use padded ones with a mask": ("_nested", "nested_"),
@@ -158,7 +159,8 @@ class OpDispatcher:
         try:
             kwargs = gpu_for_meta(kwargs) if kwargs else {}
             facts = self._facts.get(func) or self.facts(func)
-            if facts.refusal:
+            is_sparse = FakeSparseTensor in types
+            if facts.refusal and not (is_sparse or facts.rule is not None or facts.is_composite):
                 raise PredictionError(f"{facts.refusal} ({func}).")
             if facts.is_composite:  # in inference mode operators are not decomposed before they arrive here
                 dispatch.push_mode(self.mode)
@@ -168,6 +170,10 @@ class OpDispatcher:
                     return facts.rule(self, func, *args, **kwargs)
                 finally:
                     dispatch.remove_mode(self.mode)
+            if is_sparse:
+                return sparse.run(self, func, args, kwargs)
+            if kwargs and facts.rule is None and kwargs.get("layout") not in (None, torch.strided):
+                return sparse.factory(self, func, args, kwargs)
             out = self.op(func, *args, **kwargs) if facts.rule is None else facts.rule(self, func, *args, **kwargs)
             if facts.after is not None:
                 facts.after(func, args, out)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memlab.fake_cuda import data_dependent, gpus
+from memlab.fake_cuda import data_dependent, gpus, sparse
 from memlab.fake_cuda.gpus import META, State
 from memlab.fake_cuda.kernel_rules import CHANNELS_LAST, FLOAT, bytes_of, name_of, rule, scratch
 from memlab.fake_cuda.reductions import by_stride, power_below, reduce
@@ -425,6 +425,8 @@ def _looks_like(tensor: Any, dtype: torch.dtype, form: torch.memory_format = tor
 @rule("_to_copy.default")
 def to_copy(cuda, func, tensor, **kwargs):
     """`.to(...)`, with the copies on the way."""
+    if tensor.layout is not torch.strided:
+        return sparse.to_gpu(cuda, func, tensor, kwargs.get("dtype"))
     out = data_dependent.to_copy(cuda, func, tensor, **kwargs)
     if is_fake(out) != is_fake(tensor):
         target = _looks_like(tensor, out.dtype, kwargs.get("memory_format") or torch.preserve_format)

@@ -60,7 +60,7 @@ def sort_pairs(count: int, key_bytes: int, gpu: Any, bits: int | None = None, va
     return passes * DIGITS * 8 + -(-count // tile) * DIGITS * 4 + swap + round_up(4 * passes, ALIGNED) + SLACK
 
 
-def _tiles(count: int, tile: int, state_bytes: int) -> int:
+def tiles(count: int, tile: int, state_bytes: int) -> int:
     """A state per tile, and 32 more."""
     return ALIGNED + round_up((32 + -(-count // tile)) * state_bytes, ALIGNED) + SLACK
 
@@ -68,7 +68,7 @@ def _tiles(count: int, tile: int, state_bytes: int) -> int:
 def scan(count: int, element_bytes: int) -> int:
     """Temporary bytes of DeviceScan."""
     state_bytes, tile = {4: (8, 1920), 8: (16, 896)}.get(element_bytes, (16, 7680))
-    return _tiles(count, tile, state_bytes)
+    return tiles(count, tile, state_bytes)
 
 
 def scan_by_key(count: int, key_bytes: int) -> int:
@@ -80,14 +80,14 @@ def scan_by_key(count: int, key_bytes: int) -> int:
 def select(count: int, key_bytes: int, capability: tuple[int, int]) -> int:
     """Temporary bytes of `unique_by_key`."""
     if key_bytes == 4:
-        return _tiles(count, 2816, 16)
+        return tiles(count, 2816, 16)
     by_capability = {(8, 0): 1792, (9, 0): 4608}
-    return _tiles(count, by_capability.get(capability, 3840 if capability > (9, 0) else 320), 16)
+    return tiles(count, by_capability.get(capability, 3840 if capability > (9, 0) else 320), 16)
 
 
 def unique(count: int, key_bytes: int) -> int:
     """Temporary bytes of DeviceSelect::Unique."""
-    return _tiles(count, 1920 if key_bytes == 8 else 4608, 8)
+    return tiles(count, 1920 if key_bytes == 8 else 4608, 8)
 
 
 @rule("embedding.default")
@@ -126,9 +126,9 @@ def embedding_bag(cuda, func, table, indices, *args):
 @rule("_embedding_bag_backward.default")
 def embedding_bag_backward(cuda, func, grad, indices, *args):
     """Sums and averages are those of a plain embedding, always sorted (EmbeddingBag.cu, embedding_bag_backward_cuda_sum_avg)."""
-    rows, mode, is_sparse = args[4], args[6], args[7]
+    rows, mode = args[4], args[6]
     with cuda.contiguous(grad):
-        if mode == MAXIMUM or is_sparse or not indices.numel():
+        if mode == MAXIMUM or not indices.numel():
             return cuda.op(func, grad, indices, *args)
         return _sorted_rows(cuda, func, grad, indices, rows)
 

@@ -199,8 +199,15 @@ def _added(asked: Trace, card: Card, environment: Mapping[str, str] | None, devi
     version = asked.made_by.versions.get("torch", "")
     groups = asked.notes.get(NOTES, {}).get("groups", {})
     communicators = sum(size != 1 for size in groups.values())
+    cleared = [(row, stream) for row, stream, there in asked.notes.get(NOTES, {}).get("cleared", ()) if there == device]
     found = workspaces(
-        asked.events, operators, card, torch_version=version, environment=environment, communicators=communicators
+        asked.events,
+        operators,
+        card,
+        torch_version=version,
+        environment=environment,
+        communicators=communicators,
+        cleared=cleared,
     )
     held = [
         Workspace(row, size, stream, until, Category.OTHER, HELD)

@@ -107,14 +107,15 @@ class FakeCudaProbe:
         trace = dataclasses.replace(trace, notes={NOTES: self._notes(len(alive) - first, number)})
         return trace if self._lines is None else self._lines.into(trace, self.start_ns)
 
-    def _lengths(self) -> tuple[int, int, int, int]:
+    def _lengths(self) -> tuple[int, ...]:
         log = self.log
-        return len(log.emptied), len(log.out_of_memory), len(log.recorded_streams), len(log.operators)
+        logged = log.emptied, log.out_of_memory, log.recorded_streams, log.operators, log.pools, log.cleared
+        return tuple(len(one) for one in logged)
 
     def _notes(self, shift: int, number: Array) -> dict[str, Any]:
         """What is not an event, with the rows of the trace it precedes; `number` is a block's number there."""
         log = self.log
-        emptied, full, streams, operators = self._before
+        emptied, full, streams, operators, pools, cleared = self._before
         found: dict[str, Any] = {
             "emptied": [row + shift for row in log.emptied[emptied:]],
             "out_of_memory": [
@@ -131,6 +132,12 @@ class FakeCudaProbe:
             shapes = [list(shape) for shape in one.shapes]
             entry = [one.row + shift, one.name, one.stream, one.in_backward, shapes, one.dtype, *_other(one.device)]
             found["operators"].append(entry)
+        if log.pools[pools:]:
+            found["pools"] = [
+                [row + shift, what, pool, device, before - emptied]
+                for row, what, pool, device, before in log.pools[pools:]
+            ]
+            found["cleared"] = [[row + shift, stream, device] for row, stream, device in log.cleared[cleared:]]
         groups = self.fake.groups
         if groups.job is not None:
             found["job"] = [groups.job.rank, groups.job.world_size, groups.job.local_world_size]

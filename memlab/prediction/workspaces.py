@@ -5,7 +5,8 @@ rules for cuBLAS are those of ATen's CublasHandlePool.cpp and Blas.cpp; `tests/p
 the CUDA builds of PyTorch 2.11 to 2.15 on a simulated GPU, where they are exact; 2.10, whose builds are for CUDA 12, was compared
 on one that was adapted to it.
 
-Limits: cuDNN's workspace for a convolution depends on plans that only cuDNN knows: nothing in `low`, a bound in `high`.
+Limits: cuDNN's workspace for a convolution depends on plans that only cuDNN knows: nothing in `low`, a bound in `high`; so does
+cuSPARSE's for a product of a sparse and a dense matrix.
 ROCm's workspaces are only known from PyTorch's source.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from memlab.allocator.private_pools import stream_of
 from memlab.allocator.replay import Workspace
 from memlab.allocator.rules import release
 from memlab.prediction.cards import Card
@@ -29,7 +31,10 @@ from memlab.units import GiB, KiB, MiB, format_bytes, number_of
 CUBLAS = f"{WORKSPACE_OF}cuBLAS"
 CUBLASLT = f"{WORKSPACE_OF}cuBLASLt"
 CUDNN = f"{WORKSPACE_OF}cuDNN"
+CUSPARSE = f"{WORKSPACE_OF}cuSPARSE"
 NCCL = "NCCL"
+SPARSE_PRODUCT = "cusparse::product"
+"""The name under which fake CUDA logs a product with a sparse matrix."""
 _NCCL_MOST = 2 * GiB
 _NCCL_SOURCE = (
     "{}, each with buffers of 0 to 2 GiB: 544 to 688 MB were reported on A100 (nccl#964), 6 GB of three (nccl#864)"
@@ -48,7 +53,8 @@ _ROCM_DEFAULT_LT_KIB = 76 * 1024
 class WorkspaceOperator:
     """An operator that calls a library: `shapes` are those of its tensors in order, `dtype` that of the first.
 
-    `row` is the row of the first event after the call. In backward, autograd's thread with its own handles ran it.
+    `row` is the row of the first event after the call. In backward, autograd's thread with its own handles ran it. `stream` says
+    which private pool it is in, too.
     """
 
     row: int
@@ -90,21 +96,28 @@ def workspaces(
     torch_version: str = "",
     environment: Mapping[str, str] | None = None,
     communicators: int = 0,
+    cleared: Sequence[tuple[int, int]] = (),
 ) -> Workspaces:
     """The workspaces of a dry run: `events` are its rows, `operators` the logged operators, in order.
 
-    `communicators` is the number of process groups between GPUs.
+    `communicators` is the number of process groups between GPUs; `cleared` has (row, stream) where a CUDA graph that was captured
+    on a stream went, and with it the stream's workspaces.
     """
     noted = list(operators)
     version = str(torch_version or torch.__version__)
     rules = BlasRules.of(card, version, os.environ if environment is None else environment)
-    blas = tuple(_blas(events, noted, rules))
-    bounds = tuple(_convolutions(events, noted))
+    blas = tuple(_blas(events, noted, rules, cleared if version and release(version) >= (2, 12) else ()))
+    convolutions, products = tuple(_convolutions(events, noted)), tuple(_products(noted, len(events)))
     sources = {CUBLAS: rules.source, CUBLASLT: rules.source}
-    if bounds:
-        largest = format_bytes(max(extra.requested_bytes for extra in bounds))
+    if convolutions:
+        largest = format_bytes(max(extra.requested_bytes for extra in convolutions))
         how = "cuDNN chooses; at most its tensors once more (change of layout), as a bound"
         sources[CUDNN] = f"0 to {largest} for a convolution: {how}"
+    if products:
+        largest = format_bytes(max(extra.requested_bytes for extra in products))
+        sources[CUSPARSE] = (
+            f"0 to {largest} for a product with a sparse matrix: only cuSPARSE knows; its operands once more, as a bound"
+        )
     pages = "cudaMalloc hands out whole pages of 2 MiB and may refuse the last one"
     outside: tuple[WorkspacePart, ...] = (
         WorkspacePart("CUDA context", *card.context_bytes, card.context_source),
@@ -113,6 +126,7 @@ def workspaces(
     if communicators:
         source = _NCCL_SOURCE.format(number_of(communicators, "communicator"))
         outside = (*outside, WorkspacePart(NCCL, 0, communicators * _NCCL_MOST, source))
+    bounds = (*convolutions, *products)
     return Workspaces(blas, tuple(sorted((*blas, *bounds), key=lambda extra: extra.row)), outside, sources)
 
 
@@ -186,8 +200,10 @@ _MATRIX_AT = {"addmm": 1, "_addmm_activation": 1, "baddbmm": 1, "addbmm": 1, "ad
 _NO_LT = ("complex64", "complex128", "complex32")
 
 
-def _blas(events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRules) -> Iterator[Workspace]:
-    made: set[tuple[str, bool, int]] = set()
+def _blas(
+    events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRules, cleared: Sequence[tuple[int, int]]
+) -> Iterator[Workspace]:
+    made: dict[tuple[str, bool, int], float] = {}  # until which row
     for operator in operators:
         name, shapes = base_name(operator.name), operator.shapes
         factors = shapes[_MATRIX_AT.get(name, 0) :][:2]
@@ -204,11 +220,13 @@ def _blas(events: Events, operators: Sequence[WorkspaceOperator], rules: BlasRul
         row = _after_outputs(operator, len(events))
         calls = shapes[1][0] if name == "addbmm" else 1
         for whose, size in wanted:
-            key = (whose, operator.in_backward, operator.stream)
-            if not size or (rules.is_kept and key in made):
+            key = (whose, operator.in_backward, stream_of(operator.stream))
+            if not size or (rules.is_kept and operator.row < made.get(key, 0)):
                 continue
-            made.add(key)
-            until = None if rules.is_kept else row
+            until: int | None = row
+            if rules.is_kept:
+                until = next((there for there, stream in cleared if stream == key[2] and there >= row), None)
+            made[key] = math.inf if until is None else until
             for _ in range(1 if rules.is_kept else calls):  # one after the other
                 yield Workspace(row, size, operator.stream, until, Category.OTHER, whose)
 
@@ -260,3 +278,16 @@ def _convolutions(events: Events, operators: Sequence[WorkspaceOperator]) -> Ite
             bound = arguments + (int(events.requested_bytes[row - 1]) if is_birth else 0)
             if bound:
                 yield Workspace(row, bound, operator.stream, row, Category.TEMPORARY, CUDNN)
+
+
+# --- cuSPARSE ---
+
+
+def _products(operators: Sequence[WorkspaceOperator], rows: int) -> Iterator[Workspace]:
+    """An upper bound: the elements of the sparse matrix and the dense one once more."""
+    for operator in operators:
+        if operator.name == SPARSE_PRODUCT:
+            found: Any = getattr(torch, operator.dtype, torch.float32)
+            row, bound = min(operator.row, rows), sum(map(math.prod, operator.shapes)) * found.itemsize
+            if bound:
+                yield Workspace(row, bound, operator.stream, row, Category.TEMPORARY, CUSPARSE)

@@ -53,7 +53,7 @@ class HostMemory:
 
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         # Version 1 writes "no limit" as a huge number.
-        machine_bytes, groups = psutil.virtual_memory().total, _groups(Path(root))
+        machine_bytes, groups = psutil.virtual_memory().total, control_groups(Path(root))
         self._limits = [one for one in groups if (seen := _read_limit(*one)) is not None and seen[1] < machine_bytes]
         self._pid = -1
         self._process: psutil.Process | None = None
@@ -88,7 +88,7 @@ def _read_limit(source: str, folder: Path) -> tuple[int, int] | None:
     return max(total_bytes - max(used_bytes - cache_bytes, 0), 0), total_bytes
 
 
-def _groups(root: Path) -> list[tuple[str, Path]]:
+def control_groups(root: Path) -> list[tuple[str, Path]]:
     """The control groups above this process; a limit of any ancestor binds."""
     try:
         entries = (root / "proc/self/cgroup").read_text().splitlines()
@@ -108,7 +108,7 @@ def _groups(root: Path) -> list[tuple[str, Path]]:
 
 def oom_kills(root: str | os.PathLike[str] = "/") -> int | None:
     """How many processes the kernel has killed for memory in the control group of this one; None if that cannot be read."""
-    for source, folder in _groups(Path(root)):
+    for source, folder in control_groups(Path(root)):
         try:
             lines = (folder / _KILLS[source]).read_text().splitlines()
             return next(int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"])

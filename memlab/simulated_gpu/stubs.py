@@ -26,7 +26,7 @@ _HANDLES = (
     r"cublas(Lt\w+)?Create(_v2)?",
     r"cudnnCreate\w*",
     r"cusolverDnCreate\w*",
-    r"cusparseCreate(MatDescr)?",
+    r"cusparseCreate(MatDescr|Csr|DnMat)?",
     r"nvrtcCreateProgram",
 )
 _TEXTS = (r"(cu|nv|nccl)\w*Get(Last)?(Error|Status)(String|Name)?", r"ncclGetLastError")
@@ -50,6 +50,7 @@ _WORK = (
     r"cublas\w*(gemm|Gemm|gemv|dot|Dot|trsm|getrf)\w*",
     r"cudnn(BatchNorm|Normalization|Pooling|RNN|Spatial)\w*",
     r"cufftXtExec",
+    r"cusparse(Xcoo2csr|SpMM)",
 )
 _CODES = (
     ("cudnn", 3000),  # CUDNN_STATUS_NOT_SUPPORTED

@@ -94,6 +94,9 @@ FAKE_CUDA = {
     "torch._C._dispatch_has_kernel_for_dispatch_key": "which operators are decomposed",
     "torch._C._current_autograd_node": "whether backward is on",
     "torch._C._cuda_getCurrentRawStream": "bitsandbytes takes it as it is imported: builds without CUDA get one",
+    "torch._C._host_emptyCache": "torch.cuda.graph calls it: builds without CUDA get one",
+    "torch.cuda.graphs._cuda_isCurrentStreamCapturing": "graphs and pools are made without CUDA",
+    "torch.cuda.graphs._graph_pool_handle": "graphs and pools are made without CUDA",
     "torch.Tensor._use_count": "gradients are added in place",
     "torch.Tensor._is_view": "autocast keeps no copies of views",
     "torch._C._disabled_torch_function_impl": "no `__torch_function__` for fake CUDA tensors",
@@ -204,6 +207,7 @@ _PIPELINES = "torch.distributed.pipelining.stage"
 NEEDS = (
     {name: _CUDA_BUILD for name in MEASURING | FAKE_CUDA if name.startswith("torch._C._cuda_")}
     | {
+        "torch._C._host_emptyCache": _CUDA_BUILD,
         "torch._dynamo.callback.callback_handler": "torch._dynamo.callback",
         "torch._dynamo.utils.counters": "torch._dynamo.utils",
         "torch._dynamo.eval_frame.OptimizedModule._orig_mod": "torch._dynamo.eval_frame",

@@ -222,16 +222,16 @@ def test_of_folders_of_ranks_check_and_compare_take_the_worst_and_say_which(tmp_
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     after.mkdir()
-    filled(before, trained(0), trained(1, 2 * MiB))
-    filled(after, trained(0, 4 * MiB), trained(1))
+    filled(before, trained(0, world_size=2), trained(1, 2 * MiB, world_size=2))
+    filled(after, trained(0, 4 * MiB, world_size=2), trained(1, world_size=2))
     assert files.check([str(before), "--baseline", str(before)]) == 0
     assert files.check(["--json", str(after), "--baseline", str(before)]) == 1
     shown = capsys.readouterr()
     facts = json.loads(shown.out.splitlines()[-1])
     ranks = [memlab.ranks(folder) for folder in (before, after)]
     assert (facts["before_bytes"], facts["after_bytes"]) == tuple(one.peak.worst_bytes for one in ranks)
-    assert f"of {before} rank 1 of 4, whose peak is the highest (train.rank1.memlab)" in shown.err
-    assert f"of {after} rank 0 of 4" in shown.err
+    assert f"of {before} rank 1 of 2, whose peak is the highest (train.rank1.memlab)" in shown.err
+    assert f"of {after} rank 0 of 2" in shown.err
     assert files.compare([str(before), str(after)]) == 0
     with memlab.track("alone", device="cpu", show=False, save=tmp_path / "alone.memlab"):
         torch.ones(100)

@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DRIVER = """
 import pathlib, sys
 from memlab.probes import host
-host._groups = lambda root: [("cgroup v2", pathlib.Path("group").absolute())]
+host.control_groups = lambda root: [("cgroup v2", pathlib.Path("group").absolute())]
 from memlab.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -83,7 +83,7 @@ def test_a_run_whose_child_was_killed_says_how_short_host_memory_was(tmp_path, m
     files = {"max": str(1024 * MiB), "current": str(10 * MiB), "events": "oom_kill 3\n"}
     for name, content in files.items():
         (tmp_path / f"memory.{name}").write_text(content)
-    monkeypatch.setattr(host, "_groups", lambda root: [("cgroup v2", tmp_path)])
+    monkeypatch.setattr(host, "control_groups", lambda root: [("cgroup v2", tmp_path)])
     with pytest.raises(RuntimeError), memlab.track("parent", device="cpu", show=False) as run:
         torch.ones(100).sum()
         if is_short:

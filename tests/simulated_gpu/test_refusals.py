@@ -25,7 +25,7 @@ work = {
     "inv": torch.linalg.inv,
     "eigh": torch.linalg.eigh,
     "qr": lambda x: torch.linalg.qr(x.expand(4, 8, 8)),
-    "sparse": lambda x: torch.eye(8).to_sparse_csr().cuda() @ x,
+    "sparse": lambda x: torch.eye(8).to_sparse_csr().cuda() @ x[0],
     "share": share,
     "file": lambda x: torch.cuda.gds.GdsFile(sys.argv[2], 66),
 }
@@ -44,7 +44,7 @@ ON_CPU = "a simulated GPU has no {}: do this step on the CPU."
         ("inv", "torch.linalg needs cusolverDnSgetrf_bufferSize, and " + ON_CPU.format("cuSOLVER"), "cusolver error: "),
         ("eigh", "torch.linalg needs cusolverDn", "cusolver error: "),
         ("qr", "torch.linalg needs cusolverDn", "cusolver error: "),
-        ("sparse", "sparse matrices need cusparseCreateCsr, and " + ON_CPU.format("cuSPARSE"), "CUDA error: not supported"),
+        ("sparse", "sparse matrices need cusparseCreateDnVec, and " + ON_CPU.format("cuSPARSE"), "CUDA error: not supported"),
         (
             "share",
             "cudaIpcGetMemHandle: memory of a simulated GPU cannot be shared between processes; copy it through the host.",

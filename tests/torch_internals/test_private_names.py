@@ -61,6 +61,7 @@ PYTHONS = {"_getframe", "_current_frames", "_active", "_is_gil_enabled", "_field
 ACCELERATES = {"_set_sync_gradients"}
 REPLACED = {
     "fake_cuda/autocast.py": {"_is_view"},
+    "fake_cuda/cuda_graphs.py": {"_C"},
     "fake_cuda/devices.py": {
         "_C",
         "_cuda_getCurrentRawStream",
@@ -70,6 +71,7 @@ REPLACED = {
         "_parse_to",
     },
     "fake_cuda/dispatcher.py": {"_device_constructors"},
+    "fake_cuda/sparse.py": {"_values"},
     "prediction/fake_model.py": {"_values"},
     "fake_cuda/pipelines.py": {
         "_StageBackwardMeta",
