@@ -34,7 +34,8 @@ TRUTH = {
 
 
 @pytest.mark.simulated
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", graph_programs.PROGRAMS)
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"], ids=["segments", "expandable"])
 def test_graphs_and_pools_hold_what_they_hold_there(name, conf):

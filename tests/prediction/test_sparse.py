@@ -31,7 +31,8 @@ TRUTH = {
 
 
 @pytest.mark.simulated
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", sparse_programs.PROGRAMS)
 @pytest.mark.parametrize("capability", ["8.0", "7.5", "9.0"])
 def test_sparse_programs_hold_what_they_hold_there(name, capability):
