@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+_BEGUN = re.compile(r"\x1b(\[[\d;]*)?\Z")
+"""A sequence whose end comes with the next read."""
 _PIECE = re.compile(r"\x1b\[([\d;]*)([A-Za-z])|\x1b([78D])|(\r)|(\n)|(.)", re.DOTALL)
 
 
@@ -26,8 +29,13 @@ class Screen:
         self.bottom = self.last
         self.row = self.column = 0
         self._saved = (0, 0)
+        self._begun = ""
 
     def feed(self, text: str) -> None:
+        text = self._begun + text
+        begun = _BEGUN.search(text)
+        self._begun = begun[0] if begun else ""
+        text = text.removesuffix(self._begun)
         for piece in _PIECE.finditer(text):
             numbers, final, short, cr, lf, char = piece.groups()
             if char is not None:
@@ -89,6 +97,7 @@ class Session:
     ) -> None:
         self.screen = Screen(columns, rows)
         self.written = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -106,7 +115,7 @@ class Session:
                 return
             if not data:
                 return
-            text = data.decode()
+            text = self._decoder.decode(data)
             self.written += text
             self.screen.feed(text)
 
