@@ -136,6 +136,18 @@ def coalesced() -> Any:
     return kept, total, one, rows.to_dense()
 
 
+def totals() -> Any:
+    """Sums do not add up equal indices, norms do; a single element is coalesced as it is."""
+
+    def random(count: int) -> torch.Tensor:
+        found = torch.randn(count, device="cuda")
+        return torch.sparse_coo_tensor(torch.randint(900, (2, count), device="cuda"), found, (900, 900))
+
+    many, few = random(900_000), random(300_000)
+    row = torch.sparse_coo_tensor(ids(1, 1), torch.randn(1, 500_000, device="cuda"), (40_000, 500_000))
+    return many.sum(), many, few.norm(), few, row.coalesce(), row
+
+
 def known_rows() -> Any:
     """Gradients without equal indices, as someone makes them who has added them up; then both optimizers of sparse gradients."""
     table = nn.Parameter(torch.randn(30_000, 64, device="cuda"))
@@ -164,7 +176,7 @@ def compressed() -> Any:
 
 
 TRAINED = (sgd, sparse_adam, momentum, adagrad, bags, accumulated, known_rows, graph_convolution)
-PROGRAMS: dict[str, Steps] = {one.__name__: one for one in (*TRAINED, elements, coalesced, compressed)}
+PROGRAMS: dict[str, Steps] = {one.__name__: one for one in (*TRAINED, elements, coalesced, totals, compressed)}
 
 
 def card(major: int, minor: int) -> memlab.Card:

@@ -40,6 +40,7 @@ from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules 
     sharding,
     sorting,
     sparse,
+    sparse_operators,
 )  # fmt: skip
 from memlab.fake_cuda.allocation_log import AllocationLog
 from memlab.fake_cuda.assumed import AssumedValue, explain

@@ -4,9 +4,6 @@ A sparse tensor is a wrapper with the layout that C++ asks for, and every operat
 refused with the line of the program. The order of requests is that of ATen/native/sparse (SparseTensor.cpp, SparseTensorMath.cpp,
 cuda/SparseCUDATensor.cu, cuda/SparseCUDATensorMath.cu), seen on the C++ allocator of PyTorch 2.12.1.
 
-How many elements remain when equal indices are added up, or differ from zero, is a value that only a GPU computes: it is taken
-from the indices if the host gave them, and else assumed to be all.
-
 Limits: of compressed layouts there is CSR, to be made, copied and multiplied with dense matrices.
 """
 
@@ -20,10 +17,9 @@ import torch
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import sorting, values
-from memlab.fake_cuda.assumed import assumed
-from memlab.fake_cuda.data_dependent import SIZE, nonzero, on_host, to_copy
+from memlab.fake_cuda.data_dependent import nonzero, on_host, to_copy
 from memlab.fake_cuda.gpus import METAS, current, with_index
-from memlab.fake_cuda.kernel_rules import FLOAT, LONG, bytes_of, name_of, round_up, rule
+from memlab.fake_cuda.kernel_rules import FLOAT, LONG, name_of, rule
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.places import where
 from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake
@@ -32,13 +28,8 @@ from memlab.torch_internals.dispatch import current_autograd_node
 
 aten = torch.ops.aten
 COO, CSR = torch.sparse_coo, torch.sparse_csr
-INT = 4
-CUSPARSE = "cusparse::product"
-"""The name under which a product by cuSPARSE is logged: its workspace is not known."""
 AVERAGE = 1
 """at::native::EmbeddingBagMode."""
-_MERGED = 4096
-"""Elements that a thread block of DeviceMergeSort sorts, of keys and values in 64 bits, at any capability."""
 
 
 class FakeSparseTensor(FakeCudaTensor):
@@ -55,7 +46,7 @@ class FakeSparseTensor(FakeCudaTensor):
             made = make_wrapper_subclass(
                 FakeSparseTensor, torch.Size(shape), dtype=parts[-1].dtype, device=METAS[current()], **how
             )
-        made.parts, made.coalesced = parts, coalesced or (len(parts) == 2 and not parts[0].shape[1])
+        made.parts, made.coalesced = parts, coalesced or (len(parts) == 2 and parts[0].shape[1] < 2)
         return made
 
     @property
@@ -145,26 +136,22 @@ def _one_by_one(name: str, tensors: Any, *others: Any, **kwargs: Any) -> Any:
     return None if name.endswith("_") else made
 
 
-def _is_sparse(thing: Any) -> bool:
+def is_sparse(thing: Any) -> bool:
+    """Whether it is a sparse tensor of the fake GPU."""
     return isinstance(thing, FakeSparseTensor)
 
 
-def _is_coo(thing: Any) -> bool:
-    return _is_sparse(thing) and thing.layout is COO
+def is_coo(thing: Any) -> bool:
+    """Whether it is one of the layout COO."""
+    return is_sparse(thing) and thing.layout is COO
 
 
-def _copied(cuda: Any, tensor: Any, dtype: Any = None) -> Any:
+def copied(cuda: Any, tensor: Any, dtype: Any = None) -> Any:
     """A contiguous copy, as `to(copy=True)` makes."""
     made = cuda.empty(tensor.shape, dtype or tensor.dtype, op=aten._to_copy.default)
     if (known := values.known(tensor)) is not None and values.is_small(tensor):
         values.know(made, known)
     return made
-
-
-def _joined(cuda: Any, dim: int, *parts: Any) -> Any:
-    shape = list(parts[0].shape)
-    shape[dim] = sum(one.shape[dim] for one in parts)
-    return cuda.empty(shape, parts[0].dtype, op=aten.cat.default)
 
 
 # --- made of parts ---
@@ -281,7 +268,7 @@ def make_factories(cuda: Any, patches: Patches) -> None:
     @functools.wraps(product)
     def multiply(first: Any, second: Any, *how: Any) -> Any:
         """C++ would take CSR for dense, as it can have no wrapper of that layout."""
-        is_csr = any(_is_sparse(one) and one.is_sparse_csr for one in (first, second))
+        is_csr = any(is_sparse(one) and one.is_sparse_csr for one in (first, second))
         return torch.mm(first, second) if is_csr else product(first, second, *how)
 
     patches.put(torch.sparse, mm=multiply)
@@ -326,7 +313,7 @@ def columns_of(cuda, func, tensor):
 
 RULES |= {
     "_nnz": lambda cuda, func, tensor: tensor.count,
-    "sparse_dim": lambda cuda, func, tensor: int(tensor.indices_.shape[0]) if _is_coo(tensor) else 2,
+    "sparse_dim": lambda cuda, func, tensor: int(tensor.indices_.shape[0]) if is_coo(tensor) else 2,
     "dense_dim": lambda cuda, func, tensor: tensor.values_.dim() - 1,
     "is_coalesced": lambda cuda, func, tensor: tensor.coalesced,
     "is_same_size": lambda cuda, func, tensor, other: tensor.shape == other.shape,
@@ -356,7 +343,7 @@ def clone(cuda, func, tensor, **kwargs):
     is_taken = node is not None and node.name() == "torch::autograd::AccumulateGrad"
     if is_taken and all(one.is_contiguous() for one in tensor.parts):
         return FakeSparseTensor.of(tensor.shape, tensor.parts, tensor.coalesced)
-    copies = [_copied(cuda, one) for one in reversed(tensor.parts)]
+    copies = [copied(cuda, one) for one in reversed(tensor.parts)]
     return FakeSparseTensor.of(tensor.shape, tuple(reversed(copies)), tensor.coalesced)
 
 
@@ -377,16 +364,16 @@ def to_gpu(cuda: Any, func: Any, tensor: Any, dtype: Any = None) -> FakeSparseTe
 def converted(cuda, func, tensor, *, dtype=None, device=None, **kwargs):
     """To the host, or another dtype: indices, then values."""
     if device is not None and device.type == "cpu":
-        if not _is_coo(tensor):
+        if not is_coo(tensor):
             return refuse("a copy of a CSR tensor to the host")
         parts = on_host(cuda, tensor.indices_, torch.int64), on_host(cuda, tensor.values_, dtype or tensor.dtype)
         return aten._sparse_coo_tensor_unsafe.default(*parts, tensor.shape)
     *rest, last = tensor.parts
-    parts = *(_copied(cuda, one) for one in rest), _copied(cuda, last, dtype)
+    parts = *(copied(cuda, one) for one in rest), copied(cuda, last, dtype)
     return FakeSparseTensor.of(tensor.shape, parts, tensor.coalesced)
 
 
-def _set(target: FakeSparseTensor, parts: tuple[Any, ...], coalesced: bool) -> FakeSparseTensor:
+def replace_parts(target: FakeSparseTensor, parts: tuple[Any, ...], coalesced: bool) -> FakeSparseTensor:
     """The result of an operator in place."""
     target.parts, target.coalesced = parts, coalesced
     return target
@@ -402,7 +389,7 @@ def in_place(cuda, func, tensor):
 def emptied(cuda, func, tensor):
     """No elements any more."""
     none = _without_elements(cuda, tensor.shape, tensor.dtype, tensor.values_.dim() - 1)
-    return _set(tensor, none.parts, True)
+    return replace_parts(tensor, none.parts, True)
 
 
 @of_sparse("zeros_like", "empty_like")
@@ -411,233 +398,3 @@ def without_elements_like(cuda, func, tensor, **kwargs):
     if kwargs.get("layout") is torch.strided:
         return cuda.empty(tensor.shape, kwargs.get("dtype") or tensor.dtype, op=func)
     return _without_elements(cuda, tensor.shape, kwargs.get("dtype") or tensor.dtype, tensor.values_.dim() - 1)
-
-
-# --- coalescing ---
-
-
-def _sorting(count: int) -> int:
-    """Temporary bytes of thrust's sort_by_key with a comparator (DeviceMergeSort): keys, values, and where tiles are cut."""
-    cuts = round_up((-(-count // _MERGED) + 1) * LONG, sorting.ALIGNED)
-    return 2 * round_up(count * LONG, sorting.ALIGNED) + cuts + sorting.SLACK
-
-
-def _selecting(count: int, capability: tuple[int, int]) -> int:
-    """Temporary bytes of thrust's unique_by_key: how many there are, and a state per tile."""
-    tile = 2688 if capability == (8, 0) else 640 if capability < (9, 0) else 9856
-    return sorting.ALIGNED + sorting.tiles(count, tile, 16)
-
-
-def _distinct(cuda: Any, tensor: FakeSparseTensor, what: str) -> int:
-    """How many indices differ."""
-    known = values.known(tensor.indices_)
-    if known is not None and not values.is_assumed(tensor.indices_):
-        return int(torch.unique(known, dim=1).shape[1])
-    return int(assumed(cuda, what, tensor.count, (0, tensor.count), SIZE, "size"))
-
-
-@of_sparse("_coalesce")
-def coalesce(cuda, func, tensor):
-    """Equal indices are added up (_coalesce_sparse_cuda)."""
-    if tensor.count < 2:
-        return _set(clone(cuda, func, tensor), tensor.parts, True)
-    count, dims = tensor.count, tensor.indices_.shape[0]
-    flat = cuda.empty((1, count), torch.int64, op=func)
-    with cuda.held(count * LONG, count * LONG, op=func):
-        cuda.scratch(_sorting(count), op=func)
-        cuda.scratch(_selecting(count, tuple(cuda.gpu.compute_capability)), op=func)
-        distinct = _distinct(cuda, tensor, "coalesce")
-        made = cuda.empty((distinct, *tensor.values_.shape[1:]), tensor.dtype, op=func)
-        if made.numel():
-            with cuda.contiguous(tensor.values_):
-                pass
-        indices = flat if dims == 1 else cuda.empty((dims, distinct), torch.int64, op=func)
-    if dims == 1:
-        indices = flat.narrow(1, 0, distinct)
-    return FakeSparseTensor.of(tensor.shape, (indices, made), coalesced=True)
-
-
-def _coalesced(cuda: Any, tensor: FakeSparseTensor) -> Any:
-    return tensor if tensor.coalesced else coalesce(cuda, aten._coalesce.default, tensor)
-
-
-# --- with dense tensors ---
-
-
-def _added(cuda: Any, func: Any, tensor: FakeSparseTensor) -> None:
-    """What adding to a dense tensor takes for a while (add_out_dense_sparse_cuda): flattened indices, contiguous values."""
-    if not tensor.count:
-        return
-    if tensor.coalesced:
-        with cuda.contiguous(*([tensor.values_] if tensor.values_.dim() > 1 else [])):
-            return
-    cuda.scratch(*([tensor.count * LONG] if tensor.indices_.shape[0] > 1 else []), op=func)
-
-
-@of_sparse("_to_dense")
-def to_dense(cuda, func, tensor, dtype=None, **kwargs):
-    """Zeros, to which it is added (sparse_to_dense)."""
-    made = cuda.empty(tensor.shape, dtype or tensor.dtype, op=func)
-    _added(cuda, func, tensor)
-    return made
-
-
-@of_sparse("add", "add_", "sub", "sub_")
-def add(cuda, func, first, second, *, alpha=1):
-    """Dense and sparse: into the dense one. Both sparse: their parts one after the other."""
-    is_in_place = name_of(func).endswith("_")
-    if not (_is_coo(second) and (_is_coo(first) or not _is_sparse(first)) and first.dtype == second.dtype):
-        return refuse(f"{func} of these tensors")
-    if not _is_sparse(first):
-        made = first if is_in_place else cuda.empty(first.shape, first.dtype, op=func)
-        _added(cuda, func, second)
-        return made
-    changed = second.values_
-    if alpha != 1 or name_of(func).startswith("sub"):
-        changed = cuda.empty(changed.shape, changed.dtype, op=aten.mul.Tensor)
-    parts = _joined(cuda, 1, first.indices_, second.indices_), _joined(cuda, 0, first.values_, changed)
-    return _set(first, parts, False) if is_in_place else FakeSparseTensor.of(first.shape, parts)
-
-
-@of_sparse("_sparse_addmm", "addmm")
-def addmm(cuda, func, tensor, matrix, dense, *, beta=1, alpha=1):
-    """A sparse matrix times a dense one (s_addmm_out_sparse_dense_cuda, s_addmm_out_csr_sparse_dense_cuda_worker)."""
-    if not _is_sparse(matrix) or _is_sparse(dense) or _is_sparse(tensor):
-        return refuse(f"{func} of these tensors")
-    made = cuda.empty((matrix.shape[0], dense.shape[1]), dense.dtype, op=func)
-    _multiply(cuda, func, matrix, dense, made)
-    return made
-
-
-@of_sparse("mm")
-def mm(cuda, func, matrix, dense):
-    """As `_sparse_mm`: zeros, and a product that is added to them."""
-    if not _is_sparse(matrix) or _is_sparse(dense):
-        return refuse(f"{func} of these tensors")
-    zeros = cuda.empty((matrix.shape[0], dense.shape[1]), dense.dtype, op=aten.zeros.default)
-    return addmm(cuda, func, zeros, matrix, dense)
-
-
-def _multiply(cuda: Any, func: Any, matrix: FakeSparseTensor, dense: Any, made: Any) -> None:
-    """By cuSPARSE: COO as compressed rows in 32 bits, the result by columns."""
-    odd = () if 1 in dense.stride() else (bytes_of(dense),)
-    if not _is_coo(matrix):
-        with cuda.held(*odd, op=func):
-            cuda.note(CUSPARSE, (matrix.values_, dense))
-        return
-    found = _coalesced(cuda, matrix)
-    if not found.count:
-        cuda.scratch(dense.element_size(), op=func)
-        return
-    with cuda.held((matrix.shape[0] + 1) * INT, op=func):
-        cuda.scratch(found.count * INT, op=func)
-        with cuda.held(found.count * INT, bytes_of(made), *odd, op=func):
-            cuda.note(CUSPARSE, (found.values_, dense))
-
-
-@of_sparse("sparse_mask")
-def sparse_mask(cuda, func, dense, mask, *args):
-    """The dense tensor's elements at the indices of the mask, times ones (sparse_mask, _mul_dense_sparse_out)."""
-    if _is_sparse(dense) or not _is_coo(mask):
-        return refuse(f"{func} of these tensors")
-    with cuda.held(dense.element_size(), op=func):
-        return _times_dense(cuda, func, mask, dense)
-
-
-def _times_dense(cuda: Any, func: Any, tensor: FakeSparseTensor, dense: Any) -> Any:
-    shape = tensor.values_.shape
-    with cuda.held(bytes_of(tensor.values_) // tensor.element_size() * dense.element_size(), op=aten.index.Tensor):
-        indices = _copied(cuda, tensor.indices_)
-        made = cuda.empty(shape, torch.result_type(dense, tensor.values_), op=func)
-    return FakeSparseTensor.of(tensor.shape, (indices, made), tensor.coalesced)
-
-
-# --- element by element ---
-
-
-def _is_number(thing: Any) -> bool:
-    return not isinstance(thing, torch.Tensor) or thing.dim() == 0
-
-
-@of_sparse("mul", "mul_")
-def mul(cuda, func, tensor, other):
-    """By a number: new indices, new values, also in place (_mul_dense_sparse_out); by a dense tensor as `sparse_mask`."""
-    if not _is_sparse(tensor):
-        tensor, other = other, tensor
-    if not _is_coo(tensor) or _is_sparse(other):
-        return refuse(f"{func} of two sparse tensors")
-    if not _is_number(other):
-        if other.shape != tensor.shape:
-            return refuse(f"{func} of a sparse and a dense tensor of other sizes")
-        return _times_dense(cuda, func, tensor, other)
-    parts = _copied(cuda, tensor.indices_), _copied(cuda, tensor.values_)
-    if name_of(func).endswith("_"):
-        return _set(tensor, parts, tensor.coalesced)
-    return FakeSparseTensor.of(tensor.shape, parts, tensor.coalesced)
-
-
-@of_sparse("div", "pow", "div_")
-def by_number(cuda, func, tensor, number, **kwargs):
-    """Indices, then values; division in place takes nothing (div_out_sparse_zerodim, pow_out_sparse_scalar)."""
-    if not _is_coo(tensor) or not _is_number(number):
-        return refuse(f"{func} of these tensors")
-    if name_of(func) == "div_":
-        return tensor
-    tensor = _coalesced(cuda, tensor) if name_of(func) == "pow" else tensor
-    parts = _copied(cuda, tensor.indices_), _copied(cuda, tensor.values_)
-    return FakeSparseTensor.of(tensor.shape, parts, tensor.coalesced)
-
-
-@of_sparse("neg", "sqrt", "abs", "tanh", "sin", "relu", "square")
-def unary(cuda, func, tensor):
-    """Values, then indices; all but the negative of equal ones that are added up first (SparseUnaryOps.cpp)."""
-    if not _is_coo(tensor):
-        return refuse(f"{func} of a CSR tensor")
-    tensor = tensor if name_of(func) == "neg" else _coalesced(cuda, tensor)
-    made = _copied(cuda, tensor.values_)
-    return FakeSparseTensor.of(tensor.shape, (_copied(cuda, tensor.indices_), made), tensor.coalesced)
-
-
-@of_sparse("sum", "norm")
-def reduced(cuda, func, tensor, *args, **kwargs):
-    """Of the values, added up where indices are equal."""
-    if any(isinstance(one, list) and one for one in (*args, *kwargs.values())):
-        return refuse(f"{func} of a sparse tensor over some dimensions")
-    return getattr(_coalesced(cuda, tensor).values_, name_of(func))()
-
-
-@of_sparse("t", "transpose")
-def transpose(cuda, func, tensor, *dims):
-    """A copy with two rows of indices exchanged (sparse_transpose_)."""
-    if not _is_coo(tensor) or tensor.values_.dim() > 1:
-        return refuse(f"{func} of this sparse tensor")
-    first, second = dims or (0, 1)
-    made = clone(cuda, func, tensor)
-    cuda.scratch(tensor.count * LONG, op=func)
-    shape = list(tensor.shape)
-    shape[first], shape[second] = shape[second], shape[first]
-    return FakeSparseTensor.of(shape, made.parts)
-
-
-@of_sparse("cat")
-def cat(cuda, func, tensors, dim=0):
-    """Indices, then values; those of the others are moved along, in copies (cat_sparse_impl)."""
-    if not all(map(_is_coo, tensors)) or dim >= tensors[0].indices_.shape[0]:
-        return refuse(f"{func} of these tensors")
-    parts = (
-        _joined(cuda, 1, *(one.indices_ for one in tensors)),
-        _joined(cuda, 0, *(one.values_ for one in tensors)),
-    )
-    shape = list(tensors[0].shape)
-    shape[dim] = sum(one.shape[dim] for one in tensors)
-    return FakeSparseTensor.of(shape, parts)
-
-
-@of_sparse("_to_sparse_csr", "_to_sparse")
-def compressed(cuda, func, tensor, *args, layout=None, **kwargs):
-    """COO in order as CSR: where rows begin is new, the rest is shared (coo_to_sparse_csr)."""
-    if not _is_coo(tensor) or len(tensor.shape) != 2 or (name_of(func) == "_to_sparse" and layout is not CSR):
-        return refuse(f"{func} of this sparse tensor")
-    found = _coalesced(cuda, tensor)
-    rows = cuda.empty((tensor.shape[0] + 1,), torch.int64, op=func)
-    return FakeSparseTensor.of(tensor.shape, (rows, found.indices_[1], found.values_))

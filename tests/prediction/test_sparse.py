@@ -25,6 +25,7 @@ TRUTH = {
     "elements": [41_477_632, 60_817_408, 16_205_824, 60_817_408],
     "coalesced": [26_450_432, 44_040_192, 16_312_832, 44_040_192],
     "known_rows": [31_251_968, 44_040_192, 15_360_000, 44_040_192],
+    "totals": [38_003_712, 44_040_192, 26_002_432, 44_040_192],
     "compressed": [8_907_776, 25_165_824, 6_307_840, 25_165_824],
 }
 """What torch 2.12.1 had on a simulated GPU of capability 8.0: the peaks of *allocated* and *reserved*, and both at the end."""
@@ -51,6 +52,11 @@ def test_the_prediction_is_what_was_measured(name):
 
 def ones(indices: torch.Tensor, *size: int, **how: bool) -> torch.Tensor:
     return torch.sparse_coo_tensor(indices, torch.ones(indices.shape[1], device="cuda"), size, **how)
+
+
+def with_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """One dimension is sparse, the other dense."""
+    return torch.sparse_coo_tensor(tensor._indices()[:1], torch.ones(tensor._nnz(), 7, device="cuda"), (5, 7))
 
 
 def test_how_many_indices_differ_is_known_or_assumed_to_be_all():
@@ -98,6 +104,7 @@ def test_facts_of_sparse_tensors():
         (lambda x: x.to_sparse_csr().to_dense(), r"to_dense\(\) of a CSR tensor"),
         (lambda x: nn.Parameter(x), "a sparse nn.Parameter"),
         (lambda x: torch.sparse_coo_tensor(x._indices(), x._values()), "the size of a sparse tensor"),
+        (lambda x: torch.cat([with_rows(x)] * 2, -1), "aten.cat"),
         (lambda x: x.sum(0), "over some dimensions"),
         (lambda x: torch.zeros(3, 3, layout=torch.sparse_csr, device="cuda"), "layout=torch.sparse_csr"),
     ],
