@@ -57,7 +57,8 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
         best, time_ns, row, source = dropped, -1, -1, "events that were dropped later"
     predicted = _predicted(trace, device, of)
     if predicted is not None:  # a GPU that is too small shows less than what the run needs
-        return Peak(ByteRange(best, max(best, predicted.high)), time_ns, row, SIMULATED)
+        condition = ", for the values that were assumed" if trace.notes["prediction"].get("has_assumed_sizes") else ""
+        return Peak(ByteRange(best, max(best, predicted.high)), time_ns, row, f"{SIMULATED}{condition}")
     sampled = getattr(trace.samples, f"{of}_bytes")[trace.samples.device == device]
     seen = max(best, int(sampled.max(initial=0)))
     facts = trace.made_by.device(device)

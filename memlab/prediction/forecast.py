@@ -17,6 +17,7 @@ from memlab.allocator.replay import DEVICE, Workspace, simulate
 from memlab.allocator.replay import NOTE as SIMULATED
 from memlab.allocator.rules import ROUND_LARGE, Ties
 from memlab.allocator.segments import Place
+from memlab.prediction.assumptions import assumed_in
 from memlab.prediction.cards import Card
 from memlab.prediction.probe import NOTES
 from memlab.prediction.torch_versions import other_version, what_follows
@@ -301,6 +302,8 @@ def _with_notes(predicted: Forecast) -> Trace:
             {"index": one.index, "fits": one.fits, "peaks": _peaks(one), "out_of_memory": one.out_of_memory}
             for one in predicted.devices
         ]
+    if any(one.decides and not one.is_given for one in assumed_in(trace)):
+        facts["has_assumed_sizes"] = True
     there = _devices_of(trace)
     devices = tuple(
         dataclasses.replace(device, name=card.name) if device.index in there else device

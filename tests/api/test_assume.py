@@ -119,3 +119,17 @@ def test_the_command_takes_values_and_gives_them_as_data(tmp_path):
     mask, item = facts["assumed"]
     assert (mask["key"], mask["high"], mask["is_given"]) == ("train.py:3 mask", 5, True)
     assert (item["key"], item["high"], item["decides"]) == ("train.py:4 item", False, "length")
+
+
+def test_a_peak_that_depends_on_an_assumed_value_says_so():
+    def step() -> None:
+        found = torch.nonzero(torch.rand(1000, device="cuda") > 0.5)
+        kept.append(found.float())
+
+    kept: list[torch.Tensor] = []
+    found = memlab.predict(step, CARD)
+    (key,) = (one.key for one in found.assumptions.values)
+    condition = "bytes exactly, from the simulated allocator of a GPU, for the values that were assumed."
+    assert condition in str(found.report())
+    given = str(memlab.predict(step, CARD, assume={key: 500}).report())
+    assert "bytes exactly, from the simulated allocator of a GPU." in given
