@@ -47,7 +47,7 @@ class Regression:
         if self.world_sizes[0] != self.world_sizes[1]:
             jobs = [number_of(count, "rank") for count in self.world_sizes]
             found.append(
-                f"the baseline is of a job of {jobs[0]}, the run of one of {jobs[1]}: they share the memory otherwise"
+                f"the baseline is of a job of {jobs[0]}, the run of one of {jobs[1]}: each rank holds a different share"
             )
         if self.provenances[0] != self.provenances[1]:
             found.append(f"the baseline is {self.provenances[0]}, the run {self.provenances[1]}")
