@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from peaks_and_ends import Steps, measured, predicted, print_and_leave
 from torch import nn
 
 import memlab
 from memlab.units import GiB, MiB
 
 CARD = memlab.Card("a card", 8 * GiB, (8, 0), 0, 8 * GiB, 8 * GiB, 108)
-Steps = Callable[[], Any]
 
 
 def layers(*widths: int) -> nn.Sequential:
@@ -262,27 +260,6 @@ PROGRAMS: dict[str, Steps] = {
 }  # fmt: skip
 
 
-def measured(step: Steps) -> list[int]:
-    kept = step()
-    found = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
-    found += [torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]
-    del kept
-    return found
-
-
-def predicted(step: Steps) -> list[int]:
-    """As the allocator counts, without the range that a prediction adds to *reserved*."""
-    there: list[Any] = []
-    facts = memlab.predict(lambda: there.append(step()), CARD).trace.made_by.devices[0]
-    return [
-        facts.end_peak_allocated_bytes,
-        facts.end_peak_reserved_bytes,
-        facts.end_allocated_bytes,
-        facts.end_reserved_bytes,
-    ]
-
-
 if __name__ == "__main__":
     way = {"measured": measured, "predicted": predicted}[sys.argv[1]]
-    print(json.dumps(way(PROGRAMS[sys.argv[2]])), flush=True)
-    os._exit(0)  # autograd's thread may still be at work, and ends the process with an error if Python ends first
+    print_and_leave(way(PROGRAMS[sys.argv[2]], CARD))

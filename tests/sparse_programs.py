@@ -7,20 +7,17 @@ python tests/sparse_programs.py measured|predicted NAME CAPABILITY    # prints J
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
+import peaks_and_ends
 import torch
+from peaks_and_ends import Steps, print_and_leave
 from torch import nn
 
 import memlab
 from memlab.units import GiB
-
-Steps = Callable[[], Any]
 
 
 class Tagger(nn.Module):
@@ -186,14 +183,6 @@ def card(major: int, minor: int) -> memlab.Card:
 CARD = card(8, 0)
 
 
-def measured(step: Steps, on: memlab.Card = CARD) -> list[int]:
-    kept = step()
-    found = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
-    found += [torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]
-    del kept
-    return found
-
-
 def keys_of_counts(step: Steps, on: memlab.Card) -> dict[str, int]:
     """What the simulated GPU leaves of each sparse tensor whose equal indices are added up: nothing."""
     found = memlab.predict(step, on).assumptions.values
@@ -201,21 +190,10 @@ def keys_of_counts(step: Steps, on: memlab.Card) -> dict[str, int]:
 
 
 def predicted(step: Steps, on: memlab.Card = CARD) -> list[int]:
-    """As the allocator counts, without the range that a prediction adds to *reserved*."""
-    there: list[Any] = []
-    run = lambda: there.append(step())  # noqa: E731
-    facts = memlab.predict(run, on, assume=keys_of_counts(step, on)).trace.made_by.devices[0]
-    return [
-        facts.end_peak_allocated_bytes,
-        facts.end_peak_reserved_bytes,
-        facts.end_allocated_bytes,
-        facts.end_reserved_bytes,
-    ]
+    return peaks_and_ends.predicted(step, on, assume=keys_of_counts(step, on))
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # CSR is "in beta"
-    way = {"measured": measured, "predicted": predicted}[sys.argv[1]]
-    there = card(*map(int, sys.argv[3].split(".")))
-    print(json.dumps(way(PROGRAMS[sys.argv[2]], there)), flush=True)
-    os._exit(0)  # autograd's thread may still be at work, and ends the process with an error if Python ends first
+    way = {"measured": peaks_and_ends.measured, "predicted": predicted}[sys.argv[1]]
+    print_and_leave(way(PROGRAMS[sys.argv[2]], card(*map(int, sys.argv[3].split(".")))))

@@ -28,7 +28,7 @@ from memlab.fake_cuda.sparse import (
 
 aten = torch.ops.aten
 INT = 4
-CUSPARSE = "cusparse::product"
+PRODUCT = "cusparse::product"
 """The name under which a product by cuSPARSE is logged: its workspace is not known."""
 _MERGED = 4096
 """Elements that a thread block of DeviceMergeSort sorts, of keys and values in 64 bits, at any capability."""
@@ -145,7 +145,7 @@ def _multiply(cuda: Any, func: Any, matrix: FakeSparseTensor, dense: Any, made: 
     odd = () if 1 in dense.stride() else (bytes_of(dense),)
     if not is_coo(matrix):
         with cuda.held(*odd, op=func):
-            cuda.note(CUSPARSE, (matrix.values_, dense))
+            cuda.note(PRODUCT, (matrix.values_, dense))
         return
     found = _coalesced(cuda, matrix)
     if not found.count:
@@ -154,7 +154,7 @@ def _multiply(cuda: Any, func: Any, matrix: FakeSparseTensor, dense: Any, made: 
     with cuda.held((matrix.shape[0] + 1) * INT, op=func):
         cuda.scratch(found.count * INT, op=func)
         with cuda.held(found.count * INT, bytes_of(made), *odd, op=func):
-            cuda.note(CUSPARSE, (found.values_, dense))
+            cuda.note(PRODUCT, (found.values_, dense))
 
 
 @of_sparse("sparse_mask")

@@ -24,6 +24,7 @@ import torch
 from memlab.allocator.private_pools import stream_of
 from memlab.allocator.replay import Workspace
 from memlab.allocator.rules import release
+from memlab.fake_cuda.sparse_operators import PRODUCT
 from memlab.prediction.cards import Card
 from memlab.trace.columns import WORKSPACE_OF, Category, Events, Kind
 from memlab.units import GiB, KiB, MiB, format_bytes, number_of
@@ -33,8 +34,6 @@ CUBLASLT = f"{WORKSPACE_OF}cuBLASLt"
 CUDNN = f"{WORKSPACE_OF}cuDNN"
 CUSPARSE = f"{WORKSPACE_OF}cuSPARSE"
 NCCL = "NCCL"
-SPARSE_PRODUCT = "cusparse::product"
-"""The name under which fake CUDA logs a product with a sparse matrix."""
 _NCCL_MOST = 2 * GiB
 _NCCL_SOURCE = (
     "{}, each with buffers of 0 to 2 GiB: 544 to 688 MB were reported on A100 (nccl#964), 6 GB of three (nccl#864)"
@@ -286,7 +285,7 @@ def _convolutions(events: Events, operators: Sequence[WorkspaceOperator]) -> Ite
 def _products(operators: Sequence[WorkspaceOperator], rows: int) -> Iterator[Workspace]:
     """An upper bound: the elements of the sparse matrix and the dense one once more."""
     for operator in operators:
-        if operator.name == SPARSE_PRODUCT:
+        if operator.name == PRODUCT:
             found: Any = getattr(torch, operator.dtype, torch.float32)
             row, bound = min(operator.row, rows), sum(map(math.prod, operator.shapes)) * found.itemsize
             if bound:

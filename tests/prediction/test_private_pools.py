@@ -47,7 +47,7 @@ def test_graphs_and_pools_hold_what_they_hold_there(name, conf):
 
 @pytest.mark.parametrize("name", graph_programs.PROGRAMS)
 def test_the_prediction_is_what_was_measured(name):
-    assert graph_programs.predicted(graph_programs.PROGRAMS[name]) == TRUTH[name]
+    assert graph_programs.predicted(graph_programs.PROGRAMS[name], CARD) == TRUTH[name]
 
 
 def captured(work) -> torch.cuda.CUDAGraph:
