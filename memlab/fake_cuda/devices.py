@@ -374,10 +374,10 @@ def _memory(cuda: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _exchange_cuda(cuda: Any, patches: Patches) -> None:
-    gpu, memory = cuda.gpu, _memory(cuda)
+def _properties(gpu: Any) -> Any:
+    """What `torch.cuda.get_device_properties` returns."""
     capability = major, minor = tuple(gpu.compute_capability)
-    properties = types.SimpleNamespace(
+    return types.SimpleNamespace(
         name=gpu.name, major=major, minor=minor, total_memory=gpu.total_bytes,
         multi_processor_count=gpu.multiprocessors, is_integrated=False, is_multi_gpu_board=False, warp_size=32,
         max_threads_per_multi_processor=threads_per_multiprocessor(capability),
@@ -386,6 +386,10 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
         pci_device_id=0, pci_domain_id=0,
     )  # fmt: skip
 
+
+def _exchange_cuda(cuda: Any, patches: Patches) -> None:
+    gpu, memory = cuda.gpu, _memory(cuda)
+    capability = major, minor = tuple(gpu.compute_capability)
     random = {
         **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"), nothing),
         "initial_seed": constant(0), "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
@@ -399,7 +403,7 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
         torch.cuda,
         is_available=constant(True), is_initialized=constant(True), init=nothing, _lazy_init=nothing,
         device_count=_device_count, current_device=gpus.current, set_device=_set_device, synchronize=nothing,
-        get_device_properties=constant(properties), get_device_capability=constant(capability),
+        get_device_properties=constant(_properties(gpu)), get_device_capability=constant(capability),
         get_device_name=constant(gpu.name), is_tf32_supported=constant(capability >= (8, 0)),
         is_bf16_supported=lambda including_emulation=True: including_emulation or capability >= (8, 0),
         get_arch_list=constant([f"sm_{major}{minor}"]), can_device_access_peer=constant(State.devices > 1),
@@ -421,6 +425,10 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
         patches.put_where_present(torch.backends.cuda, **{name: _preferring(getattr(torch.backends.cuda, name, None))})
     version = constant(cuda_names.compiled_cudnn_version())
     patches.put_where_present(torch.backends.cudnn, is_available=constant(True), version=version)
+    _exchange_accelerator(memory, patches)
+
+
+def _exchange_accelerator(memory: dict[str, Any], patches: Patches) -> None:
     shared = (
         "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
         "reset_peak_memory_stats", "empty_cache", "reset_accumulated_memory_stats",

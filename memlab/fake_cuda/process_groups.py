@@ -145,6 +145,34 @@ def form_groups(cuda: Any, patches: Patches) -> None:
     c10d = distributed.c10d
     if cuda.groups.job is not None:
         _describe(cuda.groups.job, patches)
+    _exchange_group_making(cuda, patches)
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, **kwargs: Any) -> None:
+        """`torch.multiprocessing.spawn`: this process is one of those that it would start."""
+        job = _joined(cuda, -1, nprocs)
+        fn(job.rank % nprocs, *args)
+
+    def end() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    patches.callback(setattr, sys, "excepthook", sys.excepthook)  # torch puts the rank before each line of an error
+    was_initialized = dist.is_initialized()
+    if not was_initialized:
+        patches.callback(end)
+    for module in (c10d, dist):
+        patches.put(module, is_nccl_available=constant(True), all_gather_object=_all_gather_object)
+    if not hasattr(c10d, "ProcessGroupNCCL"):  # a build without CUDA
+        for module in (c10d, dist):
+            patches.put(module, ProcessGroupNCCL=_ProcessGroupNCCL)
+    patches.put(torch.cuda.nccl, version=constant((2, 27, 5)))
+    patches.put(torch.multiprocessing, spawn=spawn)
+    patches.put(dist, _verify_params_across_processes=nothing)
+
+
+def _exchange_group_making(cuda: Any, patches: Patches) -> None:
+    """Groups are of the fake backend, whatever the program asks for."""
+    c10d = distributed.c10d
     later = patches.enter_context(Patches())  # what is patched once there is a group
     make_group, begin, batch = c10d._new_process_group_helper, c10d.init_process_group, c10d.batch_isend_irecv
 
@@ -179,35 +207,10 @@ def form_groups(cuda: Any, patches: Patches) -> None:
         finally:
             cuda.groups.is_batched = False
 
-    def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, **kwargs: Any) -> None:
-        """`torch.multiprocessing.spawn`: this process is one of those that it would start."""
-        job = _joined(cuda, -1, nprocs)
-        fn(job.rank % nprocs, *args)
-
-    def end() -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-    patches.callback(setattr, sys, "excepthook", sys.excepthook)  # torch puts the rank before each line of an error
-    was_initialized = dist.is_initialized()
-    if not was_initialized:
-        patches.callback(end)
     for module in (c10d, dist):
-        patches.put(
-            module,
-            init_process_group=init_process_group,
-            is_nccl_available=constant(True),
-            all_gather_object=_all_gather_object,
-            batch_isend_irecv=batch_isend_irecv,
-        )
+        patches.put(module, init_process_group=init_process_group, batch_isend_irecv=batch_isend_irecv)
     patches.put(distributed.device_mesh, init_process_group=init_process_group)
     patches.put(c10d, _new_process_group_helper=new_group, _get_default_timeout=constant(timedelta(minutes=10)))
-    if not hasattr(c10d, "ProcessGroupNCCL"):  # a build without CUDA
-        for module in (c10d, dist):
-            patches.put(module, ProcessGroupNCCL=_ProcessGroupNCCL)
-    patches.put(torch.cuda.nccl, version=constant((2, 27, 5)))
-    patches.put(torch.multiprocessing, spawn=spawn)
-    patches.put(dist, _verify_params_across_processes=nothing)
 
 
 def _describe(job: ThisRank, patches: Patches) -> None:
