@@ -4,9 +4,9 @@
     python -m benchmarks.prediction predict predicted.json --truth truth.json      # anywhere, also without CUDA
     python -m benchmarks.prediction compare truth.json predicted.json [another.json] --out FILE.json --table FILE.md
 
-`measure` reads PyTorch's own counters. `--tight` runs each program again with less memory than it took and with a little
-more, for the question whether it fits. Each program runs in a process of its own, forked from one that has imported torch.
-It compares memory, and nothing of time.
+`measure` reads PyTorch's own counters, and NVML's of the process. `--tight` runs each program again with less memory than it
+took and with a little more, for the question whether it fits. Each program runs in a process of its own, forked from one that
+has imported torch, and `--jobs` of them at a time. It compares memory, and nothing of time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import os
 import platform
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,20 @@ SHARES = (0.7, 0.85, 0.95, 1.0, 1.05, 1.2)
 """Limits of memory that are tried, as shares of the peak of *reserved*."""
 NOT_COMPARABLE = {"lbfgs_closure": "its loop depends on values, which a simulated GPU does not compute"}
 """Programs whose measurement on a simulated GPU says nothing, and why; they are in the table and not in the figures."""
+MOST_REQUESTS = 100_000
 Record = dict[str, Any]
+
+FORKING = threading.Lock()
+"""A child must not inherit the end of another's pipe, which would seem open when the other has ended, nor the lock of a stream."""
 
 
 def in_child(work: Callable[[], Record]) -> Record:
     """What `work` gives in a forked child; its output is discarded, an error becomes a record."""
-    read, write = os.pipe()
-    child = os.fork()
+    with FORKING:
+        read, write = os.pipe()
+        child = os.fork()
+        if child:
+            os.close(write)
     if not child:
         try:
             os.close(read)
@@ -53,7 +62,6 @@ def in_child(work: Callable[[], Record]) -> Record:
                 json.dump(record, pipe)
         finally:
             os._exit(0)
-    os.close(write)
     with os.fdopen(read) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
@@ -62,20 +70,25 @@ def in_child(work: Callable[[], Record]) -> Record:
 
 def program(name: str) -> Callable[[], None]:
     """A program; those that other people wrote are imported in the child that runs them: some libraries ask for CUDA."""
-    if name not in PROGRAMS:
-        others()
+    for module in MORE.values():
+        if name not in PROGRAMS:
+            registered(module)
     return PROGRAMS[name]
 
 
-def others() -> Record:
-    """Register the programs that other people wrote, those rebuilt here alone if libraries are missing."""
-    ours = set(PROGRAMS)
-    importlib.import_module("benchmarks.programs.rebuilt")
-    try:
-        importlib.import_module("benchmarks.programs.third_party")
-    except ModuleNotFoundError as error:
-        print(f"without the programs that need the extra third-party: {error}", file=sys.stderr)
-    return {"names": [name for name in PROGRAMS if name not in ours]}
+MORE = {"libraries": ("library_calls",), "others": ("rebuilt", "third_party")}
+"""Sets of programs beside ours, and their modules: calls of cuDNN and cuSPARSE, and what other people wrote."""
+
+
+def registered(modules: Iterable[str]) -> Record:
+    """Import modules of programs, those whose libraries are there; the names of their programs."""
+    before = set(PROGRAMS)
+    for module in modules:
+        try:
+            importlib.import_module(f"benchmarks.programs.{module}")
+        except ModuleNotFoundError as error:
+            print(f"without the programs of {module}: {error}", file=sys.stderr)
+    return {"names": [name for name in PROGRAMS if name not in before]}
 
 
 # --- measured -----------------------------------------------------------------------------------------------------------
@@ -87,19 +100,30 @@ def measured(name: str, limit_bytes: int | None = None) -> Record:
     total = torch.cuda.get_device_properties(0).total_memory
     if limit_bytes is not None:
         torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
-    full = False
+    run, full = program(name), False
+    torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_REQUESTS)
     try:
-        program(name)()
+        run()
     except torch.cuda.OutOfMemoryError:
         full = True
     stats = torch.cuda.memory_stats()
+    traced = torch.cuda.memory._snapshot()["device_traces"][0]
     return {
         "allocated": stats["allocated_bytes.all.peak"],
         "reserved": stats["reserved_bytes.all.peak"],
         "retries": stats["num_alloc_retries"],
         "out_of_memory": full,
-        "used": total - torch.cuda.mem_get_info()[0],
+        "own": own_bytes(),
+        "requests": [entry["size"] for entry in traced if entry["action"] == "alloc"],
     }
+
+
+def own_bytes() -> int | None:
+    """What the driver says of this process, which other processes do not change."""
+    from memlab.probes.counters import Nvml
+
+    with Nvml.open() as nvml:
+        return nvml.read(torch.cuda.current_device()).own_bytes
 
 
 def device_facts() -> Record:
@@ -113,17 +137,31 @@ def device_facts() -> Record:
     }
 
 
-def measure(names: list[str], tight: bool) -> Record:
+def measure(names: list[str], tight: bool, jobs: int) -> Record:
     """Every program with all the memory there is, and with the shares of what it took then."""
-    found: Record = {"made_by": made_by(), "device": in_child(device_facts), "programs": {}}
-    for name in names:
-        record = found["programs"][name] = in_child(lambda name=name: measured(name))
+
+    def one(name: str) -> Record:
+        record = in_child(lambda: measured(name))
         limits = [round(record["reserved"] * share) for share in SHARES] if tight and "reserved" in record else []
         record["limited"] = [
-            [limit, in_child(lambda n=name, b=limit: measured(n, b)).get("out_of_memory")] for limit in limits
+            [limit, in_child(lambda limit=limit: measured(name, limit)).get("out_of_memory")] for limit in limits
         ]
-        progress(name, record)
-    return found
+        return record
+
+    return {"made_by": made_by(), "device": in_child(device_facts), "programs": each(names, one, jobs)}
+
+
+def each(names: list[str], work: Callable[[str], Record], jobs: int) -> Record:
+    """The record of each program, so many at a time."""
+
+    def said(name: str) -> Record:
+        record = work(name)
+        with FORKING:
+            print(f"{name}: {record.get('error') or record['allocated']}", file=sys.stderr, flush=True)
+        return record
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip(names, pool.map(said, names), strict=True))
 
 
 # --- predicted ----------------------------------------------------------------------------------------------------------
@@ -162,19 +200,18 @@ def predicted(name: str, device: Record, limits: list[int], torch_version: str) 
     }
 
 
-def predict(names: list[str], truth: Record) -> Record:
+def predict(names: list[str], truth: Record, jobs: int) -> Record:
     """Every program that was measured, for the PyTorch that measured it."""
     import memlab.prediction.forecast  # noqa: F401 (imported once, before the forks)
     from memlab.prediction.torch_versions import checked_version
 
     version = checked_version(truth["made_by"].split(",")[0].removeprefix("torch "))
-    found: Record = {"made_by": made_by(), "programs": {}}
-    for name in names:
+
+    def one(name: str) -> Record:
         limits = [limit for limit, _ in truth["programs"].get(name, {}).get("limited", [])]
-        record = in_child(lambda name=name, limits=limits: predicted(name, truth["device"], limits, version))
-        found["programs"][name] = record
-        progress(name, record)
-    return found
+        return in_child(lambda: predicted(name, truth["device"], limits, version))
+
+    return {"made_by": made_by(), "programs": each(names, one, jobs)}
 
 
 # --- compared -----------------------------------------------------------------------------------------------------------
@@ -273,11 +310,6 @@ def made_by() -> str:
     return f"torch {torch.__version__}, Python {platform.python_version()}"
 
 
-def progress(name: str, record: Record) -> None:
-    """One line for each program."""
-    print(f"{name}: {record.get('error') or record['allocated']}", file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -288,11 +320,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
     parser.add_argument("-p", "--program", action="append")
-    parser.add_argument(
-        "--others", action="store_true", help="the programs that other people wrote (extra third-party)"
-    )
+    parser.add_argument("--set", choices=MORE, help="instead of ours: calls of libraries, or what other people wrote")
+    parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
-    names = asked.program or (in_child(others)["names"] if asked.others else list(PROGRAMS))
+    names = asked.program or (in_child(lambda: registered(MORE[asked.set]))["names"] if asked.set else list(PROGRAMS))
     gc.collect()
     if asked.what == "compare":
         truth, *predictions = (json.loads(file.read_text()) for file in asked.files)
@@ -306,10 +337,11 @@ def main() -> None:
         return
     if asked.what == "predict" and asked.truth is None:
         parser.error("predict needs --truth FILE: the card and the limits are those of the measurement")
-    found = (
-        measure(names, asked.tight) if asked.what == "measure" else predict(names, json.loads(asked.truth.read_text()))
-    )
-    asked.files[0].write_text(json.dumps(found, indent=1) + "\n")
+    if asked.what == "measure":
+        found = measure(names, asked.tight, asked.jobs)
+    else:
+        found = predict(names, json.loads(asked.truth.read_text()), asked.jobs)
+    asked.files[0].write_text(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

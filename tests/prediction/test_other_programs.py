@@ -26,7 +26,7 @@ TOLERANCE = {"allocated": 0.0006, "reserved": 0.006}
 def test_the_peaks_of_other_peoples_programs(tmp_path):
     chosen = [part for name in SAMPLE for part in ("-p", name)]
     (tmp_path / "truth.json").write_text(json.dumps(json.loads(RESULTS.read_text())["measured"]))
-    command = [sys.executable, "-m", "benchmarks.prediction", "predict", tmp_path / "predicted.json", "--others"]
+    command = [sys.executable, "-m", "benchmarks.prediction", "predict", tmp_path / "predicted.json", "--set", "others"]
     command += [*chosen, "--truth", tmp_path / "truth.json"]
     subprocess.run(command, check=True, timeout=600, cwd=ROOT, capture_output=True)
     predicted = json.loads((tmp_path / "predicted.json").read_text())["programs"]

@@ -28,13 +28,20 @@ def train(fails_on=None):
             raise MemoryError("planted")
     accelerator.end_training()
 """
+# A port for each launch: after a failed one its store is still alive with the addresses of its ranks, and torch takes it again.
+FREE_PORT = """
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])
+"""
 SETUP = (
     "%load_ext memlab",
     "import os, socket, sys, memlab\nfrom accelerate import notebook_launcher",
-    "sock = socket.socket(); sock.bind(('127.0.0.1', 0)); port = str(sock.getsockname()[1]); sock.close()",
+    FREE_PORT,
     TRAIN,
 )
-LAUNCH = "notebook_launcher(train, {arguments}, num_processes=2, use_port=port)"
+LAUNCH = "notebook_launcher(train, {arguments}, num_processes=2, use_port=free_port())"
 
 
 @pytest.fixture(scope="module")
