@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -25,12 +26,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.programs import PROGRAMS
+from memlab.trace.trace import is_simulated_gpu
 
 SHARES = (0.7, 0.85, 0.95, 1.0, 1.05, 1.2)
 """Limits of memory that are tried, as shares of the peak of *reserved*."""
@@ -39,13 +42,14 @@ NOT_COMPARABLE = {"lbfgs_closure": "its loop depends on values, which a simulate
 MOST_REQUESTS = 100_000
 Record = dict[str, Any]
 
-FORKING = threading.Lock()
-"""A child must not inherit the end of another's pipe, which would seem open when the other has ended, nor the lock of a stream."""
+ONE_AT_A_TIME = threading.Lock()
+"""For forks: a child must inherit neither the end of another's pipe, which would seem open when the other has ended, nor a lock
+of a stream; and for what is done with records."""
 
 
-def in_child(work: Callable[[], Record]) -> Record:
-    """What `work` gives in a forked child; its output is discarded, an error becomes a record."""
-    with FORKING:
+def in_child(work: Iterable[Callable[[], Record]]) -> Iterator[Record]:
+    """What each gives in a forked child, until one leaves memory behind; output is discarded, an error becomes a record."""
+    with ONE_AT_A_TIME:
         read, write = os.pipe()
         child = os.fork()
         if child:
@@ -53,19 +57,60 @@ def in_child(work: Callable[[], Record]) -> Record:
     if not child:
         try:
             os.close(read)
-            with contextlib.redirect_stdout(io.StringIO()):
-                try:
-                    record = work()
-                except BaseException as error:
-                    record = {"error": f"{type(error).__name__}: {error}"[:300]}
-            with os.fdopen(write, "w") as pipe:
-                json.dump(record, pipe)
+            with os.fdopen(write, "w") as pipe, contextlib.redirect_stdout(io.StringIO()):
+                for one in work:
+                    try:
+                        record = one()
+                    except BaseException as error:
+                        record = {"error": f"{type(error).__name__}: {error}"[:300]}
+                    print(json.dumps(record), file=pipe, flush=True)
+                    if not is_clean():
+                        break
         finally:
             os._exit(0)
     with os.fdopen(read) as pipe:
-        text = pipe.read()
+        lines = 0
+        for lines, line in enumerate(pipe, 1):  # noqa: B007 (their number, after the loop)
+            yield json.loads(line)
     os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": "the process died"}
+    if not lines:
+        yield {"error": "the process died"}
+
+
+def is_clean() -> bool:
+    """Free what PyTorch keeps and set its counters back; whether nothing is left on a GPU that is in use."""
+    if not torch.cuda.is_initialized():
+        return False
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    return torch.cuda.memory_reserved() == 0
+
+
+def each(work: list[tuple[str, Callable[[], Record]]], done: Callable[[str, Record], None], how: How) -> None:
+    """Hands what each piece of work finds to `done`, which is called in one thread at a time."""
+
+    def one_after_the_other(rest: list[tuple[str, Callable[[], Record]]]) -> None:
+        while rest:
+            now = rest[: how.in_one_process]
+            for record in in_child([call for _, call in now]):
+                (name, _), *rest = rest
+                with ONE_AT_A_TIME:
+                    print(f"{name}: {record.get('error') or record['allocated']}", file=sys.stderr, flush=True)
+                    done(name, record)
+
+    with ThreadPoolExecutor(how.jobs) as pool:
+        list(pool.map(one_after_the_other, [work[number :: how.jobs] for number in range(how.jobs)]))
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How many processes at a time, and how many programs in each: CUDA takes seconds to begin on a real GPU."""
+
+    jobs: int
+    in_one_process: int = 1
 
 
 def program(name: str) -> Callable[[], None]:
@@ -98,10 +143,9 @@ def measured(name: str, limit_bytes: int | None = None) -> Record:
     """The counters after a program, which may take `limit_bytes` at most."""
     torch.cuda.init()
     total = torch.cuda.get_device_properties(0).total_memory
-    if limit_bytes is not None:
-        torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
+    torch.cuda.set_per_process_memory_fraction(1.0 if limit_bytes is None else limit_bytes / total)
     run, full = program(name), False
-    torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_REQUESTS)
+    torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_REQUESTS, clear_history=True)
     try:
         run()
     except torch.cuda.OutOfMemoryError:
@@ -113,6 +157,7 @@ def measured(name: str, limit_bytes: int | None = None) -> Record:
         "reserved": stats["reserved_bytes.all.peak"],
         "retries": stats["num_alloc_retries"],
         "out_of_memory": full,
+        "limit": limit_bytes,
         "own": own_bytes(),
         "requests": [entry["size"] for entry in traced if entry["action"] == "alloc"],
     }
@@ -137,31 +182,36 @@ def device_facts() -> Record:
     }
 
 
-def measure(names: list[str], tight: bool, jobs: int) -> Record:
-    """Every program with all the memory there is, and with the shares of what it took then."""
+def measure(names: list[str], tight: bool, jobs: int, file: Path) -> None:
+    """Every program with all the memory there is, then with the shares of what it took; written as it is found."""
+    (device,) = in_child([device_facts])
+    how = How(jobs, 1 if is_simulated_gpu(device["name"]) else len(names) * len(SHARES))
+    programs: dict[str, Record] = {}
 
-    def one(name: str) -> Record:
-        record = in_child(lambda: measured(name))
-        limits = [round(record["reserved"] * share) for share in SHARES] if tight and "reserved" in record else []
-        record["limited"] = [
-            [limit, in_child(lambda limit=limit: measured(name, limit)).get("out_of_memory")] for limit in limits
-        ]
-        return record
+    def took(name: str, record: Record) -> None:
+        programs[name] = {**record, "limited": []}
+        written(file, device=device, programs=programs)
 
-    return {"made_by": made_by(), "device": in_child(device_facts), "programs": each(names, one, jobs)}
+    def was_full(name: str, record: Record) -> None:
+        if "error" not in record:
+            programs[name]["limited"].append([record["limit"], record["out_of_memory"]])
+            written(file, device=device, programs=programs)
+
+    each([(name, functools.partial(measured, name)) for name in names], took, how)
+    limits = [
+        (name, functools.partial(measured, name, round(record["reserved"] * share)))
+        for name, record in programs.items()
+        for share in SHARES
+        if tight and "reserved" in record
+    ]
+    each(limits, was_full, how)
 
 
-def each(names: list[str], work: Callable[[str], Record], jobs: int) -> Record:
-    """The record of each program, so many at a time."""
-
-    def said(name: str) -> Record:
-        record = work(name)
-        with FORKING:
-            print(f"{name}: {record.get('error') or record['allocated']}", file=sys.stderr, flush=True)
-        return record
-
-    with ThreadPoolExecutor(jobs) as pool:
-        return dict(zip(names, pool.map(said, names), strict=True))
+def written(file: Path, **found: Any) -> None:
+    """Replaces the file at once: whatever ends the command leaves what was found so far."""
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps({"made_by": made_by(), **found}) + "\n")
+    new.replace(file)
 
 
 # --- predicted ----------------------------------------------------------------------------------------------------------
@@ -173,6 +223,7 @@ def predicted(name: str, device: Record, limits: list[int], torch_version: str) 
     from memlab.prediction.cards import Card
     from memlab.prediction.forecast import forecast
     from memlab.prediction.probe import FakeCudaProbe
+    from memlab.trace.columns import Kind
 
     def card(total: int) -> Card:
         capability = tuple(device["capability"])
@@ -195,23 +246,28 @@ def predicted(name: str, device: Record, limits: list[int], torch_version: str) 
         "reserved_interval": found.reserved_bytes,
         "limited": [[limit, forecast(trace, card(max(limit, 64 << 20)), conf).fits] for limit in limits],
         "assumptions": found.assumptions,
-        "events": len(trace.events),
+        "requests": trace.events.requested_bytes[trace.events.kind == Kind.ALLOC].tolist(),
         "took_s": took_s,
     }
 
 
-def predict(names: list[str], truth: Record, jobs: int) -> Record:
+def predict(names: list[str], truth: Record, jobs: int, file: Path) -> None:
     """Every program that was measured, for the PyTorch that measured it."""
     import memlab.prediction.forecast  # noqa: F401 (imported once, before the forks)
     from memlab.prediction.torch_versions import checked_version
 
     version = checked_version(truth["made_by"].split(",")[0].removeprefix("torch "))
+    programs: dict[str, Record] = {}
 
-    def one(name: str) -> Record:
+    def found(name: str, record: Record) -> None:
+        programs[name] = record
+        written(file, programs=programs)
+
+    def work(name: str) -> Callable[[], Record]:
         limits = [limit for limit, _ in truth["programs"].get(name, {}).get("limited", [])]
-        return in_child(lambda: predicted(name, truth["device"], limits, version))
+        return functools.partial(predicted, name, truth["device"], limits, version)
 
-    return {"made_by": made_by(), "programs": each(names, one, jobs)}
+    each([(name, work(name)) for name in names], found, How(jobs))
 
 
 # --- compared -----------------------------------------------------------------------------------------------------------
@@ -323,7 +379,10 @@ def main() -> None:
     parser.add_argument("--set", choices=MORE, help="instead of ours: calls of libraries, or what other people wrote")
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
-    names = asked.program or (in_child(lambda: registered(MORE[asked.set]))["names"] if asked.set else list(PROGRAMS))
+    names = asked.program or list(PROGRAMS)
+    if asked.set and not asked.program:
+        (more,) = in_child([functools.partial(registered, MORE[asked.set])])
+        names = more["names"]
     gc.collect()
     if asked.what == "compare":
         truth, *predictions = (json.loads(file.read_text()) for file in asked.files)
@@ -338,10 +397,9 @@ def main() -> None:
     if asked.what == "predict" and asked.truth is None:
         parser.error("predict needs --truth FILE: the card and the limits are those of the measurement")
     if asked.what == "measure":
-        found = measure(names, asked.tight, asked.jobs)
+        measure(names, asked.tight, asked.jobs, asked.files[0])
     else:
-        found = predict(names, json.loads(asked.truth.read_text()), asked.jobs)
-    asked.files[0].write_text(json.dumps(found) + "\n")
+        predict(names, json.loads(asked.truth.read_text()), asked.jobs, asked.files[0])
 
 
 if __name__ == "__main__":

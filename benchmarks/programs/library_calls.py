@@ -7,6 +7,7 @@ the library chose.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -51,9 +52,9 @@ CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 KINDS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
-def convolution(name: str, dtype: torch.dtype, last: bool, benchmark: bool) -> None:
+def convolution(name: str, dtype: torch.dtype, last: bool, benchmark: bool, tf32: bool = True) -> None:
     make, shape = CONVOLUTIONS[name]
-    torch.backends.cudnn.benchmark = benchmark
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = benchmark, tf32
     one_call(make(), torch.randn(shape), dtype=dtype, last=last)
 
 
@@ -96,3 +97,57 @@ for _layout, (_label, _sizes) in itertools.product(
     ("coo", "csr"), {"small": (2000, 8, 64), "middle": (50_000, 10, 128), "wide": (20_000, 40, 512)}.items()
 ):
     add(f"sparse_product_{_layout}_{_label}", sparse_product, _layout, torch.float32, *_sizes)
+
+
+def survey(seed: int) -> None:
+    """A convolution of any plausible shape."""
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = False, True
+    pick = random.Random(seed).choice
+    while True:
+        dimensions, size = pick(
+            [(1, 1000), (1, 8000), (2, 7), (2, 14), (2, 28), (2, 56), (2, 112), (2, 224), (3, 16), (3, 32)]
+        )
+        before, after, kernel = (
+            pick([1, 3, 16, 32, 64, 96, 128, 256, 512, 1024]),
+            pick([8, 32, 64, 100, 256, 512]),
+            pick([1, 2, 3, 3, 4, 5, 7]),
+        )
+        groups, batch, stride = pick([1, 1, 1, before]), pick([1, 4, 16, 64]), pick([1, 1, 2])
+        after = before * pick([1, 2]) if groups > 1 else after
+        if (
+            max(before, after) * batch * size**dimensions <= 1 << 26
+            and before * after // groups * kernel**dimensions <= 1 << 24
+        ):
+            break
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d), (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    layer = pick([*kinds[0:1] * 4, kinds[1]])[dimensions - 1](
+        before, after, kernel, stride, kernel // 2, groups=groups, bias=pick([False, True])
+    )
+    shape = (batch, before) + (size,) * dimensions
+    one_call(
+        layer, torch.randn(shape), dtype=pick([*KINDS.values()]), last=dimensions == 2 and pick([False, False, True])
+    )
+
+
+def survey_recurrent(seed: int) -> None:
+    """A recurrent layer of any plausible shape."""
+    pick = random.Random(seed).choice
+    width, hidden = pick([32, 100, 128, 300, 512, 1024]), pick([32, 64, 100, 128, 256, 512, 1024])
+    layers = pick([1, 1, 2, 3])
+    layer = pick([nn.RNN, nn.LSTM, nn.LSTM, nn.GRU])(
+        width, hidden, layers, bias=pick([True, True, False]), batch_first=pick([False, True]),
+        dropout=pick([0.0, 0.2]) if layers > 1 else 0.0, bidirectional=pick([False, True]),
+    )  # fmt: skip
+    one_call(
+        layer,
+        torch.randn(pick([5, 20, 50, 100, 200]), pick([1, 4, 16, 32, 64, 100]), width),
+        dtype=pick([*KINDS.values()]),
+    )
+
+
+for _seed in range(240):
+    add(f"survey_convolution_{_seed}", survey, _seed)
+for _seed in range(160):
+    add(f"survey_recurrent_{_seed}", survey_recurrent, _seed)
+for _name, (_, _shape) in CONVOLUTIONS.items():
+    add(f"conv_{_name}_f32_without_tf32", convolution, _name, torch.float32, False, False, False)

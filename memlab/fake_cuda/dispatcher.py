@@ -79,6 +79,7 @@ class OpDispatcher:
         self._rules, self.composite_rules = resolved()
         self._facts: dict[Any, Facts] = {}
         self.groups: Any = None
+        self.has_dropout_states: set[int] = set()  # the GPUs on which cuDNN has made them
         self.compiles = False  # whether the program called torch.compile
         self.assumed: dict[str, AssumedValue] = {}
         self.given: Mapping[str, Any] = {}

@@ -1,16 +1,18 @@
 """LSTM, GRU and RNN: whole layers by cuDNN, cells and layers without cuDNN by PyTorch's fused kernels.
 
 cuDNN has one buffer of weights, a workspace during a call, and a reserve kept for backward. PyTorch's side of it
-(ATen/native/cudnn/RNN.cpp, 2.12) is exact: what is allocated when. The sizes of workspace and reserve are internal to cuDNN
-and estimated: the gates of all steps, and two more values per unit kept for backward. Without cuDNN the layers are those of
-ATen/native/RNN.cpp, and exact.
-Limits: dropout's random states are not counted; under autocast each weight is cast separately; packed sequences
-are assumed to have the longest length.
+(ATen/native/cudnn/RNN.cpp, 2.12) is exact: what is allocated when. The sizes are internal to cuDNN. Those of the reserve and of
+dropout's states were read off 226 layers on an H200 (cuDNN 9.19, benchmarks/programs/library_calls.py), and are exact there; the
+workspace is an interval that encloses all of these layers. Without cuDNN the layers are those of ATen/native/RNN.cpp, and exact.
+Limits: under autocast each weight is cast separately; packed sequences are assumed to have the longest length; on other GPUs than
+Hopper the workspace may be as small as the gates of all steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +20,26 @@ import torch
 import torch.backends.cudnn.rnn
 import torch.nn.functional as F
 
+from memlab.fake_cuda import gpus
 from memlab.fake_cuda.kernel_rules import name_of, rule
 from memlab.fake_cuda.patches import Patches
+from memlab.fake_cuda.reductions import threads_per_multiprocessor
 from memlab.fake_cuda.tensors import is_fake
+from memlab.units import MiB
 
 aten = torch.ops.aten
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 """In the order of cudnnRNNMode_t."""
-KEPT = 2
-"""Values per unit and step in the reserve, in addition to the gates."""
+_FLATTENED = (torch.float32, torch.float16, torch.float64)
+"""CUDNN_TENSOR_DTYPES of torch/backends/cudnn, 2.11 to 2.15: not bfloat16."""
+_HOPPER = 9
+_KEPT = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 5, "gru": 6}
+"""Values per unit, step and layer in the reserve; between two layers it has one more, and with dropout a bit."""
+_KEPT_MORE_BYTES, _MASK_BYTES = 256, 32
+_STATE_BYTES = 24
+"""Of a random generator of dropout; there is one for each thread that a GPU can run."""
+RECURRENT = "cudnn::recurrent"
+"""The name under which a call is logged, with what its workspace may take beyond the lowest, and the rows during which it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,7 @@ class RecurrentCall:
     cell: str
     steps: int
     batch: int
+    width: int
     hidden: int
     element_bytes: int
     has_biases: bool
@@ -47,14 +61,23 @@ class RecurrentCall:
     """For a packed sequence."""
 
     @property
-    def space_bytes(self) -> int:
-        """The workspace of cuDNN: the gates of all steps."""
-        return self.steps * self.batch * self.hidden * GATES[self.cell] * self.directions * self.element_bytes
+    def reserve_bytes(self) -> int:
+        """What is kept for backward."""
+        one = self.steps * self.batch * self.hidden * self.directions
+        kept = one * self.element_bytes * (_KEPT[self.cell] * self.layers + self.layers - 1)
+        masks = -(-one // (8 * _MASK_BYTES)) * _MASK_BYTES * self.directions * (self.layers - 1) if self.dropout else 0
+        return kept + masks + _KEPT_MORE_BYTES
 
-    @property
-    def reserve(self) -> int:
-        """Numbers kept for backward."""
-        return self.steps * self.batch * self.hidden * (GATES[self.cell] + KEPT) * self.layers * self.directions
+    def workspace_bytes(self, capability: tuple[int, int]) -> tuple[int, int]:
+        """The lowest and the highest workspace of cuDNN; the factors enclose what was measured on an H200."""
+        gates, one = GATES[self.cell], self.steps * self.batch * self.hidden * self.directions * self.element_bytes
+        entering = [self.width, *[self.hidden * self.directions] * (self.layers - 1)]
+        rows = sum(gates * self.hidden * (before + self.hidden + 2) for before in entering)
+        weights, matrices = rows * self.directions * self.element_bytes, self.layers * self.directions
+        read = self.steps * self.batch * self.width * self.element_bytes
+        low = 8 * MiB * matrices + 3.5 * one + 0.25 * gates * one + weights + 0.6 * read
+        high = 9 * MiB * matrices + 7 * one + 3 * gates * one + 1.05 * weights + 5.5 * read + MiB // 4
+        return int(low) if capability[0] == _HOPPER else gates * one, int(high)
 
 
 def _new(shape: Any, dtype: torch.dtype) -> Any:
@@ -70,11 +93,17 @@ class Cudnn(torch.autograd.Function):
         states = rest[:num_states]
         ctx.cuda, ctx.call, ctx.num_states = cuda, call, num_states
         with cuda.contiguous(tensor):
+            if call.dropout and call.trains:
+                _dropout_states(cuda)
             width = states[0].shape[-1] * call.directions
             out = _new((*tensor.shape[: tensor.dim() - 1], width), tensor.dtype)
             finals = [_new(one.shape, one.dtype) for one in states]
-            with cuda.held(call.space_bytes, op="aten._cudnn_rnn"):
-                ctx.reserve = _new((call.reserve,), tensor.dtype) if call.trains else None
+            # Modules do not flatten weights of other types than these, and a call does it again.
+            weights = rest[num_states:]
+            is_flat = len({one.untyped_storage().data_ptr() for one in weights}) == 1
+            ctx.flat = None if is_flat else _new((_numbers(call, weights),), tensor.dtype)
+            with _workspace(cuda, call, "aten._cudnn_rnn", 1 if call.trains else 0):
+                ctx.reserve = _new((call.reserve_bytes,), torch.uint8) if call.trains else None
                 ctx.save_for_backward(tensor, *rest, out)
         return (out, *finals)
 
@@ -86,21 +115,43 @@ class Cudnn(torch.autograd.Function):
         states, weights = rest[: ctx.num_states], rest[ctx.num_states :]
         with cuda.contiguous(tensor), cuda.contiguous(grad):
             grads = [_new(one.shape, one.dtype) for one in (tensor, *states)]
-            cuda.scratch(call.space_bytes, op=op)
+            with _workspace(cuda, call, op):
+                pass
         of_weights: list[Any] = [None] * len(weights)
         if any(one.requires_grad for one in weights):
             with cuda.contiguous(tensor):
-                # cuDNN has biases even if the module has none.
-                missing = 2 * GATES[call.cell] * call.hidden * call.layers * call.directions
-                numbers = sum(one.numel() for one in weights) + (0 if call.has_biases else missing)
-                buffer = _new((numbers,), tensor.dtype)
-                with cuda.held(call.space_bytes, op=op):
+                buffer = _new((_numbers(call, weights),), tensor.dtype)
+                with _workspace(cuda, call, op):
                     of_weights = _views(buffer, weights)
                     if not call.has_biases:
                         of_weights = [one.clone() for one in of_weights]
                 del buffer
-        ctx.reserve = None
+        ctx.reserve = ctx.flat = None
         return None, None, None, *grads, *of_weights
+
+
+@contextlib.contextmanager
+def _workspace(cuda: Any, call: RecurrentCall, op: str, rows: int = 0) -> Iterator[None]:
+    """The lowest one, during a block that makes so many tensors; what it may take more is logged."""
+    low, high = call.workspace_bytes(tuple(cuda.gpu.compute_capability))
+    with cuda.held(low, op=op):
+        cuda.log.note(RECURRENT, False, ((high - low, rows),), "uint8")
+        yield
+
+
+def _dropout_states(cuda: Any) -> None:
+    """Made with the first dropout of a process on a GPU, and kept."""
+    if gpus.current() not in cuda.has_dropout_states:
+        cuda.has_dropout_states.add(gpus.current())
+        cuda.scratch(8, op="aten._cudnn_init_dropout_state")
+        threads = cuda.gpu.multiprocessors * threads_per_multiprocessor(tuple(cuda.gpu.compute_capability))
+        cuda.hold(_STATE_BYTES * threads, "aten._cudnn_init_dropout_state")
+
+
+def _numbers(call: RecurrentCall, weights: Any) -> int:
+    """Those of the buffer of all weights: cuDNN has biases even if the module has none."""
+    missing = 0 if call.has_biases else 2 * GATES[call.cell] * call.hidden * call.layers * call.directions
+    return sum(one.numel() for one in weights) + missing
 
 
 def _views(buffer: Any, weights: Any) -> list[Any]:
@@ -125,7 +176,7 @@ def flatten_weights(cuda: Any, patches: Patches) -> None:
     acceptable = torch.backends.cudnn.is_acceptable
 
     def is_acceptable(one: Any) -> bool:
-        return (one.is_floating_point() and torch.backends.cudnn.enabled) if is_fake(one) else acceptable(one)
+        return (one.dtype in _FLATTENED and torch.backends.cudnn.enabled) if is_fake(one) else acceptable(one)
 
     patches.put(torch.backends.cudnn, is_acceptable=is_acceptable)
     # The CPU build has no cuDNN to ask.
@@ -219,7 +270,8 @@ def dense(cuda, func, tensor, states, weights, *args, sizes=None):
     states = states if cell == "lstm" else [states]
     has_biases, layers, dropout, trains, bidirectional = args[:5]
     batch_first = len(args) > 5 and args[5]
-    uses_cudnn = torch.backends.cudnn.enabled
+    is_new = tensor.dtype != torch.bfloat16 or tuple(cuda.gpu.compute_capability) >= (8, 0)
+    uses_cudnn = torch.backends.cudnn.enabled and is_new
     if uses_cudnn and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         tensor, states = tensor.to(dtype), [one.to(dtype) for one in states]
@@ -229,7 +281,7 @@ def dense(cuda, func, tensor, states, weights, *args, sizes=None):
     batch_sizes: Any = None if sizes is None else sizes.tolist()
     steps, batch = tensor.shape[:2] if sizes is None else (len(batch_sizes), batch_sizes[0])
     call = RecurrentCall(
-        cell, steps, batch, states[-1].shape[-1], tensor.element_size(), has_biases, layers, dropout, bool(trains),
+        cell, steps, batch, tensor.shape[-1], states[-1].shape[-1], tensor.element_size(), has_biases, layers, dropout, bool(trains),
         2 if bidirectional else 1, batch_sizes,
     )  # fmt: skip
     if uses_cudnn:

@@ -24,6 +24,7 @@ import torch
 from memlab.allocator.private_pools import stream_of
 from memlab.allocator.replay import Workspace
 from memlab.allocator.rules import release
+from memlab.fake_cuda.recurrent import RECURRENT
 from memlab.fake_cuda.sparse_operators import PRODUCT
 from memlab.prediction.cards import Card
 from memlab.trace.columns import WORKSPACE_OF, Category, Events, Kind
@@ -107,6 +108,7 @@ def workspaces(
     rules = BlasRules.of(card, version, os.environ if environment is None else environment)
     blas = tuple(_blas(events, noted, rules, cleared if version and release(version) >= (2, 12) else ()))
     convolutions, products = tuple(_convolutions(events, noted)), tuple(_products(noted, len(events)))
+    recurrent = tuple(_recurrent(noted, len(events)))
     sources = {CUBLAS: rules.source, CUBLASLT: rules.source}
     if convolutions:
         largest = format_bytes(max(extra.requested_bytes for extra in convolutions))
@@ -125,7 +127,7 @@ def workspaces(
     if communicators:
         source = _NCCL_SOURCE.format(number_of(communicators, "communicator"))
         outside = (*outside, WorkspacePart(NCCL, 0, communicators * _NCCL_MOST, source))
-    bounds = (*convolutions, *products)
+    bounds = (*convolutions, *recurrent, *products)
     return Workspaces(blas, tuple(sorted((*blas, *bounds), key=lambda extra: extra.row)), outside, sources)
 
 
@@ -277,6 +279,16 @@ def _convolutions(events: Events, operators: Sequence[WorkspaceOperator]) -> Ite
             bound = arguments + (int(events.requested_bytes[row - 1]) if is_birth else 0)
             if bound:
                 yield Workspace(row, bound, operator.stream, row, Category.TEMPORARY, CUDNN)
+
+
+def _recurrent(operators: Sequence[WorkspaceOperator], rows: int) -> Iterator[Workspace]:
+    """What the workspace of a recurrent layer may take beyond the lowest, which is in the trace."""
+    for operator in operators:
+        if operator.name == RECURRENT:
+            ((more, tensors),) = operator.shapes
+            row = min(operator.row, rows)
+            until = min(row + tensors, rows)
+            yield Workspace(row, more, operator.stream, until, Category.TEMPORARY, CUDNN)
 
 
 # --- cuSPARSE ---

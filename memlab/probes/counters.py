@@ -175,15 +175,15 @@ _MIG_ENABLED = 1
 class DeviceReading:
     """One reading of a device; None if it could not be read.
 
-    `used_bytes` includes what driver and firmware reserve (`driver_bytes`). `own_bytes` is this process with its context,
-    `others_bytes` the other processes that the driver lists; the three need not add up to `used_bytes`.
+    Neither `used_bytes` nor `total_bytes` includes what driver and firmware reserve (615 MiB of an H200), as CUDA and nvidia-smi
+    count. `own_bytes` is this process with its context, `others_bytes` the other processes that the driver lists; the two need
+    not add up to `used_bytes`.
     """
 
     used_bytes: int | None = None
     total_bytes: int | None = None
     own_bytes: int | None = None
     others_bytes: int | None = None
-    driver_bytes: int | None = None
 
 
 class Nvml:
@@ -197,7 +197,7 @@ class Nvml:
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._handles: dict[int, Any] = {}
-        self._driver_bytes: dict[int, int | None] = {}
+        self._version: tuple[Any, ...] = ()
         self._failures: Counter[int] = Counter()
         self._gaps: dict[Gap, None] = {gap: None} if gap else {}
 
@@ -255,6 +255,7 @@ class Nvml:
     def _look(self, device_index: int) -> DeviceReading | None:
         doing, own, others, why = "finding the device", None, None, None
         memory: Any = None
+        used_bytes = 0
         if self._library is None or self._failures[device_index] >= _MAX_FAILURES:
             return None
         try:
@@ -266,12 +267,13 @@ class Nvml:
                 reserved_bytes = cuda_counters(device_index)["reserved"]
                 listed, why = self._processes(handle)
                 # The total is read after its parts, so that a process that grows meanwhile does not seem larger than it.
-                memory = self._library.nvmlDeviceGetMemoryInfo(handle)
+                memory = self._library.nvmlDeviceGetMemoryInfo(handle, *self._version)
+                used_bytes = int(memory.used)
                 self._failures[device_index] = 0
                 if listed is not None:
                     at_least = 1 if has_context(device_index) else listed.setdefault(os.getpid(), 0) or 0
                     at_least = max(at_least, min(reserved_bytes, cuda_counters(device_index)["reserved"]))
-                    own, others, why = self._split(listed, at_least, int(memory.used))
+                    own, others, why = self._split(listed, at_least, used_bytes)
                 if why != _IMPLAUSIBLE:
                     break
         except Exception as error:
@@ -284,7 +286,7 @@ class Nvml:
         if why is not None:
             hides = "this process's part of the device's memory is unknown, and so are the other processes'"
             self._note("own process", f"{why}: {hides}")
-        return DeviceReading(int(memory.used), int(memory.total), own, others, self._driver_bytes.get(device_index))
+        return DeviceReading(used_bytes, int(memory.total) - int(getattr(memory, "reserved", 0)), own, others)
 
     def _handle(self, device_index: int) -> Any | None:
         if device_index in self._handles:
@@ -311,8 +313,8 @@ class Nvml:
             self._note("nvml", f"NVML has no device with the identity of cuda:{device_index}: {_HIDES}")
             return None
         version = getattr(self._library, "nvmlMemory_v2", None)
-        memory = self._try("nvmlDeviceGetMemoryInfo", handle, version) if version else None
-        self._driver_bytes[device_index] = int(memory.reserved) if memory is not None else None
+        if version and self._try("nvmlDeviceGetMemoryInfo", handle, version) is not None:
+            self._version = (version,)  # drivers before 510 have the first only, which counts the driver's own as used
         self._handles[device_index] = handle
         return handle
 

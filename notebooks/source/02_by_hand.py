@@ -8,6 +8,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("02 by hand", needs="750 MiB")
 device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.backends.cudnn.allow_tf32 = False  # with it cuDNN copies tensors to another layout
 
 # %% tensors
 MiB = 2**20

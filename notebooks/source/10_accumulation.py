@@ -8,6 +8,7 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("10 accumulation", needs="400 MiB")
 device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.backends.cudnn.allow_tf32 = False  # with it cuDNN copies tensors to another layout
 
 # %% build-model
 B, C, S = 64, 16, 64

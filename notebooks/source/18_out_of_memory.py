@@ -106,19 +106,21 @@ halves = lambda: [layer(part).sum().backward() for part in batch.chunk(2)]
 lesson.price("two halves, one after the other", whole_batch, halves, at_most=1)
 
 # %% old-advice
-program = (
-    "import os, torch; {first}; os.environ['CUDA_VISIBLE_DEVICES'] = ''; "
-    "print(torch.cuda.device_count())"
-)
-cases = {"after the import": "pass", "after the first use": "torch.zeros(1).cuda()"}
-seen, here = [], torch.cuda.device_count()
-for when, first in cases.items() if here else ():
+program = """
+import os, torch
+{first}
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+print(torch.zeros(1).cuda().device)
+"""
+cases = {"after the import": "", "after the first use": "torch.zeros(1).cuda()"}
+seen = []
+for when, first in cases.items() if device == "cuda" else ():
     command = [sys.executable, "-c", program.format(first=first)]
-    seen.append(int(subprocess.run(command, capture_output=True, text=True).stdout))
-    print(f"set {when}: {seen[-1]} of {here} GPUs are seen")
-if here:
-    lesson.headline("GPUs seen when it was set after the import", seen[0])
-    lesson.holds("set before the first use it counts, and only then", seen == [0, here])
+    seen.append(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+    print(f"set {when}: {seen[-1] or 'no GPU'}")
+if seen:
+    lesson.headline("GPU that is used when it was set after the import", seen[0] or "none")
+    lesson.holds("set before the first use it counts, and only then", seen == ["", "cuda:0"])
     lesson.holds("by default one GPU is used", torch.zeros(1, device="cuda").device.index == 0)
 else:
     lesson.not_measurable("GPUs that are seen, and used by default", "there is none")

@@ -33,6 +33,8 @@ def record(step, name, limit=8192 * MiB):
     if device == "cpu":
         card = memlab.Card("a card", limit, (8, 9), context_bytes=0)
         return lesson.predict(step, name, card).save(path)
+    history.clear()
+    torch._C._cuda_clearCublasWorkspaces()  # they hold segments, with gaps that others would use
     torch.cuda.empty_cache()
     share = (memory.memory_reserved() + limit) / torch.cuda.mem_get_info()[1]
     memory.set_per_process_memory_fraction(min(1.0, share))

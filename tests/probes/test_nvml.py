@@ -79,7 +79,9 @@ class FakePynvml(ModuleType):
     def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> SimpleNamespace:
         self._enter("nvmlDeviceGetMemoryInfo")
         used, total = self.memory[handle]
-        return SimpleNamespace(used=used, total=total, free=total - used, reserved=300 * MiB if version else None)
+        found = {"total": total + RESERVED, "free": total - used}
+        # As an H200 with driver 580 answered: the first version counts what the driver reserves as used, the second has it apart.
+        return SimpleNamespace(**found, **({"used": used, "reserved": RESERVED} if version else {"used": used + RESERVED}))
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
         self._enter("nvmlDeviceGetComputeRunningProcesses")
@@ -107,12 +109,13 @@ def pynvml(monkeypatch: pytest.MonkeyPatch) -> FakePynvml:
     return module
 
 
+RESERVED = 300 * MiB
 RUNTIME = DeviceReading(2 * GiB, 8 * GiB)
-SEEN = DeviceReading(3 * GiB, 8 * GiB, GiB, GiB, 300 * MiB)
+SEEN = DeviceReading(3 * GiB, 8 * GiB, GiB, GiB)
 
 
 def seen(own: int | None, others: int | None) -> DeviceReading:
-    return DeviceReading(3 * GiB, 8 * GiB, own, others, 300 * MiB)
+    return DeviceReading(3 * GiB, 8 * GiB, own, others)
 
 
 def names(opened: Nvml) -> set[str]:
@@ -124,6 +127,12 @@ def test_a_device_is_read_with_own_and_others_and_looked_up_once(pynvml: FakePyn
         assert opened.read(0) == opened.read(0) == SEEN
         assert opened.gaps == ()
     assert pynvml.calls.count("nvmlDeviceGetHandleByUUID") == 2  # as a slice, then as a card; not again
+
+
+def test_a_driver_with_the_first_version_only_counts_its_own_as_used(pynvml, monkeypatch):
+    monkeypatch.delattr(FakePynvml, "nvmlMemory_v2")
+    with Nvml.open() as opened:
+        assert opened.read(0) == DeviceReading(3 * GiB + RESERVED, 8 * GiB + RESERVED, GiB, GiB)
 
 
 @pytest.mark.parametrize(

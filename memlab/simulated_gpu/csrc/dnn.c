@@ -140,11 +140,6 @@ int cudnnGetFilterNdDescriptor(struct tensor *tensor, int wanted, int *type, int
 }
 
 // ---- sizes
-int cudnnDropoutGetStatesSize(opaque handle, size_t *bytes) {
-    *bytes = MIB;  // an estimate
-    return 0;
-}
-
 int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(opaque handle, int mode, int operations, opaque x,
                                                              opaque z, opaque y, opaque scale, opaque activation,
                                                              size_t *bytes) {

@@ -1,5 +1,6 @@
 // cuDNN's recurrent networks.  The weights are laid out our way: all matrices, layer after layer, then all biases;
-// PyTorch asks for each one's place.  The sizes of weights are exact, those of workspace and reserve are estimates.
+// PyTorch asks for each one's place.  The sizes of weights are exact, and so are reserve and states of dropout on an H200; the
+// workspace is the lowest of what memlab.fake_cuda.recurrent predicts, which has the figures too.
 #include "dnn.h"
 #include <stdlib.h>
 
@@ -8,6 +9,10 @@ enum { TYPE_FLOAT = 0, TYPE_DOUBLE = 1 };
 
 struct network {
     int cell, directions, type, inputs, hidden, projection, layers;
+    bool drops;
+};
+struct dropout {
+    float share;
 };
 struct sequences {
     int longest, batch;
@@ -42,8 +47,9 @@ int cudnnDestroyRNNDataDescriptor(struct sequences *sequences) {
 
 int cudnnSetRNNDescriptor_v8(struct network *network, int algorithm, int cell, int bias, int direction, int input_mode,
                              int type, int precision, int math, int inputs, int hidden, int projection, int layers,
-                             opaque dropout, unsigned flags) {
-    *network = (struct network){cell, direction ? 2 : 1, type, inputs, hidden, projection, layers};
+                             const struct dropout *dropout, unsigned flags) {
+    bool drops = dropout && dropout->share > 0;
+    *network = (struct network){cell, direction ? 2 : 1, type, inputs, hidden, projection, layers, drops};
     return 0;
 }
 
@@ -143,11 +149,52 @@ int cudnnGetRNNWeightParams(opaque handle, const struct network *network, int ps
 
 int cudnnGetRNNTempSpaceSizes(opaque handle, const struct network *network, int training,
                               const struct sequences *input, size_t *workspace, size_t *reserve) {
-    size_t states = (size_t)input->longest * (size_t)input->batch * (size_t)network->hidden;
-    size_t layer = states * (size_t)network->directions * element_size(network);
-    if (workspace)
+    size_t layers = (size_t)network->layers, directions = (size_t)network->directions, each = element_size(network);
+    size_t rows = (size_t)input->longest * (size_t)input->batch;
+    size_t states = rows * (size_t)network->hidden * directions, layer = states * each;
+    size_t kept = network->cell == CELL_LSTM ? 5 : network->cell == CELL_GRU ? 6 : 1;
+    size_t masks = network->drops ? (states + 255) / 256 * 32 * directions * (layers - 1) : 0;
+    const struct device *device = device_at(current_physical());
+    if (workspace && device && device->major == 9) {
+        size_t weights;
+        cudnnGetRNNWeightSpaceSize(handle, network, &weights);
+        double more = 3.5 * (double)layer + 0.25 * (double)(layer * gates(network));
+        double read = 0.6 * (double)(rows * (size_t)network->inputs * each);
+        *workspace = 8 * MIB * layers * directions + (size_t)(more + (double)weights + read);
+    } else if (workspace) {
         *workspace = layer * gates(network);
+    }
     if (reserve)
-        *reserve = training ? layer * (size_t)network->layers * (gates(network) + 2) : 0;
+        *reserve = training ? layer * (kept * layers + layers - 1) + masks + 256 : 0;
+    return 0;
+}
+
+// ---- dropout
+int cudnnCreateDropoutDescriptor(void **out) {
+    return create(out, sizeof(struct dropout));
+}
+
+int cudnnDestroyDropoutDescriptor(struct dropout *dropout) {
+    free(dropout);
+    return 0;
+}
+
+int cudnnSetDropoutDescriptor(struct dropout *dropout, opaque handle, float share, void *states, size_t bytes,
+                              unsigned long long seed) {
+    dropout->share = share;
+    return 0;
+}
+
+int cudnnRestoreDropoutDescriptor(struct dropout *dropout, opaque handle, float share, void *states, size_t bytes,
+                                  unsigned long long seed) {
+    dropout->share = share;
+    return 0;
+}
+
+// A generator for each thread that the GPU can run at a time.
+int cudnnDropoutGetStatesSize(opaque handle, size_t *bytes) {
+    const struct device *device = device_at(current_physical());
+    int threads = device ? device->multiprocessors * device->capability->threads_per_multiprocessor : 0;
+    *bytes = 24 * (size_t)threads;
     return 0;
 }
