@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memlab.fake_cuda import convolution_workspaces
 from memlab.fake_cuda.kernel_rules import CHANNELS_LAST, bytes_of, name_of, round_up, rule
 from memlab.fake_cuda.reductions import reduce
 from memlab.torch_internals.cuda_names import make_channels_last_strides_for, suggest_memory_format
@@ -145,11 +146,12 @@ def convolution(cuda, func, tensor, weight, *args):
     """The result has cuDNN's layout; operands with another layout are copied (ATen/native/cudnn/ConvShared.cpp)."""
     if not torch.backends.cudnn.enabled and not is_depthwise(tensor, weight, args[4], args[6]):
         return _unfolded(cuda, func, tensor, weight, *args)
-    cuda.note(func, (tensor, weight, *args))
     form = layout(tensor, weight)
     with cuda.contiguous(tensor, form=form):
         out = _allocated(cuda, cuda.shapes.answer(func, (tensor, weight, *args), {}), form, func)
         with cuda.contiguous(weight, form=form):
+            if not is_depthwise(tensor, weight, args[4], args[6]):
+                convolution_workspaces.note(cuda, tensor, out, weight, args[6])
             return out
 
 
@@ -159,7 +161,6 @@ def convolution_backward(cuda, func, grad, tensor, weight, *args):
     mask, depthwise = args[7], is_depthwise(tensor, weight, args[4], args[6])
     if not torch.backends.cudnn.enabled and not depthwise:
         return _unfolded_backward(cuda, func, grad, tensor, weight, *args)
-    cuda.note(func, (grad, tensor, weight, *args))
     form = layout(tensor, weight)
     grads = [None, None, None]
     is_line = tensor.dim() == 3
@@ -174,10 +175,13 @@ def convolution_backward(cuda, func, grad, tensor, weight, *args):
                 if place and mask[1]:
                     with cuda.contiguous(*sliced, form=form):
                         grads[1] = _allocated(cuda, fresh[1], form, func)
+                        if not depthwise:
+                            convolution_workspaces.note(cuda, tensor, grad, weight, args[6], of_weight=True)
                 elif mask[place]:
                     grads[0] = _allocated(cuda, fresh[0], form, func)
                     with cuda.contiguous(weight, *sliced, form=form):
-                        pass
+                        if not depthwise:
+                            convolution_workspaces.note(cuda, tensor, grad, weight, args[6])
         if mask[2]:
             grads[2] = cuda.empty((grad.shape[1],), grad.dtype, op=func)
             reduce(cuda, grad, [0, *range(2, grad.dim())], 4)

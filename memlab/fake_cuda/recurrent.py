@@ -21,7 +21,8 @@ import torch.backends.cudnn.rnn
 import torch.nn.functional as F
 
 from memlab.fake_cuda import gpus
-from memlab.fake_cuda.kernel_rules import name_of, rule
+from memlab.fake_cuda.convolution_workspaces import WORKSPACE
+from memlab.fake_cuda.kernel_rules import name_of, round_up, rule
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.reductions import threads_per_multiprocessor
 from memlab.fake_cuda.tensors import is_fake
@@ -35,11 +36,9 @@ _FLATTENED = (torch.float32, torch.float16, torch.float64)
 _HOPPER = 9
 _KEPT = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 5, "gru": 6}
 """Values per unit, step and layer in the reserve; between two layers it has one more, and with dropout a bit."""
-_KEPT_MORE_BYTES, _MASK_BYTES = 256, 32
+_KEPT_MORE_BYTES, _FULL = 256, 32
 _STATE_BYTES = 24
 """Of a random generator of dropout; there is one for each thread that a GPU can run."""
-RECURRENT = "cudnn::recurrent"
-"""The name under which a call is logged, with what its workspace may take beyond the lowest, and the rows during which it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,8 @@ class RecurrentCall:
         """What is kept for backward."""
         one = self.steps * self.batch * self.hidden * self.directions
         kept = one * self.element_bytes * (_KEPT[self.cell] * self.layers + self.layers - 1)
-        masks = -(-one // (8 * _MASK_BYTES)) * _MASK_BYTES * self.directions * (self.layers - 1) if self.dropout else 0
-        return kept + masks + _KEPT_MORE_BYTES
+        masks = round_up(-(-one // 8), _FULL) * self.directions * (self.layers - 1) if self.dropout else 0
+        return round_up(kept + masks + _KEPT_MORE_BYTES, _FULL)
 
     def workspace_bytes(self, capability: tuple[int, int]) -> tuple[int, int]:
         """The lowest and the highest workspace of cuDNN; the factors enclose what was measured on an H200."""
@@ -135,7 +134,7 @@ def _workspace(cuda: Any, call: RecurrentCall, op: str, rows: int = 0) -> Iterat
     """The lowest one, during a block that makes so many tensors; what it may take more is logged."""
     low, high = call.workspace_bytes(tuple(cuda.gpu.compute_capability))
     with cuda.held(low, op=op):
-        cuda.log.note(RECURRENT, False, ((high - low, rows),), "uint8")
+        cuda.log.note(WORKSPACE, False, ((high - low, rows),), "uint8")
         yield
 
 
@@ -281,8 +280,8 @@ def dense(cuda, func, tensor, states, weights, *args, sizes=None):
     batch_sizes: Any = None if sizes is None else sizes.tolist()
     steps, batch = tensor.shape[:2] if sizes is None else (len(batch_sizes), batch_sizes[0])
     call = RecurrentCall(
-        cell, steps, batch, tensor.shape[-1], states[-1].shape[-1], tensor.element_size(), has_biases, layers, dropout, bool(trains),
-        2 if bidirectional else 1, batch_sizes,
+        cell, steps, batch, tensor.shape[-1], states[-1].shape[-1], tensor.element_size(), has_biases, layers, dropout,
+        bool(trains), 2 if bidirectional else 1, batch_sizes,
     )  # fmt: skip
     if uses_cudnn:
         out, *finals = Cudnn.apply(cuda, call, len(states), tensor, *states, *weights)

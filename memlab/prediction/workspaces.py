@@ -5,8 +5,8 @@ rules for cuBLAS are those of ATen's CublasHandlePool.cpp and Blas.cpp; `tests/p
 the CUDA builds of PyTorch 2.11 to 2.15 on a simulated GPU, where they are exact; 2.10, whose builds are for CUDA 12, was compared
 on one that was adapted to it.
 
-Limits: cuDNN's workspace for a convolution depends on plans that only cuDNN knows: nothing in `low`, a bound in `high`; so does
-cuSPARSE's for a product of a sparse and a dense matrix.
+Limits: cuDNN's workspace depends on plans that only cuDNN knows: the lowest in `low`, a bound in `high` (`fake_cuda` has both); so
+does cuSPARSE's for a product of a sparse and a dense matrix.
 ROCm's workspaces are only known from PyTorch's source.
 """
 
@@ -24,10 +24,10 @@ import torch
 from memlab.allocator.private_pools import stream_of
 from memlab.allocator.replay import Workspace
 from memlab.allocator.rules import release
-from memlab.fake_cuda.recurrent import RECURRENT
+from memlab.fake_cuda.convolution_workspaces import WORKSPACE
 from memlab.fake_cuda.sparse_operators import PRODUCT
 from memlab.prediction.cards import Card
-from memlab.trace.columns import WORKSPACE_OF, Category, Events, Kind
+from memlab.trace.columns import WORKSPACE_OF, Category, Events
 from memlab.units import GiB, KiB, MiB, format_bytes, number_of
 
 CUBLAS = f"{WORKSPACE_OF}cuBLAS"
@@ -107,13 +107,13 @@ def workspaces(
     version = str(torch_version or torch.__version__)
     rules = BlasRules.of(card, version, os.environ if environment is None else environment)
     blas = tuple(_blas(events, noted, rules, cleared if version and release(version) >= (2, 12) else ()))
-    convolutions, products = tuple(_convolutions(events, noted)), tuple(_products(noted, len(events)))
-    recurrent = tuple(_recurrent(noted, len(events)))
+    layers, products = tuple(_library(noted, len(events))), tuple(_products(noted, len(events)))
     sources = {CUBLAS: rules.source, CUBLASLT: rules.source}
-    if convolutions:
-        largest = format_bytes(max(extra.requested_bytes for extra in convolutions))
-        how = "cuDNN chooses; at most its tensors once more (change of layout), as a bound"
-        sources[CUDNN] = f"0 to {largest} for a convolution: {how}"
+    if layers:
+        largest = format_bytes(max(extra.requested_bytes for extra in layers))
+        sources[CUDNN] = (
+            f"0 to {largest} more for a layer: cuDNN chooses; a bound that follows layers measured on an H200"
+        )
     if products:
         largest = format_bytes(max(extra.requested_bytes for extra in products))
         sources[CUSPARSE] = (
@@ -127,7 +127,7 @@ def workspaces(
     if communicators:
         source = _NCCL_SOURCE.format(number_of(communicators, "communicator"))
         outside = (*outside, WorkspacePart(NCCL, 0, communicators * _NCCL_MOST, source))
-    bounds = (*convolutions, *recurrent, *products)
+    bounds = (*layers, *products)
     return Workspaces(blas, tuple(sorted((*blas, *bounds), key=lambda extra: extra.row)), outside, sources)
 
 
@@ -263,32 +263,15 @@ def _after_outputs(operator: WorkspaceOperator, rows: int, outputs: int = 1) -> 
 
 # --- cuDNN ---
 
-_CONVOLUTIONS = {"convolution": 1, "_convolution": 1, "cudnn_convolution": 1, "convolution_backward": 2}
-"""Operator -> calls of cuDNN, one per result: the gradients of input and of weight are two."""
 
-
-def _convolutions(events: Events, operators: Sequence[WorkspaceOperator]) -> Iterator[Workspace]:
-    """The upper bound of a convolution's workspace: its tensors once more, for a change of layout (NCHW to NHWC)."""
+def _library(operators: Sequence[WorkspaceOperator], rows: int) -> Iterator[Workspace]:
+    """What the workspaces of convolutions and recurrent layers may take beyond what is in the trace."""
     for operator in operators:
-        found: Any = getattr(torch, operator.dtype.removeprefix("torch."), None)
-        width = found.itemsize if isinstance(found, torch.dtype) else 4
-        arguments = sum(map(math.prod, operator.shapes)) * width
-        for call in range(_CONVOLUTIONS.get(base_name(operator.name), 0) if operator.shapes else 0):
-            row = _after_outputs(operator, len(events), call + 1)
-            is_birth = 0 < row <= len(events) and events.kind[row - 1] == Kind.ALLOC
-            bound = arguments + (int(events.requested_bytes[row - 1]) if is_birth else 0)
-            if bound:
-                yield Workspace(row, bound, operator.stream, row, Category.TEMPORARY, CUDNN)
-
-
-def _recurrent(operators: Sequence[WorkspaceOperator], rows: int) -> Iterator[Workspace]:
-    """What the workspace of a recurrent layer may take beyond the lowest, which is in the trace."""
-    for operator in operators:
-        if operator.name == RECURRENT:
+        if operator.name == WORKSPACE:
             ((more, tensors),) = operator.shapes
             row = min(operator.row, rows)
-            until = min(row + tensors, rows)
-            yield Workspace(row, more, operator.stream, until, Category.TEMPORARY, CUDNN)
+            if more:
+                yield Workspace(row, more, operator.stream, min(row + tensors, rows), Category.TEMPORARY, CUDNN)
 
 
 # --- cuSPARSE ---

@@ -8,7 +8,6 @@ from memlab.lesson import Lesson
 
 lesson = Lesson("10 accumulation", needs="400 MiB")
 device = "cuda" if torch.cuda.is_available() else "cpu"
-torch.backends.cudnn.allow_tf32 = False  # with it cuDNN copies tensors to another layout
 
 # %% build-model
 B, C, S = 64, 16, 64
@@ -96,7 +95,7 @@ half_side = x[..., ::2, ::2].clone()
 runs["half the batch"] = measured("half the batch", x[: B // 2], 1)
 runs["half the side"] = measured("half the side", half_side, 1)
 print(lesson.saves("two pieces, each with its backward", whole, runs["2"]))
-print(lesson.saves("pictures of half the side", whole, runs["half the side"], at_least=0.5))
+print(lesson.saves("pictures of half the side", whole, runs["half the side"], at_least=0.3))
 lesson.sweep("pieces", runs)
 
 # %% same-training

@@ -11,6 +11,7 @@ from blas_calls import CALLS, KEPT
 from processes import python
 
 from memlab.allocator.replay import Workspace
+from memlab.fake_cuda.convolution_workspaces import WORKSPACE
 from memlab.prediction.cards import Card, find
 from memlab.prediction.workspaces import CUBLAS, CUBLASLT, CUDNN, BlasRules, WorkspaceOperator, base_name, workspaces
 from memlab.trace import Events, Kind
@@ -122,19 +123,16 @@ def test_the_workspace_comes_after_the_result_except_in_place():
     assert added(WorkspaceOperator(20, "aten.mm.default", PRODUCT.shapes))[0].row == 20, "never beyond the end"
 
 
-def test_a_convolution_is_bounded_not_predicted():
-    operator = WorkspaceOperator(0, "aten.convolution.default", ((2, 3, 8, 8), (4, 3, 3, 3)), "float16")
-    back = WorkspaceOperator(
-        1, "aten.convolution_backward.default", ((2, 4, 8, 8), (2, 3, 8, 8), (4, 3, 3, 3)), "torch.float16", True
-    )
-    found = workspaces(births(1024, 768, 216), [operator, back], find("T4"), torch_version="2.13", environment={})
+def test_what_only_cudnn_knows_is_in_the_upper_bound():
+    operators = [
+        WorkspaceOperator(1, WORKSPACE, ((2008, 0),), "uint8"),
+        WorkspaceOperator(2, WORKSPACE, ((512, 1),), "uint8"),
+    ]
+    found = workspaces(births(1024, 768, 216), operators, find("T4"), torch_version="2.13", environment={})
     assert found.low == ()
-    arguments = 2 * (2 * 3 * 64 + 4 * 27)
-    assert [(one.row, one.until_row, one.requested_bytes) for one in found.high] == [
-        (1, 1, arguments + 1024), (2, 2, arguments + 1024 + 768), (3, 3, arguments + 1024 + 216),
-    ]  # fmt: skip
+    assert [(one.row, one.until_row, one.requested_bytes) for one in found.high] == [(1, 1, 2008), (2, 3, 512)]
     assert {one.source_text for one in found.high} == {CUDNN}
-    assert "0 to" in found.sources[CUDNN]
+    assert "0 to 1.96 KiB more" in found.sources[CUDNN]
 
 
 def test_what_lies_outside_has_a_name_an_interval_and_a_source():

@@ -81,7 +81,9 @@ class FakePynvml(ModuleType):
         used, total = self.memory[handle]
         found = {"total": total + RESERVED, "free": total - used}
         # As an H200 with driver 580 answered: the first version counts what the driver reserves as used, the second has it apart.
-        return SimpleNamespace(**found, **({"used": used, "reserved": RESERVED} if version else {"used": used + RESERVED}))
+        return SimpleNamespace(
+            **found, **({"used": used, "reserved": RESERVED} if version else {"used": used + RESERVED})
+        )
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
         self._enter("nvmlDeviceGetComputeRunningProcesses")

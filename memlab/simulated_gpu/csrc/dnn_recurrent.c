@@ -165,7 +165,7 @@ int cudnnGetRNNTempSpaceSizes(opaque handle, const struct network *network, int 
         *workspace = layer * gates(network);
     }
     if (reserve)
-        *reserve = training ? layer * (kept * layers + layers - 1) + masks + 256 : 0;
+        *reserve = training ? (layer * (kept * layers + layers - 1) + masks + 256 + 31) / 32 * 32 : 0;
     return 0;
 }
 
