@@ -11,6 +11,7 @@ PORT ?= 8888
 CARD ?= RTX 4060
 NOTEBOOK ?= work/01_one_step.ipynb
 ARGS ?=
+JOBS ?= 4
 GPU := benchmarks/results/prediction-gpu
 
 PY := .venv/bin/python
@@ -76,11 +77,12 @@ format: ready-dev  ## format the code and fix what the linter can
 bench: ready-test ready-bench  ## measure what tracking costs, compared with other tools; writes to benchmarks/
 	$(PY) -m benchmarks.overhead $(ARGS)
 
-gpu: ready-test  ## on a machine with a GPU: its tests and measurements, written to benchmarks/
+gpu: ready-test  ## on a machine with a GPU: its tests and measurements, written to benchmarks/ (minutes; JOBS=4 programs at a time)
 	$(PY) -m pytest -m gpu tests/gpu $(ARGS)
 	$(PY) -m benchmarks.gpu
-	$(PY) -m benchmarks.prediction measure --tight $(GPU)-measured.json
-	$(PY) -m benchmarks.prediction predict $(GPU)-predicted.json --truth $(GPU)-measured.json
+	$(PY) -m benchmarks.prediction measure --set libraries --jobs $(JOBS) $(GPU)-libraries.json
+	$(PY) -m benchmarks.prediction measure --tight --jobs $(JOBS) $(GPU)-measured.json
+	$(PY) -m benchmarks.prediction predict --jobs $(JOBS) $(GPU)-predicted.json --truth $(GPU)-measured.json
 	$(PY) -m benchmarks.prediction compare $(GPU)-measured.json $(GPU)-predicted.json --out $(GPU).json --table $(GPU).md
 
 programs: ready-test  ## predict every frozen case again and compare (half an hour; CI takes a sample)

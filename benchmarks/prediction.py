@@ -4,9 +4,9 @@
     python -m benchmarks.prediction predict predicted.json --truth truth.json      # anywhere, also without CUDA
     python -m benchmarks.prediction compare truth.json predicted.json [another.json] --out FILE.json --table FILE.md
 
-`measure` reads PyTorch's own counters, and NVML's of the process. `--tight` runs each program again with less memory than it
-took and with a little more, for the question whether it fits. Each program runs in a process of its own, forked from one that
-has imported torch, and `--jobs` of them at a time. It compares memory, and nothing of time.
+`measure` reads PyTorch's own counters, and for `--set libraries` lists every request. `--tight` runs each program again with
+less memory than it took and with a little more, for the question whether it fits. On a simulated GPU each program runs in a
+process of its own; on a real one a process runs several, while they leave nothing behind. It compares memory, and nothing of time.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ SHARES = (0.7, 0.85, 0.95, 1.0, 1.05, 1.2)
 """Limits of memory that are tried, as shares of the peak of *reserved*."""
 NOT_COMPARABLE = {"lbfgs_closure": "its loop depends on values, which a simulated GPU does not compute"}
 """Programs whose measurement on a simulated GPU says nothing, and why; they are in the table and not in the figures."""
+PEAKS = ("allocated", "reserved")
 MOST_REQUESTS = 100_000
 Record = dict[str, Any]
 
@@ -145,30 +146,27 @@ def measured(name: str, limit_bytes: int | None = None) -> Record:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(1.0 if limit_bytes is None else limit_bytes / total)
     run, full = program(name), False
-    torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_REQUESTS, clear_history=True)
     try:
         run()
     except torch.cuda.OutOfMemoryError:
         full = True
     stats = torch.cuda.memory_stats()
-    traced = torch.cuda.memory._snapshot()["device_traces"][0]
     return {
         "allocated": stats["allocated_bytes.all.peak"],
         "reserved": stats["reserved_bytes.all.peak"],
         "retries": stats["num_alloc_retries"],
         "out_of_memory": full,
         "limit": limit_bytes,
-        "own": own_bytes(),
-        "requests": [entry["size"] for entry in traced if entry["action"] == "alloc"],
     }
 
 
-def own_bytes() -> int | None:
-    """What the driver says of this process, which other processes do not change."""
-    from memlab.probes.counters import Nvml
-
-    with Nvml.open() as nvml:
-        return nvml.read(torch.cuda.current_device()).own_bytes
+def listed(name: str) -> Record:
+    """The counters, and what was asked for, in order: workspaces are among it."""
+    torch.cuda.init()
+    torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_REQUESTS, clear_history=True)
+    record = measured(name)
+    traced = torch.cuda.memory._snapshot()["device_traces"][0]
+    return record | {"requests": [entry["size"] for entry in traced if entry["action"] == "alloc"]}
 
 
 def device_facts() -> Record:
@@ -182,7 +180,7 @@ def device_facts() -> Record:
     }
 
 
-def measure(names: list[str], tight: bool, jobs: int, file: Path) -> None:
+def measure(names: list[str], look: Callable[[str], Record], tight: bool, jobs: int, file: Path) -> None:
     """Every program with all the memory there is, then with the shares of what it took; written as it is found."""
     (device,) = in_child([device_facts])
     how = How(jobs, 1 if is_simulated_gpu(device["name"]) else len(names) * len(SHARES))
@@ -197,7 +195,7 @@ def measure(names: list[str], tight: bool, jobs: int, file: Path) -> None:
             programs[name]["limited"].append([record["limit"], record["out_of_memory"]])
             written(file, device=device, programs=programs)
 
-    each([(name, functools.partial(measured, name)) for name in names], took, how)
+    each([(name, functools.partial(look, name)) for name in names], took, how)
     limits = [
         (name, functools.partial(measured, name, round(record["reserved"] * share)))
         for name, record in programs.items()
@@ -223,7 +221,6 @@ def predicted(name: str, device: Record, limits: list[int], torch_version: str) 
     from memlab.prediction.cards import Card
     from memlab.prediction.forecast import forecast
     from memlab.prediction.probe import FakeCudaProbe
-    from memlab.trace.columns import Kind
 
     def card(total: int) -> Card:
         capability = tuple(device["capability"])
@@ -246,7 +243,6 @@ def predicted(name: str, device: Record, limits: list[int], torch_version: str) 
         "reserved_interval": found.reserved_bytes,
         "limited": [[limit, forecast(trace, card(max(limit, 64 << 20)), conf).fits] for limit in limits],
         "assumptions": found.assumptions,
-        "requests": trace.events.requested_bytes[trace.events.kind == Kind.ALLOC].tolist(),
         "took_s": took_s,
     }
 
@@ -289,6 +285,7 @@ def rows(truth: Record, predictions: Record) -> Iterator[Record]:
         ]
         yield {
             "name": name,
+            "inside": [found[f"{of}_interval"][0] <= real[of] <= found[f"{of}_interval"][1] for of in PEAKS],
             "allocated": real["allocated"],
             "reserved": real["reserved"],
             "allocated_error": found["allocated"] / real["allocated"] - 1,
@@ -308,12 +305,12 @@ def share(values: list[float], part: float) -> float:
 def summary(table: list[Record]) -> Iterator[str]:
     """The figures of a comparison."""
     good = [row for row in table if "error" not in row and row["name"] not in NOT_COMPARABLE]
-    for of in ("allocated", "reserved"):
+    for number, of in enumerate(PEAKS):
         errors = [abs(row[f"{of}_error"]) for row in good]
-        exact = sum(error == 0 for error in errors)
+        exact, inside = sum(error == 0 for error in errors), sum(row["inside"][number] for row in good)
         yield (
             f"peak {of}: median error {statistics.median(errors):.2%}, 95th percentile {share(errors, 0.95):.2%}, "
-            f"largest {max(errors):.2%}; exact in {exact} of {len(errors)}"
+            f"largest {max(errors):.2%}; exact in {exact} of {len(errors)}, in the predicted interval in {inside}"
         )
     answers, close, wrong = (sum(row[key] for row in good) for key in ("answers", "close", "wrong"))
     yield f"fits or not: {answers} questions, {answers - close - wrong} right, {close} too close to call, {wrong} wrong"
@@ -331,15 +328,24 @@ def lines(truth: Record, predictions: list[Record]) -> Iterator[str]:
         yield from (f"- {line}" for line in summary(table))
     if len(predictions) > 1:
         yield f"\nThe same figures with both: {same(predictions)}."
-    yield "\n| program | allocated, MiB | reserved, MiB | error of allocated | error of reserved | fits: close, wrong |"
-    yield "|---|---|---|---|---|---|"
+    columns = (
+        "allocated, MiB",
+        "reserved, MiB",
+        "error of allocated",
+        "error of reserved",
+        "in the intervals",
+        "fits: close, wrong",
+    )
+    yield f"\n| program | {' | '.join(columns)} |"
+    yield "|---|---|---|---|---|---|---|"
     for row in tables[0]:
         if "error" in row:
-            yield f"| {row['name']} | – | – | {row['error']} | | |"
+            yield f"| {row['name']} | – | – | {row['error']} | | | |"
             continue
         sizes = f"{row['allocated'] / 2**20:.1f} | {row['reserved'] / 2**20:.0f}"
         errors = f"{row['allocated_error']:+.2%} | {row['reserved_error']:+.2%}"
-        yield f"| {row['name']} | {sizes} | {errors} | {row['close']}, {row['wrong']} of {row['answers']} |"
+        inside = ", ".join("yes" if one else "no" for one in row["inside"])
+        yield f"| {row['name']} | {sizes} | {errors} | {inside} | {row['close']}, {row['wrong']} of {row['answers']} |"
 
 
 def same(predictions: list[Record]) -> str:
@@ -397,7 +403,7 @@ def main() -> None:
     if asked.what == "predict" and asked.truth is None:
         parser.error("predict needs --truth FILE: the card and the limits are those of the measurement")
     if asked.what == "measure":
-        measure(names, asked.tight, asked.jobs, asked.files[0])
+        measure(names, listed if asked.set == "libraries" else measured, asked.tight, asked.jobs, asked.files[0])
     else:
         predict(names, json.loads(asked.truth.read_text()), asked.jobs, asked.files[0])
 

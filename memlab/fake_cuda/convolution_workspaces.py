@@ -18,7 +18,7 @@ from memlab.units import KiB, MiB
 
 WORKSPACE = "cudnn::workspace"
 """The name under which a call is logged, with what its workspace may take beyond what the trace has, and the rows during which."""
-BENCHMARK = "cudnn.benchmark tries other plans at the first call of each shape: what these take, perhaps all that is free, is left out"
+BENCHMARK = "cudnn.benchmark tries plans at the first call of each shape: what they take, perhaps all that is free, is left out"
 _CHANNELS = 8
 _PART_BYTES = 272 * KiB
 _WIDE_PART_BYTES = 640 * KiB

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,9 @@ from memlab.units import GiB, MiB
 @pytest.fixture(autouse=True)
 def no_calibration_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMLAB_CONFIG", str(tmp_path))
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 
 @pytest.mark.parametrize("row", CARDS, ids=[row[0] for row in CARDS])
@@ -41,6 +46,14 @@ def test_the_context_holds_every_size_that_was_seen():
         assert low <= gib * GiB + 0.005 * GiB, name
         assert gib * GiB <= high, name
         assert address in cards[name].context_source
+
+
+def test_an_h200_is_as_one_was_measured():
+    found = json.loads((RESULTS / "gpu-nvidia-h200-torch2.11.0.json").read_text())
+    card = cards["H200"]
+    assert card.usable_bytes <= found["calibration"]["total_memory_bytes"] <= card.usable_high_bytes
+    for row in found["the context, operation by operation"]["lazy loading"].values():
+        assert card.context_bytes.low <= row["nvml own_bytes"] - row["reserved_bytes"] <= card.context_bytes.high
 
 
 def test_the_cards_that_were_promised_are_there():
