@@ -57,7 +57,7 @@ def inference() -> Any:
 
 
 def without_warm_up() -> Any:
-    """cuBLAS's workspace is made in the pool, and stays there when the graph is gone; a real GPU refuses to make the handle there."""
+    """cuBLAS's workspace is made in the pool, and stays there when the graph is gone; its handle must be there before."""
     model, x = layers(256, 1024, 256), torch.randn(500, 256, device="cuda")
     x @ x.T
     graph = torch.cuda.CUDAGraph()

@@ -37,8 +37,8 @@ _CONTEXT_HIGH = (75 * MiB, 4.4 * MiB)
 """A constant and a part per multiprocessor: these lines enclose all of `catalogue.CONTEXTS`, with 24 to 170 of them."""
 _CONTEXT_HOPPER_HIGH = 900 * MiB
 _CONTEXT_HOPPER_SOURCE = (
-    "an H200 with driver 580 and PyTorch 2.11 (benchmarks/results/gpu-nvidia-h200-torch2.11.0.json): 518 MiB without a tensor, 676 with "
-    "cuBLAS, 864 with cuDNN, cuSOLVER and cuFFT, too"
+    "an H200 with driver 580 and PyTorch 2.11 (benchmarks/results/gpu-nvidia-h200-torch2.11.0.json): 518 MiB without a tensor, 676 "
+    "with cuBLAS, 864 with cuDNN, cuSOLVER and cuFFT, too"
 )
 _CONTEXT_UNKNOWN = ByteRange(100 * MiB, 850 * MiB)
 _CONTEXT_ROCM = ByteRange(256 * MiB, 2 * GiB)
@@ -149,7 +149,10 @@ class Card:
             general = f"a line around {len(CONTEXTS)} out-of-memory messages of {count} cards"
             source = "; ".join([general, *(address for name, _, address in CONTEXTS if name == self.name)])
             if self.compute_capability == (9, 0):
-                likely, source = ByteRange(likely.low, _CONTEXT_HOPPER_HIGH), f"{source}; above it {_CONTEXT_HOPPER_SOURCE}"
+                likely, source = (
+                    ByteRange(likely.low, _CONTEXT_HOPPER_HIGH),
+                    f"{source}; above it {_CONTEXT_HOPPER_SOURCE}",
+                )
         half = self.usable_bytes // 2  # a small card is a partition of a larger one
         self._set(context_bytes=ByteRange(*(min(end, half) for end in likely)), context_source=source)
         self._set(f"the CUDA context takes {self.context_bytes}")

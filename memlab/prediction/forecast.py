@@ -160,7 +160,8 @@ def _on_device(
             best.append(_case(one, conf, most, fixed.low, extra.low, device, is_downwards))
             worst.append(_case(one, conf, least, fixed.high, extra.high, device, is_downwards))
     allocated, reserved, failures = zip(*best, *worst, strict=True)
-    fits: Fits = "no" if all(failures[: len(best)]) else "close" if any(failures) else "yes"
+    # More workspace may need less in all, as blocks are cut otherwise: it certainly does not fit if no case does.
+    fits: Fits = "no" if all(failures) else "close" if any(failures) else "yes"
     reserved_range = ByteRange(
         round(min(reserved) * (1 - _RESERVED_ERROR)), round(max(reserved) * (1 + _RESERVED_ERROR))
     )

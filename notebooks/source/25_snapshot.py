@@ -33,8 +33,6 @@ def record(step, name, limit=8192 * MiB):
     if device == "cpu":
         card = memlab.Card("a card", limit, (8, 9), context_bytes=0)
         return lesson.predict(step, name, card).save(path)
-    history.clear()
-    torch._C._cuda_clearCublasWorkspaces()  # they hold segments, with gaps that others would use
     torch.cuda.empty_cache()
     share = (memory.memory_reserved() + limit) / torch.cuda.mem_get_info()[1]
     memory.set_per_process_memory_fraction(min(1.0, share))
@@ -108,6 +106,9 @@ print(lesson.saves("a number instead of the output", run, numbers))
 outputs = lambda: train(rows=8, device=device)
 norms = lambda: train(number, 8, device)
 lesson.price("a number instead of the output", outputs, norms, at_most=1.0)
+history.clear()
+if device == "cuda":  # cuBLAS's workspaces hold segments, with gaps that the next cell would use
+    torch._C._cuda_clearCublasWorkspaces()
 
 # %% serve
 def serve():
