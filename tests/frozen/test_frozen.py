@@ -20,7 +20,7 @@ from frozen import freeze
 HERE = Path(__file__).parent
 VALUES = json.loads((HERE / "values.json").read_text())
 AGAIN = json.loads((HERE / "recorded_again.json").read_text())
-"""Recorded run -> what its first device says today where that is not what the saved run says: rows of CHANGES.md."""
+"""Recorded run -> what its first device, and the "run", says today where the saved run says another: rows of CHANGES.md."""
 RENAMED = {"outside any module": "elsewhere", "before the run": "before the cell"}
 """Label of today -> that of the frozen values: the field's name for the same figure."""
 
@@ -59,7 +59,9 @@ def compare(folder: Path) -> None:
     for path in sorted(folder.glob("*.memlab")):
         now = without_host(values(path))
         then = without_host(copy.deepcopy(VALUES[path.stem]))
-        then["devices"][0] |= copy.deepcopy(AGAIN.get(path.stem, {}))
+        again = copy.deepcopy(AGAIN.get(path.stem, {}))
+        then |= again.pop("run", {})
+        then["devices"][0] |= again
         for facts in (now, then):
             facts.pop("peaks")  # of the device with the largest, the host's among them
             for device in facts["devices"]:  # an OOM names lines by path
