@@ -5,7 +5,11 @@ Each was measured where that version ran: `python -m benchmarks.prediction measu
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+import torch
 
 import memlab
 from benchmarks.programs import PROGRAMS
@@ -49,3 +53,13 @@ MEASURED = {
 def test_peaks_are_those_of_the_version(version, name):
     found = memlab.predict(PROGRAMS[name], CARD, torch_version=version)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == MEASURED[version][name]
+
+
+def test_the_text_of_an_out_of_memory_error_is_that_of_a_real_h200():
+    path = Path(__file__).parents[2] / "benchmarks/results/gpu-nvidia-h200-torch2.11.0.json"
+    found = json.loads(path.read_text())
+    total, context = (found["calibration"][name] for name in ("total_memory_bytes", "context_low_bytes"))
+    card = memlab.Card("an H200", total, (9, 0), context, total, total, 132)
+    said = memlab.predict(lambda: torch.empty(1 << 42, dtype=torch.uint8, device="cuda"), card, torch_version="2.11")
+    assert said.out_of_memory == found["out-of-memory text"]
+    assert "4.00 TiB requested, 139.3 GiB free" in memlab.explain_oom(found["out-of-memory text"]).text
