@@ -41,17 +41,12 @@ class Reason:
     """At this one alone, if there is one."""
 
 
-_DROPOUT = Reason(
-    "random states of cuDNN's dropout: the simulated GPU estimates them as 1 MiB, predictions leave them out", 0.002
-)
 _SECOND = Reason(
     "order of a backward through a backward: on CUDA the engine's own thread numbers the nodes of the first one, in a prediction "
     "the caller's does; with the caller's numbers the allocator's peaks are the predicted ones",
     0.001,
 )
 REASONS = {
-    "lstm_classifier": _DROPOUT,
-    "gru_bidirectional": _DROPOUT,
     "gradient_penalty": _SECOND,
     "physics_second_derivative": _SECOND,
     "transformer_translation": Reason(

@@ -40,7 +40,7 @@ def test_all_can_be_predicted():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", workloads)
 def test_tiny_predicted_is_what_the_cpu_measures(name):
-    """Nearly: a card rounds sizes, has a workspace for its matrix products, and chooses other kernels."""
+    """Nearly: a card rounds sizes, has a workspace for matrix products, chooses other kernels, and bounds those of cuDNN."""
     predicted = memlab.predict(run_of(workloads[name].sized("tiny")), card="RTX 4060")
     with memlab.track(name, show=False) as run, seeded():
         job = Job("cpu", 2)
@@ -48,7 +48,9 @@ def test_tiny_predicted_is_what_the_cpu_measures(name):
         job.run()
     vars(job).clear()
     low, high = predicted.allocated_bytes
-    assert 0.75 * run.peak_allocated_bytes < low <= high < 1.35 * run.peak_allocated_bytes + (17 << 20)
+    most = 1.35 * run.peak_allocated_bytes + (17 << 20)
+    assert 0.75 * run.peak_allocated_bytes < low < most
+    assert low <= high < most + (40 << 20)
 
 
 @pytest.mark.sample(3)

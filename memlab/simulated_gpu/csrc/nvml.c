@@ -343,9 +343,8 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice handle, unsigned link, void *
 }
 
 // The question whether the device is on a fabric of NVLink switches is answered, and no is the answer: not an error,
-// at which PyTorch 2.13 would refuse to make an expandable segment.  In all versions of the structure 0 says it, as an
-// H200 in a machine of its own answers (driver 580): the
-// state "not supported", no cluster, no clique.
+// at which PyTorch 2.13 would refuse to make an expandable segment.  In all versions of the structure 0 says it (the
+// state "not supported", no cluster, no clique), and an H200 in a machine of its own with driver 580 answers just so.
 enum {
     FABRIC_INFO_BYTES = 28,  // of the first version, which does not begin with its number
     FABRIC_INFO_V2 = 0x02000024,  // the number, and the bytes
