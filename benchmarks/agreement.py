@@ -120,7 +120,7 @@ def compare(folder: Path, capability: str, whose: str, programs: list[str]) -> R
     simulated += ["--", CUDA, "-m", "benchmarks.prediction"]
     # The libraries of the other programs are installed beside the CUDA build alone.
     here = [sys.executable, "-m", "benchmarks.prediction"] if whose == "ours" else simulated
-    chosen = [word for name in programs for word in ("-p", name)] or ([] if whose == "ours" else ["--others"])
+    chosen = [word for name in programs for word in ("-p", name)] or ([] if whose == "ours" else ["--set", "others"])
     for file, command in (
         (truth, [*simulated, "measure", truth, *chosen]),
         (found, [*here, "predict", found, "--truth", truth, *chosen]),
