@@ -1,6 +1,6 @@
 """How much a convolution's workspace takes at most; only cuDNN knows how much it does.
 
-The bound was drawn around layers measured on an H200 with cuDNN 9.19 (tests/fake_cuda/test_library_workspaces.py): one is beyond it.
+The bound was drawn around layers measured on an H200; one is beyond it (tests/fake_cuda/test_library_workspaces.py).
 What cuDNN does there: on tensor cores it copies a call's tensors to the layout that these need, with the channels of each group
 filled up to a multiple of eight; it sums the gradient of a weight in parts, about as many as the GPU has multiprocessors; a 1 x 1
 convolution in float32 may be a matrix product with 32 MiB of its own; without tensor cores it transforms tiles (Winograd).
