@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import bisect
 import functools
-import math
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from memlab.analysis.model_shares import Generated, generated, shares
-from memlab.api.predict_step import configured, predict_step
+from memlab.api.predict_step import StepToPredict, TimeLimit, configured, predict_step
 from memlab.api.prediction import Prediction
-from memlab.errors import PredictionError
 from memlab.language_models import Generation, TrainingStep
 from memlab.prediction.cards import Card, cards, find
 from memlab.prediction.forecast import ANSWERS, DEVICE, fits_for_certain
@@ -127,7 +124,9 @@ def predict_model(
     """
     version = checked_version(torch_version)
     conf = configured(None, version)
-    found = predict_step(step, find(card), step.name, conf, limit_s, is_quiet=True, torch_version=version)
+    found = predict_step(
+        StepToPredict(step, find(card), step.name, conf, is_quiet=True, torch_version=version), limit_s
+    )
     trace = found.trace if found.fits == "yes" else found.for_card(_UNLIMITED).trace
     parts = generated(trace, DEVICE, step.scores) if isinstance(step, Generation) else None
     best = smallest_card(found) if smallest else None
@@ -138,12 +137,9 @@ def predict_models(
     steps: Iterable[Step], card: str | Card, limit_s: float | None = None, torch_version: str | None = None
 ) -> ModelTable:
     """Predict several steps; all of them take at most `limit_s`."""
-    deadline, rows = math.inf if limit_s is None else time.monotonic() + limit_s, []
+    limit, rows = TimeLimit(limit_s), []
     for step in steps:
-        left_s = None if limit_s is None else deadline - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            what = f"{step.batch} x {tokens_of(step):,} tokens"
-            raise PredictionError(f"limit_s of {limit_s:.3g} s was over before {what} was predicted: allow more.")
+        left_s = limit.left_for(f"{step.batch} x {tokens_of(step):,} tokens")
         rows.append(predict_model(step, card, limit_s=left_s, smallest=False, torch_version=torch_version))
     return ModelTable(tuple(rows))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from memlab.analysis.largest import Bracket
 from memlab.api.display import Progress
 from memlab.api.predict import first_rank, mesh_of, predict_ranks
-from memlab.api.predict_step import configured, predict_step
+from memlab.api.predict_step import StepToPredict, TimeLimit, configured, predict_step
 from memlab.api.prediction import Prediction, asks_for_nothing, verdict
 from memlab.errors import PredictionError
 from memlab.prediction.assumptions import length_condition
@@ -132,29 +130,25 @@ def max_batch(
         raise PredictionError(f"max_batch needs a function of the batch, got {type(make_step).__name__}.")
     if type(at_most) is not int or at_most < 1:
         raise PredictionError(f"at_most is a number of 1 or more, got {at_most!r:.80}.")
-    where, tried, began = find(card), dict[int, TriedBatch](), time.monotonic()
+    where, version, tried = find(card), checked_version(torch_version), dict[int, TriedBatch]()
+    settings, limit = configured(conf, version), TimeLimit(limit_s)
+    mesh = () if world_size is None else mesh_of(world_size)
+    job = first_rank(math.prod(mesh), local_world_size) if mesh else None
     conditions: dict[int, str] = {}
-    predicting: Callable[..., Prediction] = predict_step
-    version = checked_version(torch_version)
-    settings = configured(conf, version)
-    if world_size is not None:
-        mesh = mesh_of(world_size)
-        predicting = functools.partial(predict_ranks, job=first_rank(math.prod(mesh), local_world_size), mesh=mesh)
     with Progress(where.name) as progress:
-        predicting = functools.partial(predicting, on_news=progress.show, torch_version=version)
+
+        def predicting(step: Callable[[], object], left_s: float | None) -> Prediction:
+            what = StepToPredict(step, where, "batch", settings, on_news=progress.show, torch_version=version)
+            return predict_step(what, left_s) if job is None else predict_ranks(what, job, left_s, mesh)
 
         def largest(answers: tuple[Fits, ...], limit_bytes: int, end: int) -> int:
             """The largest batch with one of these answers; `end` of what it needs is compared with the limit."""
             known = {batch: (one.fits in answers, one.device_bytes[end]) for batch, one in tried.items()}
             bracket = Bracket(limit_bytes, at_most, known)
             while (batch := bracket.next_number) is not None:
-                left_s = limit_s
-                if limit_s is not None and tried and (left_s := began + limit_s - time.monotonic()) <= 0:
-                    what = f"limit_s of {limit_s:.3g} s was over before a batch of {batch} was predicted"
-                    raise PredictionError(f"{what}: allow more.")
                 progress.what = f"{where.name} with a batch of {batch:,}"
                 progress.write(f"predicting for {progress.what}: {progress.elapsed}")  # a short one sends no news
-                found = predicted_batch(make_step, batch, where, settings, left_s, predicting)
+                found = predicted_batch(make_step, batch, limit.left_for(f"a batch of {batch}"), predicting)
                 tried[batch] = one = TriedBatch(batch, found.fits, found.peak_device_bytes)
                 conditions[batch] = length_condition(found.trace)
                 bracket.add(batch, one.fits in answers, one.device_bytes[end])
@@ -170,10 +164,8 @@ def max_batch(
 def predicted_batch(
     make_step: Callable[[int], Callable[[], object]],
     batch: int,
-    card: Card,
-    conf: str,
     limit_s: float | None,
-    predicting: Callable[..., Prediction],
+    predicting: Callable[[Callable[[], object], float | None], Prediction],
 ) -> Prediction:
     """Predict one batch; errors name it."""
 
@@ -184,7 +176,7 @@ def predicted_batch(
         return made()
 
     try:
-        found = predicting(step, card, f"batch {batch}", conf, limit_s=limit_s)
+        found = predicting(step, limit_s)
     except PredictionError as error:
         error.args = (f"with a batch of {batch} {error}",)
         raise

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from memlab.api.predict_step import configured, predict_both_ends, predict_step
+from memlab.api.predict_step import StepToPredict, TimeLimit, configured, predict_both_ends, predict_step
 from memlab.api.prediction import Prediction, worst_of
 from memlab.api.runs import runs
 from memlab.errors import PredictionError
@@ -17,7 +16,6 @@ from memlab.fake_cuda.gpus import MOST as MOST_DEVICES
 from memlab.fake_cuda.process_groups import ThisRank as ThisRank
 from memlab.prediction.assumptions import checked
 from memlab.prediction.cards import Card, find
-from memlab.prediction.child.runner import OnNews
 from memlab.prediction.probe import NOTES
 from memlab.prediction.torch_versions import checked_version
 
@@ -73,19 +71,19 @@ def predict(
         why = "predict calls the step once, which does nothing for `async` functions and generators"
         raise PredictionError(f"{why}: wrap it.")
     where, version = find(card), checked_version(torch_version)
-    settings = configured(conf, version)
-    how: dict[str, Any] = {"given": checked(assume), "torch_version": version}
+    conf, given = configured(conf, version), checked(assume)
+    how: dict[str, Any] = {"raises_oom": raises_oom, "given": given, "torch_version": version}
     if world_size is None:
-        how["devices"] = devices_of(devices)
-        prediction = predict_both_ends(step, where, name, settings, limit_s, raises_oom, **how)
-    elif devices != 1:
-        raise PredictionError(
-            "devices and world_size do not go together: a rank is predicted with one GPU, give one of them."
+        prediction = predict_both_ends(
+            StepToPredict(step, where, name, conf, devices=devices_of(devices), **how), limit_s
         )
+    elif devices != 1:
+        why = "devices and world_size do not go together: a rank is predicted with one GPU"
+        raise PredictionError(f"{why}, give one of them.")
     else:
         mesh = mesh_of(world_size)
         job = first_rank(math.prod(mesh), local_world_size)
-        prediction = predict_ranks(step, where, name, settings, job, limit_s, raises_oom, mesh=mesh, **how)
+        prediction = predict_ranks(StepToPredict(step, where, name, conf, **how), job, limit_s, mesh)
     runs.add(prediction)
     return prediction
 
@@ -127,39 +125,22 @@ def corners(mesh: Sequence[int]) -> list[int]:
 
 
 def predict_ranks(
-    step: Callable[[], object],
-    card: Card,
-    name: str | None,
-    conf: str,
-    job: ThisRank,
-    limit_s: float | None = None,
-    raises_oom: bool = False,
-    mesh: Sequence[int] = (),
-    on_news: OnNews | None = None,
-    is_quiet: bool = False,
-    functions: Sequence[Callable[..., Any]] | None = None,
-    given: Mapping[str, Any] | None = None,
-    torch_version: str = "",
+    what: StepToPredict, job: ThisRank, limit_s: float | None = None, mesh: Sequence[int] = ()
 ) -> Prediction:
     """Predict the ranks of a job that may differ; the prediction of the one that needs most, which has all of them.
 
     They are the corners of the mesh that the ranks form, by default of one dimension, and those to which the first one sends.
     """
-    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
-    name = name or runs.new_name()
+    limit = TimeLimit(limit_s)
+    what = dataclasses.replace(what, name=what.name or runs.new_name())
     found, stages = dict[int, Prediction](), dict[int, Any]()
     todo = corners(mesh or (job.world_size,))
     while todo:
         if (rank := todo.pop(0)) in found:
             continue
-        left_s = None if limit_s is None else deadline - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            raise PredictionError(f"limit_s of {limit_s:.3g} s was over before rank {rank} was predicted: allow more.")
+        left_s = limit.left_for(f"rank {rank}")
         try:
-            this = dataclasses.replace(job, rank=rank, stages=stages)
-            one = predict_step(
-                step, card, name, conf, left_s, raises_oom, on_news, this, is_quiet, functions, given, torch_version
-            )
+            one = predict_step(what, left_s, dataclasses.replace(job, rank=rank, stages=stages))
         except PredictionError as error:
             error.args = (f"rank {rank} of {job.world_size}: {error}",)
             raise

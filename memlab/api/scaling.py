@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from memlab.api.predict import first_rank, predict_ranks
-from memlab.api.predict_step import configured
+from memlab.api.predict_step import StepToPredict, TimeLimit, configured
 from memlab.errors import PredictionError
 from memlab.prediction.assumptions import length_condition
 from memlab.prediction.cards import Card, find
@@ -84,17 +82,19 @@ def scaling(
     `torch_version` is that of `memlab.predict`.
     """
     where, version = find(card), checked_version(torch_version)
-    settings = configured(conf, version)
     jobs = [
         first_rank(size, None if local_world_size is None else min(local_world_size, size))
         for size in sorted(set(world_sizes))
     ]
     if not jobs:
         raise PredictionError("world_sizes has no number of ranks: pass for example (8, 16, 32).")
-    deadline, rows = math.inf if limit_s is None else time.monotonic() + limit_s, []
+    what, limit, rows = (
+        StepToPredict(step, where, name, configured(conf, version), torch_version=version),
+        TimeLimit(limit_s),
+        [],
+    )
     for job in jobs:
-        left_s = None if limit_s is None else max(deadline - time.monotonic(), 0.0)
-        found = predict_ranks(step, where, name, settings, job, left_s, torch_version=version)
+        found = predict_ranks(what, job, limit.left_s)
         rank = found.job.rank if found.job is not None else 0
         rows.append(ScaledJob(job.world_size, rank, found.fits, found.allocated_bytes, found.peak_device_bytes))
     return Scaling(name, where, tuple(rows), length_condition(found.trace))

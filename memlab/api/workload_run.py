@@ -16,7 +16,7 @@ import torch
 from memlab import torch_internals, workloads
 from memlab.api.display import LevelNow
 from memlab.api.predict import first_rank, predict_ranks
-from memlab.api.predict_step import configured, predict_step
+from memlab.api.predict_step import StepToPredict, configured, predict_step
 from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.api.track import track
@@ -179,9 +179,8 @@ def _predicted(
 
     all_conf = ",".join(filter(None, [configured(None), conf]))
     on_news = heard if on_step is not None else None
-    if over is None:
-        return predict_step(step, card, name, all_conf, on_news=on_news, is_quiet=is_quiet)
-    return predict_ranks(step, card, name, all_conf, first_rank(over, None), on_news=on_news, is_quiet=is_quiet)
+    what = StepToPredict(step, card, name, all_conf, on_news=on_news, is_quiet=is_quiet)
+    return predict_step(what) if over is None else predict_ranks(what, first_rank(over, None))
 
 
 def _seconds(job: Job, on: str, steps: int, on_step: Callable[[int], None]) -> list[float]:

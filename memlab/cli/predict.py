@@ -85,17 +85,18 @@ def main(arguments: Sequence[str]) -> int:
             savable(asked.out)  # not only after the script has run
     with parser.refusing(UNKNOWN):
         from memlab.api.predict import predict_ranks
-        from memlab.api.predict_step import configured, predict_both_ends
+        from memlab.api.predict_step import StepToPredict, configured, predict_both_ends
         from memlab.api.scaling import scaling
 
         work = functools.partial(_work, script, asked.steps, asked.json)
         try:
             conf = configured(None, version)
             how: dict[str, Any] = {"functions": () if asked.lines else None, "given": assume, "torch_version": version}
+            what = StepToPredict(work, card, script.name, conf, devices=devices, **how)
             if not jobs:
-                found = predict_both_ends(work, card, script.name, conf, asked.limit, devices=devices, **how)
+                found = predict_both_ends(what, asked.limit)
             elif len(jobs) == 1:
-                found = predict_ranks(work, card, script.name, conf, jobs[0], asked.limit, mesh=mesh, **how)
+                found = predict_ranks(what, jobs[0], asked.limit, mesh)
             else:
                 sizes, local = [job.world_size for job in jobs], jobs[-1].local_world_size
                 where: dict[str, Any] = {"world_sizes": sizes, "local_world_size": local, "torch_version": version}

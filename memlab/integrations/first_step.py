@@ -25,12 +25,12 @@ DEVICE = torch.device("cuda", 0)
 
 def predict_first_step(steps: Callable[[], object], card: str, say: Callable[[str], None]) -> Prediction | None:
     """Predict some training steps on a card, and say the answer, or why there is none, in one line."""
-    from memlab.api.predict_step import configured, predict_step
+    from memlab.api.predict_step import StepToPredict, configured, predict_step
     from memlab.api.prediction import asks_for_nothing, verdict
     from memlab.prediction.cards import find
 
     try:
-        found = predict_step(steps, find(card), "training step", configured(None))
+        found = predict_step(StepToPredict(steps, find(card), "training step", configured(None)))
         if found.trace.notes.get("raised") is True:
             raise MemlabError(f"in the dry run {found.summary.notes[-1].rstrip('.')}")
         if asks_for_nothing(found.forecast):

@@ -268,7 +268,7 @@ def _predicted(test: Callable[..., object], arguments: dict[str, Any], card: str
 
     An error of the test fails it, and so does that it uses no GPU: its budget would say nothing.
     """
-    from memlab.api.predict_step import configured, predict_step
+    from memlab.api.predict_step import StepToPredict, configured, predict_step
     from memlab.api.prediction import asks_for_nothing, verdict
     from memlab.prediction.cards import find
     from memlab.prediction.torch_versions import checked_version
@@ -276,7 +276,8 @@ def _predicted(test: Callable[..., object], arguments: dict[str, Any], card: str
     try:
         step, torch_version = functools.partial(test, **arguments), checked_version(version)
         conf = configured(None, torch_version)
-        found = predict_step(step, find(card), name, conf, functions=[test], torch_version=torch_version)
+        how: dict[str, Any] = {"functions": [test], "torch_version": torch_version}
+        found = predict_step(StepToPredict(step, find(card), name, conf, **how))
     except MemlabError as error:
         raise _failed(f"{MARK}: {error}") from None
     if asks_for_nothing(found.forecast):

@@ -16,7 +16,8 @@ from torch import nn
 
 import memlab
 from memlab.api import largest_batch
-from memlab.api.predict_step import predict_step
+from memlab.api import predict_step as step_module
+from memlab.api.predict_step import StepToPredict, predict_step
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import child, dry_run
 from memlab.prediction.child import Child
@@ -315,17 +316,17 @@ def test_the_limit_is_for_all_children_together(monkeypatch):
 def test_news_of_every_child_go_to_who_asked_for_them(capsys):
     heard: list[int] = []
     step = lambda: child.current().send({"done": 1})  # noqa: E731
-    predict_step(step, VAGUE, None, "", on_news=lambda news: heard.append(news.get("done", 0)))
+    predict_step(StepToPredict(step, VAGUE, None, "", on_news=lambda news: heard.append(news.get("done", 0))))
     assert sum(heard) == 3
     assert capsys.readouterr() == ("", "")
 
 
 def test_the_limit_is_for_all_batches_together(monkeypatch):
-    clock = iter([0.0, 4.0, 11.0])
-    monkeypatch.setattr(largest_batch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    clock = iter([0.0, 0.0, 4.0, 11.0])
+    monkeypatch.setattr(step_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     limits: list[float] = []
 
-    def predicted(make_step, number, card, conf, limit_s, job):
+    def predicted(make_step, number, limit_s, predicting):
         limits.append(limit_s)
         return SimpleNamespace(fits="yes", peak_device_bytes=ByteRange.exact(number), trace=SimpleNamespace(notes={}))
 

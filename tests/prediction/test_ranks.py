@@ -17,7 +17,7 @@ from torch import nn
 
 import memlab
 from memlab.api.predict import MOST_RANKS, corners
-from memlab.api.predict_step import predict_step
+from memlab.api.predict_step import StepToPredict, predict_step
 from memlab.errors import PredictionError
 from memlab.fake_cuda import FakeCuda
 from memlab.fake_cuda.process_groups import ThisRank
@@ -271,9 +271,9 @@ def test_a_stage_whose_shapes_nobody_sent_is_refused_in_one_line():
         PredictionError,
         match="stage 1 of a pipeline gets its shapes from stage 0, and they are unknown: pass input_args",
     ):
-        predict_step(pipeline_without_shapes, find("RTX 4060"), "stage", "", job=job)
+        predict_step(StepToPredict(pipeline_without_shapes, find("RTX 4060"), "stage", ""), job=job)
     before = dataclasses.replace(job, rank=2, stages={0: [((2, 64), (64, 1), "float32", True)]})
-    found = predict_step(pipeline_without_shapes, find("RTX 4060"), "stage", "", job=before)
+    found = predict_step(StepToPredict(pipeline_without_shapes, find("RTX 4060"), "stage", ""), job=before)
     assert "stage 2 of the pipeline gets shapes as stage 0 sends them on" in found.assumptions
 
 

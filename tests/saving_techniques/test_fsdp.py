@@ -11,6 +11,7 @@ import memlab
 from memlab import workloads
 from memlab.api.compare import compare
 from memlab.api.predict import first_rank, predict_ranks
+from memlab.api.predict_step import StepToPredict
 from memlab.api.prediction import Prediction
 from memlab.api.runs import runs
 from memlab.api.workload_run import run_workload, work_of
@@ -83,7 +84,7 @@ def test_what_else_a_model_has_stays_as_it_was() -> None:
         assert all(type(one).__name__ == "DTensor" and one.is_cuda for one in model.parameters())
         job.run()
 
-    run = predict_ranks(step, find("RTX 4060"), "step", "", first_rank(4, None))
+    run = predict_ranks(StepToPredict(step, find("RTX 4060"), "step", ""), first_rank(4, None))
     assert run.peak_allocated_bytes
 
 
