@@ -26,6 +26,7 @@ from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import ByteRange, format_seconds, number_of, one_line
 from memlab.views import comparison as view
 from memlab.views.page import Page
+from memlab.views.scene import Scene
 from memlab.views.shown import ShownWithFigure, bundle
 from memlab.views.table import Cell
 
@@ -95,12 +96,9 @@ class Comparison(ShownWithFigure):
         """The data of the figure."""
         return picture(self.side_a, self.side_b, has_time=all(map(_has_time, (self.a, self.b))))
 
-    @property
-    def figure(self) -> Any:
-        """Both timelines on one axis and next to them who held each peak, as a plotly figure."""
-        from memlab.views.plotly import figure
-
-        return figure(view.comparison_scene(self.picture, self.sentence, self.sentence))
+    def scene(self) -> Scene:
+        """Both timelines on one axis and next to them who held each peak, below the sentence."""
+        return view.comparison_scene(self.picture, self.sentence, self.sentence)
 
     @property
     def page(self) -> Page:
@@ -137,7 +135,7 @@ class Comparison(ShownWithFigure):
 
     def bundle(self) -> dict[str, Any]:
         """MIME type -> the whole comparison; the figure includes the sentence."""
-        return {**bundle(view.comparison_scene(self.picture, self.sentence, self.sentence)), **self.table_bundle()}
+        return {**bundle(self.scene()), **self.table_bundle()}
 
     def to_pandas(self) -> Any:
         """One row per name at either peak, by category, module and line; sizes in bytes."""

@@ -21,8 +21,7 @@ from memlab.units import ByteRange
 from memlab.views.largest_batch import batch_scene
 from memlab.views.page import Page
 from memlab.views.scene import Scene
-from memlab.views.shown import ShownWithFigure, bundle
-from memlab.views.svg import svg
+from memlab.views.shown import ShownWithFigure
 from memlab.views.table import Column, Table
 
 _COLUMNS = (Column("batch", "count"), Column(""), Column("needs of the device", "bytes"))
@@ -84,21 +83,6 @@ class MaxBatch(ShownWithFigure):
         tried = [(one.batch, one.fits, ByteRange(*one.device_bytes)) for one in self.tried]
         card = self.card
         return batch_scene(self.title, self.text, tried, self.batch, self.perhaps, card.name, card.usable_range)
-
-    @property
-    def figure(self) -> Any:
-        """The same as a plotly figure."""
-        from memlab.views.plotly import figure
-
-        return figure(self.scene())
-
-    def svg(self) -> str:
-        """The same as SVG."""
-        return svg(self.scene())
-
-    def figure_bundle(self) -> dict[str, Any]:
-        """MIME type -> the picture as plotly, SVG or text."""
-        return bundle(self.scene())
 
     def to_pandas(self) -> Any:
         """One row per predicted batch, sizes in bytes."""

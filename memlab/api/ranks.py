@@ -19,8 +19,8 @@ from memlab.trace.trace import RANK, Trace
 from memlab.units import number_of, one_line
 from memlab.views.page import Page
 from memlab.views.ranks import ranks_page, ranks_scene, ranks_title
-from memlab.views.shown import ShownWithFigure, bundle
-from memlab.views.svg import svg
+from memlab.views.scene import Scene
+from memlab.views.shown import ShownWithFigure
 
 ENDINGS = (".memlab", ".memlab.partial")
 _MOST_RANKS = 1 << 17
@@ -91,24 +91,9 @@ class Ranks(ShownWithFigure):
         """What happened, which ranks differ and in what, and what was not seen."""
         return ranks_page(self.job, self.left_out)
 
-    def scene(self) -> Any:
+    def scene(self) -> Scene:
         """The picture: peaks by optimizer step and by rank."""
         return ranks_scene(self.job, self.page.text())
-
-    @property
-    def figure(self) -> Any:
-        """The same as a plotly figure."""
-        from memlab.views.plotly import figure
-
-        return figure(self.scene())
-
-    def svg(self) -> str:
-        """The same as SVG."""
-        return svg(self.scene())
-
-    def figure_bundle(self) -> dict[str, Any]:
-        """MIME type -> the picture as plotly, SVG or text."""
-        return bundle(self.scene())
 
     def to_pandas(self) -> Any:
         """One row per rank: bytes, seconds since the first began, how it ended, and what held its peak."""

@@ -18,7 +18,8 @@ from memlab.views import lines as line_views
 from memlab.views import modules as module_views
 from memlab.views.page import Page
 from memlab.views.report import report
-from memlab.views.shown import Shown, ShownWithFigure, bundle
+from memlab.views.scene import Scene
+from memlab.views.shown import Shown, ShownWithFigure
 from memlab.views.timeline import timeline_scene
 
 
@@ -54,12 +55,9 @@ class RunReport(ShownWithFigure):
             raise MemlabError(f"run {self.summary.name!r} used no device: there is nothing to draw.")
         return curves(self.trace, self.summary.devices[0].device)
 
-    @property
-    def figure(self) -> Any:
-        """The timeline as a plotly figure."""
-        from memlab.views.plotly import figure
-
-        return figure(timeline_scene(self.curves, self.title))
+    def scene(self) -> Scene:
+        """The timeline."""
+        return timeline_scene(self.curves, self.title)
 
     @property
     def title(self) -> str:
@@ -76,7 +74,7 @@ class RunReport(ShownWithFigure):
         """MIME type -> the figure as plotly, SVG or text."""
         if not self.summary.devices:
             return {"text/plain": "Nothing to draw: no device was used."}
-        return bundle(timeline_scene(self.curves, self.title))
+        return super().figure_bundle()
 
     def to_pandas(self) -> Any:
         """The figures as a pandas DataFrame."""

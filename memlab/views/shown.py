@@ -70,13 +70,26 @@ class Shown:
 
 
 class ShownWithFigure(Shown):
-    """Mixin for results with a figure above their text: two outputs, as HTML would hide an SVG."""
+    """Mixin for results with a figure above their text: two outputs, as HTML would hide an SVG. A subclass defines `scene`."""
 
     __slots__ = ()
 
+    def scene(self) -> Scene:
+        """The picture as a value."""
+        raise NotImplementedError
+
+    @property
+    def figure(self) -> Any:
+        """The picture as a plotly figure."""
+        return figure(self.scene())
+
+    def svg(self) -> str:
+        """The picture as SVG."""
+        return svg(self.scene())
+
     def figure_bundle(self) -> dict[str, Any]:
         """MIME type -> the figure as plotly, SVG or text."""
-        raise NotImplementedError
+        return bundle(self.scene())
 
     def table_bundle(self) -> dict[str, Any]:
         """MIME type -> content of the text below the figure."""
