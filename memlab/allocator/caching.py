@@ -53,9 +53,8 @@ class CachingAllocator(Segments):
     ) -> None:
         settings = parse_conf(conf, torch_version) if isinstance(conf, str) else conf
         if total_bytes <= 0 or not 0 <= context_bytes <= total_bytes:
-            raise MemlabError(
-                f"a device of {total_bytes} bytes cannot hold a context of {context_bytes}: give sizes in bytes"
-            )
+            what = f"a device of {total_bytes} bytes cannot hold a context of {context_bytes}"
+            raise MemlabError(f"{what}: give sizes in bytes")
         super().__init__(settings, total_bytes, first_address, place, on_event, Ties.of(torch_version))
         self.context_bytes = self._used_bytes = context_bytes
         self.device, self.waits_for_events = device, False

@@ -66,9 +66,8 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
     for part in re.split(r",(?![^\[]*\])", text.removesuffix(",")) if text else ():
         key, colon, value = part.partition(":")
         if not colon or not key or not value:
-            raise ConfError(
-                f"not an allocator setting: {part[:60]!r}. Write key:value, for example max_split_size_mb:128"
-            )
+            how = "Write key:value, for example max_split_size_mb:128"
+            raise ConfError(f"not an allocator setting: {part[:60]!r}. {how}")
         yield key, value
 
 

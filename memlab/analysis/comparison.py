@@ -43,16 +43,6 @@ class Side:
     peak: ByteRange
 
     @property
-    def low_bytes(self) -> int:
-        """The lower bound of the peak."""
-        return self.peak.low
-
-    @property
-    def high_bytes(self) -> int:
-        """The upper bound of the peak."""
-        return self.peak.high
-
-    @property
     def is_predicted(self) -> bool:
         """Whether nothing of it was measured."""
         return self.trace.provenance == "predicted"
@@ -63,14 +53,14 @@ class Side:
         return self.trace.made_by.duration_ns / 1e9
 
     def shares(self, by: str) -> dict[str, int]:
-        """Shares of the peak by name; they sum to `low_bytes`."""
+        """Shares of the peak by name; they sum to its lower bound."""
         try:
             shares = dict(breakdown(self.trace, self.device.index, by))
         except MemlabError:
             if by not in BY:
                 raise
             shares = {}  # the events around the peak were lost
-        untold = self.low_bytes - sum(shares.values())
+        untold = self.peak.low - sum(shares.values())
         return {**shares, UNTOLD: untold} if untold else shares
 
 
@@ -282,7 +272,7 @@ def _drawn(side: Side, by: str) -> Drawn:
     line = timeline(side.trace, side.device.index)
     time_ns, shown = moments(line, BINS)
     time_s = time_ns / 1e9
-    shares = side.shares(by) if by else {"allocated": side.low_bytes}
+    shares = side.shares(by) if by else {"allocated": side.peak.low}
     order = [*LAYERS, *sorted(set(shares) - set(LAYERS))]
     stacked = tuple((name, shares[name]) for name in order if shares.get(name, 0) > 0)
     return Drawn(side.name, time_s, line.bytes[shown], max(side.duration_s, float(time_s[-1])), side.peak, stacked)

@@ -110,9 +110,8 @@ class Leaks(tuple[Leak, ...]):
     @property
     def text(self) -> str:
         """The finding in words, also if nothing grows."""
-        nothing = (
-            "Unknown: this run has no row of at least four iterations (optimizer steps, backwards, calls) to compare."
-        )
+        rows = "no row of at least four iterations (optimizer steps, backwards, calls) to compare"
+        nothing = f"Unknown: this run has {rows}."
         if self.looked_at:
             nothing = f"Nothing grows from one iteration to the next ({self.looked_at})."
         return "\n".join([*([leak.text for leak in self] or [nothing]), *filter(None, (self.remark,))])
@@ -308,7 +307,5 @@ def short_line(line: str) -> str:
 
 def named_bytes(items: Any) -> tuple[tuple[str, int], ...]:
     """Names and bytes from the notes of a file, as far as they are that."""
-    pairs = items if isinstance(items, list) else []
-    return tuple(
-        (str(one[0]), one[1]) for one in pairs if isinstance(one, list) and len(one) == 2 and isinstance(one[1], int)
-    )
+    pairs = [one for one in items if isinstance(one, list) and len(one) == 2] if isinstance(items, list) else []
+    return tuple((str(name), count) for name, count in pairs if isinstance(count, int))

@@ -227,9 +227,8 @@ def check(a: Result, b: Result, tolerance: float = CLOSE, notes: tuple[str, ...]
         why = f"all {len(parts)} parts are the same bit for bit" if len(parts) > 1 else "the same bit for bit"
         short = "equal bit for bit"
     elif worst.verdict == "close":
-        short = (
-            f"close ({least}{share(relative)} of the largest value apart)" if relative else "close (not bit for bit)"
-        )
+        apart_by = f"{least}{share(relative)} of the largest value apart" if relative else "not bit for bit"
+        short = f"close ({apart_by})"
     elif worst.verdict == "not checked":
         short = "not checked (too large)"
     elif relative is None or worst.relative is None or math.isinf(relative):

@@ -112,9 +112,8 @@ def summary(trace: Trace, name: str = "") -> Summary:
     notes += filter(None, [short_host(trace)])
     recorded = trace.notes.get(CODE)
     code = {str(line): str(text) for line, text in recorded.items()} if isinstance(recorded, dict) else {}
-    code |= {
-        f"{label}:{number}": text for label, by_line in sources_of(trace).items() for number, text in by_line.items()
-    }
+    for label, by_line in sources_of(trace).items():
+        code |= {f"{label}:{number}": text for number, text in by_line.items()}
     duration_s, engine = trace.made_by.duration_ns / 1e9, trace.made_by.engine
     return Summary(name, engine, duration_s, tuple(devices), trace.gaps, tuple(notes), trace.provenance, code)
 

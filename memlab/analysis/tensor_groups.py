@@ -62,9 +62,7 @@ def tensors_at(trace: Trace, device: int, at: Peak) -> tuple[TensorGroup, ...]:
         if name:  # which says where it belongs
             module, line, operator = "", "", ""
         elif not operator and (frame := _TORCH_FRAME.search(stack.partition("\n")[0])) is not None:
-            operator = (
-                frame[1] if frame[2] == "forward" else frame[2]
-            )  # the function of PyTorch that allocated: "linear"
+            operator = frame[1] if frame[2] == "forward" else frame[2]  # PyTorch's function that allocated: "linear"
         kind = Category(category_code).name.lower()
         pattern = NUMBER.sub("#", name or module)
         alike[name != "", pattern, -negative, kind, phase, line, operator].append((name, module, count))

@@ -63,9 +63,8 @@ def lives(trace: Trace, device: int) -> tuple[Array, Array]:
     begin, end = np.full(len(trace.blocks), -1), np.full(len(trace.blocks), len(events))
     held = (events.device == device) & (events.allocated_bytes > 0)
     for (one, other), column in (((Kind.PREEXISTING, Kind.ALLOC), begin), ((Kind.FREE, Kind.FREE_PENDING), end)):
-        rows = np.flatnonzero(
-            held & ((events.kind == one) | (events.kind == other))
-        )  # np.isin takes three times as long
+        # np.isin takes three times as long.
+        rows = np.flatnonzero(held & ((events.kind == one) | (events.kind == other)))
         column[events.block[rows]] = rows
     return begin, end
 

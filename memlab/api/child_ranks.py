@@ -217,7 +217,6 @@ def _job(job: dict[int, tuple[Trace, str]], number: int, refused: Sequence[str],
         found.append(rank_run([trace], [name]))
         if save is not None:
             part = f".{number + 1}" if number else ""
-            Run(str(trace.notes.get("name", "")), trace).save(
-                save.with_name(f"{save.stem}{part}.rank{found[-1].rank}.memlab")
-            )
+            path = save.with_name(f"{save.stem}{part}.rank{found[-1].rank}.memlab")
+            Run(str(trace.notes.get("name", "")), trace).save(path)
     return Ranks(JobRanks(tuple(sorted(found, key=lambda one: one.rank))), refused)

@@ -165,9 +165,8 @@ def compare(a: Any, b: Any, *, tolerance: float = CLOSE) -> Comparison:
     results = check_results(first.trace, second.trace, names, tolerance)
     seconds, notes = _seconds(first, second), list(_notes(first, second, *sides))
     if seconds is not None and seconds.of == "run" and first is not second:
-        notes.append(
-            "Seconds are those of the whole runs as they were tracked, including one-time work of a first call"
-        )
+        first_call = "including one-time work of a first call"
+        notes.append(f"Seconds are those of the whole runs as they were tracked, {first_call}")
     return Comparison(first, second, *sides, results, seconds, tuple(notes))
 
 

@@ -41,12 +41,8 @@ def holders(trace: Trace, device: int, live: LiveStorages) -> dict[int, list[str
     born, died = lives(trace, device)
     blocks = np.flatnonzero((born >= 0) & (died >= len(trace.events)))
     rows, events = born[blocks], trace.events
-    known = {
-        (address, size): block
-        for block, address, size in zip(
-            blocks.tolist(), events.address[rows].tolist(), events.requested_bytes[rows].tolist(), strict=True
-        )
-    }
+    places = zip(events.address[rows].tolist(), events.requested_bytes[rows].tolist(), strict=True)
+    known = dict(zip(places, blocks.tolist(), strict=True))
     # The CPU tracker identifies a storage by its Python object, the allocator's history by its address.
     objects = {graph.storage_key(one): id(one) for one in tensors_and_storages() if type(one) is torch.UntypedStorage}
     place, found = "cpu" if device == CPU else f"cuda:{device}", {}

@@ -90,9 +90,8 @@ class FitTable(Shown):
         else:
             found = f"fits for certain on none of {number_of(count, 'GPU')}"
         found += f", {numbers['close']} too close to call" if numbers["close"] else ""
-        shown = [
-            row for place, row in enumerate(rows) if abs(place - middle) <= _NEIGHBOURS or row.card.name == self.own
-        ]
+        near = range(middle - _NEIGHBOURS, middle + _NEIGHBOURS + 1)
+        shown = [row for place, row in enumerate(rows) if place in near or row.card.name == self.own]
         parts: list[Part] = [self.advice, self._table(shown)] if self.advice else [self._table(shown)]
         parts += [Folded(f"All {count} GPUs", self._table(rows))] if len(shown) < count else []
         parts += [Folded("Assumed", PageLines(self.assumptions))] if self.assumptions else []
@@ -142,8 +141,9 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
 
         chosen = whole_cell_of(chosen) or chosen
     settings, others = configured(conf), tuple[Trace, ...]()
+    made = chosen.trace.provenance
     assumed: tuple[str, ...] = (
-        f"the requests are those that were {chosen.trace.provenance}, with the kernels and workspaces of that card",
+        f"the requests are those that were {made}, with the kernels and workspaces of that card",
     )
     if isinstance(chosen, Prediction):
         asked, others, first = chosen.requests(), chosen.others, chosen.card

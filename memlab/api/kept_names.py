@@ -6,8 +6,7 @@ import contextlib
 from typing import Any
 
 from memlab.analysis.oom.explain import grouped
-from memlab.analysis.oom.facts import Holder
-from memlab.api.oom import OomExplained
+from memlab.api.oom import OomExplained, holder_of
 from memlab.api.run import Run
 from memlab.references.live_storages import live_storages
 from memlab.trace.trace import ERROR, HOLDERS
@@ -39,9 +38,7 @@ def _holders_of_growth(run: Run) -> list[list[Any]]:
         if not found:
             return []
         alive = live_storages(run.devices[0].device.label, budget_s=SEARCH_S).storages
-        holders = tuple(
-            Holder(one.path, one.category, one.nbytes, one.address, one.others) for one in alive if one.path
-        )
+        holders = tuple(holder_of(one) for one in alive if one.path)
         low, high = _SIMILAR
         return [
             [one.path, one.nbytes]

@@ -35,9 +35,8 @@ MAX_DEPTH = 10_000
 """A quarter of what the main thread's stack can take."""
 _MAX_KNOWN = 200_000
 _TOO_MANY = "what graphs keep: too many nodes for a quick look"
-_TOO_DEEP = (
-    f"what graphs keep: after {MAX_DEPTH:,} nodes in a row PyTorch could not free more of them that were looked at"
-)
+_LOOKED_AT = f"after {MAX_DEPTH:,} nodes in a row PyTorch could not free more of them that were looked at"
+_TOO_DEEP = f"what graphs keep: {_LOOKED_AT}"
 _HIDDEN = "what a graph keeps of a tensor whose view was changed in place"
 _HAS_YOUNG = sys.version_info < (3, 14) and not hasattr(sys, "_is_gil_enabled")
 _storage_of: Any = dispatch.TensorBase.untyped_storage

@@ -33,7 +33,7 @@ from memlab.probes.counters import Nvml, has_context
 from memlab.probes.host import HostMemory
 from memlab.probes.rows import segments_of
 from memlab.references import release as references
-from memlab.references.live_storages import live_storages
+from memlab.references.live_storages import Storage, live_storages
 from memlab.references.release import Released, first_argument
 from memlab.torch_internals import cell_code
 from memlab.torch_internals.frames import OWN_FILES
@@ -278,9 +278,8 @@ def failure_facts(
         budget_s, errors = LAST_SEARCH_S, list(references.all_errors([outer or error]))
     alive = attempt("what is alive", lambda: live_storages(label, budget_s=budget_s, errors=errors), None)
     # If the device index is unknown ("cuda"), on all devices of the type.
-    there = (
-        [one for one in alive.storages if one.device == label or one.device.startswith(f"{label}:")] if alive else []
-    )
+    storages = alive.storages if alive is not None else ()
+    there = [one for one in storages if one.device == label or one.device.startswith(f"{label}:")]
     raised = attempt("the traceback", lambda: _raised(error), _Raised())
     failure = Failure(
         message=message,
@@ -288,7 +287,7 @@ def failure_facts(
         place=raised.place,
         phase=raised.phase,
         moment=moment,
-        holders=tuple(Holder(one.path, one.category, one.nbytes, one.address, one.others) for one in there),
+        holders=tuple(map(holder_of, there)),
         all_named=alive is not None and alive.is_complete,
         calls_backward=raised.calls_backward,
         provenance=provenance_here([label]),
@@ -304,6 +303,11 @@ def failure_facts(
         why = "so lines and categories at that moment are unknown"
         gaps.append(f"moment: the trace holds no row for it, {why}")
     return dataclasses.replace(failure, gaps=tuple(gaps))
+
+
+def holder_of(storage: Storage) -> Holder:
+    """What the explanation takes of a live storage."""
+    return Holder(storage.path, storage.category, storage.nbytes, storage.address, storage.others)
 
 
 def _moment(message: Message, run: Run | None) -> Moment | None:
@@ -394,6 +398,11 @@ def _raised(error: BaseException) -> _Raised:
     return found
 
 
+def _held_segment(segment: Any) -> HeldSegment:
+    used = {block["address"]: block["size"] for block in segment["blocks"] if block["state"] != "inactive"}
+    return HeldSegment(segment["total_size"], used, segment["is_expandable"])
+
+
 def _with_device(failure: Failure, gaps: list[str]) -> Failure:
     """The device's and the machine's memory now; CUDA is queried only if the user's code has initialised it."""
     label = failure.message.label
@@ -406,9 +415,6 @@ def _with_device(failure: Failure, gaps: list[str]) -> Failure:
     device, shot = failure.message.device or 0, torch_internals.snapshot()
     held = segments_of(shot, device)
     pieces = [block["size"] for one in held for block in one["blocks"] if block["state"] == "inactive"]
-    used = [
-        {block["address"]: block["size"] for block in one["blocks"] if block["state"] != "inactive"} for one in held
-    ]
     with Nvml.open() as nvml:
         reading = nvml.read(device)
         gaps += [f"{gap.name}: {gap.text}" for gap in nvml.gaps]
@@ -423,10 +429,7 @@ def _with_device(failure: Failure, gaps: list[str]) -> Failure:
         message=message,
         has_context=is_there,
         largest_free_bytes=max(pieces, default=0),
-        segments=tuple(
-            HeldSegment(one["total_size"], used_of, one["is_expandable"])
-            for one, used_of in zip(held, used, strict=True)
-        ),
+        segments=tuple(map(_held_segment, held)),
         expandable=shot["allocator_settings"].get("expandable_segments"),
         others_bytes=reading.others_bytes,
     )

@@ -93,10 +93,8 @@ class Prediction(Run):
             missing = ByteRange(max(-high, 0), max(-low, 0))
             return f"does not fit {card}" + (f": {missing} missing{on}" if missing.low else "")
         if has_raised(self.trace):
-            needs = format_bytes(self.peak_device_bytes.low)
-            return (
-                f"ended with an error: needs at least {needs} of the {self.card.usable_range} of {self.card.name}{on}"
-            )
+            needs = f"{format_bytes(self.peak_device_bytes.low)} of the {self.card.usable_range} of {self.card.name}"
+            return f"ended with an error: needs at least {needs}{on}"
         if self.fits == "yes":
             return f"fits {card} with {ByteRange(max(low, 0), max(high, 0))} to spare{on}"
         between = f": {format_bytes(-low)} missing to {format_bytes(high)} left{on}" if low < 0 < high else ""

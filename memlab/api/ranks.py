@@ -116,9 +116,8 @@ def ranks(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], name
         where = "these files" if not isinstance(files, str | os.PathLike) else repr(os.fspath(files))[:200]
         if names:
             raise MemlabError(f"no job in {where} has the name {name!r:.80}. There: {', '.join(names)[:200]}.")
-        how = (
-            "`memlab run --nproc-per-node 2 --out DIR train.py` or `torchrun --no-python memlab run --out DIR train.py`"
-        )
+        run = "memlab run --out DIR train.py"
+        how = f"`{run.replace('--out', '--nproc-per-node 2 --out')}` or `torchrun --no-python {run}`"
         why = f" ({found.unreadable[0]})" if found.unreadable else ""
         raise MemlabError(f"there are no ranks of a job in {where}{why}. Fill a folder by {how}.")
     left_out = [*found.unreadable, *(f"{path.name}: not a rank of a job" for path in found.others)]
@@ -161,9 +160,8 @@ def folder_of(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) 
     if isinstance(files, str | os.PathLike):
         folder = Path(files)
         if not folder.is_dir():
-            raise MemlabError(
-                f"there is no folder {str(folder)!r:.200}. Name one that `memlab run --out` filled, or its files."
-            )
+            how = "Name one that `memlab run --out` filled, or its files"
+            raise MemlabError(f"there is no folder {str(folder)!r:.200}. {how}.")
         paths = sorted(path for path in folder.iterdir() if path.name.endswith(ENDINGS) and path.is_file())
     else:
         paths = [Path(path) for path in files]
@@ -189,10 +187,7 @@ def _rank_file(path: Path, began_s: float, notes: dict[str, Any]) -> RankFile | 
     facts = notes.get(RANK)
     if not isinstance(facts, dict):
         return None
-    rank, world_size, attempt = (facts.get(key, 0) for key in ("rank", "world_size", "attempt"))
-    if (
-        not all(type(number) is int for number in (rank, world_size, attempt))
-        or not 0 <= rank < world_size <= _MOST_RANKS
-    ):
+    numbers = rank, world_size, attempt = tuple(facts.get(key, 0) for key in ("rank", "world_size", "attempt"))
+    if any(type(number) is not int for number in numbers) or not 0 <= rank < world_size <= _MOST_RANKS:
         return None
     return RankFile(path, rank, (str(facts.get("job", "")), attempt, world_size, str(notes.get("name", ""))), began_s)

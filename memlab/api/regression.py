@@ -7,51 +7,46 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
-from memlab.analysis.comparison import UNTOLD, Difference, known_by
+from memlab.analysis.comparison import UNTOLD, Difference, Side, known_by
 from memlab.api.compare import Comparison
-from memlab.trace.trace import RANK, SIMULATED_GPU, Trace
+from memlab.trace.trace import CPU, RANK, SIMULATED_GPU, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, number_of, one_line
 
 BY = ("module", "line", "category")
-CPU_LABEL, SIMULATED = "cpu", "simulated"
 _NAMELESS = (BEFORE, ELSEWHERE, ROUNDING, UNTOLD)
 
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """The peak of *allocated* of a run and of its baseline, and by module, line and category what grew most.
+    """A run against its baseline, `sides[1]` and `sides[0]`: the peak of *allocated*, and what grew most by module, line, category.
 
-    `unknown` says why there is no answer for some of the three. `devices`, `names`, `provenances` and
-    `torch_versions` are those of the baseline and of the run, `world_sizes` how many ranks their jobs have.
+    `before` and `after` are the peaks of their jobs; `unknown` says why there is no answer for some of the three.
     """
 
+    sides: tuple[Side, Side]
     before: ByteRange
     after: ByteRange
     tolerance: float
     culprits: dict[str, tuple[str, Difference]]
     unknown: dict[str, str]
-    devices: tuple[str, str] = ("", "")
-    names: tuple[str, str] = ("", "")
-    provenances: tuple[str, str] = ("", "")
-    torch_versions: tuple[str, str] = ("", "")
-    world_sizes: tuple[int, int] = (1, 1)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What to know of both runs, in a sentence each: GPUs, versions of PyTorch and sources that differ, a simulated GPU."""
-        found = []
-        if CPU_LABEL not in self.devices and self.names[0] != self.names[1]:
-            first, second = (one_line(name, 80) for name in self.names)
-            found.append(f"the baseline is of {first}, the run of {second}: kernels and workspaces differ between GPUs")
-        found += filter(None, [other_torch(*self.torch_versions)])
-        if self.world_sizes[0] != self.world_sizes[1]:
-            jobs = [number_of(count, "rank") for count in self.world_sizes]
-            found.append(
-                f"the baseline is of a job of {jobs[0]}, the run of one of {jobs[1]}: each rank holds a different share"
-            )
-        if self.provenances[0] != self.provenances[1]:
-            found.append(f"the baseline is {self.provenances[0]}, the run {self.provenances[1]}")
-        return (*found, *([SIMULATED_GPU] if SIMULATED in self.provenances else []))
+        found, (traces, devices) = [], zip(*((one.trace, one.device) for one in self.sides), strict=True)
+        names, ranks = [one_line(one.name, 80) for one in devices], list(map(_world_size, traces))
+        sources = [one.provenance for one in traces]
+        if CPU not in (one.index for one in devices) and names[0] != names[1]:
+            kernels = "kernels and workspaces differ between GPUs"
+            found.append(f"the baseline is of {names[0]}, the run of {names[1]}: {kernels}")
+        found += filter(None, [other_torch(*map(torch_version, traces))])
+        if ranks[0] != ranks[1]:
+            jobs = [number_of(count, "rank") for count in ranks]
+            share = "each rank holds a different share"
+            found.append(f"the baseline is of a job of {jobs[0]}, the run of one of {jobs[1]}: {share}")
+        if sources[0] != sources[1]:
+            found.append(f"the baseline is {sources[0]}, the run {sources[1]}")
+        return (*found, *([SIMULATED_GPU] if "simulated" in sources else []))
 
     @property
     def share(self) -> float:
@@ -64,12 +59,18 @@ class Regression:
 
         Memory of a GPU says nothing about that of the host, and what did not end may have grown in any case.
         """
-        if self.devices[0].partition(":")[0] != self.devices[1].partition(":")[0]:
+        before, after = self._kinds
+        if before != after:
             return None
         if self.after.high >= UNBOUNDED and self.before.high >= UNBOUNDED:
             return None
         grew_high = self.after.high > self.before.high * (1 + self.tolerance)
         return grew_high if grew_high == (self.share > self.tolerance) else None
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        """Whether each is of the CPU or of a GPU."""
+        return tuple(one.device.label.partition(":")[0] for one in self.sides)
 
     @property
     def text(self) -> str:
@@ -81,7 +82,7 @@ class Regression:
         sizes = f"{self.before} -> {self.after} allocated ({self.share:+.1%})"
         if self.is_regression is None:
             why = "a run or rank that did not end, or whose events were lost, may have been higher"
-            before, after = (one.partition(":")[0] for one in self.devices)
+            before, after = self._kinds
             if before != after:
                 why = f"the baseline is of {before}, the run of {after}: name two runs of one kind of device"
             return f"not known: {self.before} -> {self.after} allocated, and {why}"
@@ -103,12 +104,10 @@ class Regression:
         }
         sizes = {"before_bytes": self.before.low, "after_bytes": self.after.low, "tolerance": self.tolerance}
         high = {"after_high_bytes": self.after.high if self.after.high < UNBOUNDED else None}
-        sides = [
-            {"device": device, "name": name, "provenance": provenance, "torch": version}
-            for device, name, provenance, version in zip(
-                self.devices, self.names, self.provenances, self.torch_versions, strict=True
-            )
-        ]
+        sides = []
+        for one in self.sides:
+            where = {"device": one.device.label, "name": one.device.name}
+            sides.append(where | {"provenance": one.trace.provenance, "torch": torch_version(one.trace)})
         sources = {"baseline": sides[0], "run": sides[1], "notes": list(self.warnings)}
         grew = {"grew_most": grown, "not_known": self.unknown}
         return {"is_regression": self.is_regression, **sizes, **high, **grew, **sources}
@@ -130,13 +129,7 @@ def regression_of(compared: Comparison, tolerance: float, are_worst: tuple[bool,
                 culprits[by] = name, rows[name]
     is_predicted = any(one.is_predicted for one in sides)
     unknown = {by: why_unknown(by, is_predicted) for by in BY if by not in known}
-    return Regression(
-        before, after, tolerance, culprits, unknown,
-        devices=(sides[0].device.label, sides[1].device.label), names=(sides[0].device.name, sides[1].device.name),
-        provenances=(sides[0].trace.provenance, sides[1].trace.provenance),
-        torch_versions=(torch_version(sides[0].trace), torch_version(sides[1].trace)),
-        world_sizes=(_world_size(sides[0].trace), _world_size(sides[1].trace)),
-    )  # fmt: skip
+    return Regression(sides, before, after, tolerance, culprits, unknown)
 
 
 def _world_size(trace: Trace) -> int:

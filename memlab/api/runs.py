@@ -53,9 +53,8 @@ class Runs(ByName[Run]):
         """The latest run."""
         with self._lock:
             if not self._known:
-                raise MemlabError(
-                    "there is no run yet: put %%memtrack on a cell, or use memlab.track() or `memlab run SCRIPT`."
-                )
+                how = "put %%memtrack on a cell, or use memlab.track() or `memlab run SCRIPT`"
+                raise MemlabError(f"there is no run yet: {how}.")
             return next(reversed(self._known.values()))
 
 

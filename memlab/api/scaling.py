@@ -51,10 +51,10 @@ class Scaling(Shown):
         """The smallest job that fits, and the table of all."""
         fewest = next((row.world_size for row in self.rows if row.fits == "yes"), None)
         found = f"fits on {number_of(fewest, 'GPU')}" if fewest is not None else "fits on none of these for certain"
-        rows = tuple(
-            (row.world_size, ANSWERS[row.fits], row.allocated_bytes, row.device_bytes, row.rank) for row in self.rows
-        )
-        return Page(f"{self.name} on {self.card.name}: {found}{self.condition}", (Table("", _COLUMNS, rows),))
+        rows = []
+        for row in self.rows:
+            rows.append((row.world_size, ANSWERS[row.fits], row.allocated_bytes, row.device_bytes, row.rank))
+        return Page(f"{self.name} on {self.card.name}: {found}{self.condition}", (Table("", _COLUMNS, tuple(rows)),))
 
     def to_pandas(self) -> Any:
         """One row for each size, sizes in bytes."""

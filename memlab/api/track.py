@@ -90,8 +90,9 @@ class Options:
         if not isinstance(rate, int | float) or not math.isfinite(rate) or not 0 < rate <= 20:
             raise MemlabError(f"the rate must be above 0 and at most 20 Hz, got {rate!r}.")
         if not isinstance(entries, int) or not 1000 <= entries <= 10_000_000:
-            what = "entries (the length of the ring of history)"
-            raise MemlabError(f"{what} must be 1,000 to 10,000,000, got {entries!r}.")
+            raise MemlabError(
+                f"entries (the length of the ring of history) must be 1,000 to 10,000,000, got {entries!r}."
+            )
         if isinstance(save, str) and (not save or save.endswith(("/", os.sep))):
             raise MemlabError(f"cannot save to {save!r:.200}: name a file in a folder that exists.")
         watched = (functions,) if isinstance(functions, str) or callable(functions) else tuple(functions)
@@ -102,9 +103,8 @@ class Options:
             "functions": watched,
             "target": Target.parse(self.device),
             "budget_bytes": None if self.budget is None else parse_bytes(self.budget),
-            "save": None
-            if save is None
-            else savable(save),  # absolute, because the cell may change the working directory
+            # Absolute, because the cell may change the working directory.
+            "save": None if save is None else savable(save),
         }.items():
             object.__setattr__(self, field, value)
 
@@ -243,7 +243,7 @@ class Track:
 
             for one in all_errors(
                 [error]
-            ):  # also for those who keep it: what our frame held of an operator goes with it
+            ):  # for those who keep it, too: what our frame held of an operator goes with it
                 leave_out(one, OPERATOR_FRAMES)
         open_tracks[self._thread] -= 1  # that of the start: a generator may be closed by another thread
         with _interrupts_wait():
@@ -293,7 +293,10 @@ class Track:
         for place in {"cell", *(text.rpartition(":")[0] for text in (*trace.texts["line"], *trace.texts["mark"]))}:
             if count := cell_code.cell_number(self._file if place == "cell" else place):
                 counts[place] = count
-        if self._measurement is not None and (gap := self._measurement.children.gap(_risen_bytes(trace))) is not None:
+        # By how much *allocated* rose above its level at the start, on the device where it rose most.
+        rises = (peak(trace, index).low_bytes - timeline(trace, index).start_bytes for index in trace.device_indices)
+        risen_bytes = max(rises, default=0)
+        if self._measurement is not None and (gap := self._measurement.children.gap(risen_bytes)) is not None:
             trace = trace.with_gaps(gap)
             if gap.name == WORK_IN_CHILDREN and not self.run.started_ranks:
                 how = "memlab.track(save='child.memlab') in each, with a file of its own, measures them."
@@ -353,12 +356,6 @@ def _interrupts_wait() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
         if came:
             signal.raise_signal(signal.SIGINT)
-
-
-def _risen_bytes(trace: Trace) -> int:
-    """By how much *allocated* rose above its level at the start, on the device where it rose most."""
-    rises = (peak(trace, index).low_bytes - timeline(trace, index).start_bytes for index in trace.device_indices)
-    return max(rises, default=0)
 
 
 def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:

@@ -171,9 +171,8 @@ class WaysSearch:
             except MemlabError:  # it needs one of them in a way that does not show
                 return
             if freed.fits == "yes":
-                change = (
-                    f"`del {', '.join(names)}`, if not needed any more, and `%memoom release`, then the same cell again"
-                )
+                after = "and `%memoom release`, then the same cell again"
+                change = f"`del {', '.join(names)}`, if not needed any more, {after}"
                 self._add(WayOut("free", change, freed.peak_device_bytes))
                 return
 

@@ -95,9 +95,8 @@ def run_workload(
     said = techniques.said(used, world_size)
     called = name or " + ".join([str(work), *said, *(f"habit of {one}" for one in without)])[:200]
     conf = ",".join(filter(None, (techniques[one].conf for one in used)))
-    settings = {
-        key: one if isinstance(one, int | float | str | bool) else repr(one) for key, one in work.settings.items()
-    }
+    plain = int | float | str | bool
+    settings = {key: one if isinstance(one, plain) else repr(one) for key, one in work.settings.items()}
     facts: dict[str, Any] = {"workload": work.name, "size": work.size, "settings": settings}
     facts |= {"techniques": used, "habits": without, "steps": steps, "step_s": [], "notes": []}
 

@@ -249,10 +249,8 @@ class Trace:
             column = getattr(blocks, name)[of_block] if len(blocks) else np.zeros(len(events), "u1")
             frame[name] = named(column, (code.name.lower() for code in codes))
         for name in Blocks.TEXTS:
-            column = (
-                np.where(is_block, getattr(blocks, name)[of_block], -1) if len(blocks) else np.full(len(events), -1)
-            )
-            frame[name] = named(column, self.texts[name])
+            column = getattr(blocks, name)[of_block] if len(blocks) else np.zeros(len(events), "i4")
+            frame[name] = named(np.where(is_block, column, -1), self.texts[name])
         return frame
 
     def nbytes(self) -> int:

@@ -52,9 +52,8 @@ def advice_page(found: Findings, code: str = "", diff: str = "", cell: str = "",
         was = "predicted" if found.is_predicted else "measured"
         if setting:
             parts.append(f"Before the kernel starts, set PYTORCH_CUDA_ALLOC_CONF={setting}; the rest is in the cell.")
-        parts.append(
-            Folded(f"Your cell, changed; the peak above was {was} with this very text", code_block(diff), True)
-        )
+        heading = f"Your cell, changed; the peak above was {was} with this very text"
+        parts.append(Folded(heading, code_block(diff), is_open=True))
         parts.append(Folded("The changed cell, to paste", code_block(cell)))
     elif code:
         parts.append(Folded("To paste", code_block(code), is_open=True))

@@ -36,9 +36,8 @@ def oom_page(found: Explanation, cell: str = "", pointer: str = "", ways: WaysOu
     details += [("What to do", _actions(found.actions))] if found.actions and not is_answered else []
     details += [("The numbers", Table("", _HOLDS, terms))] if terms else []
     details += [(alive, named_table("", found.named, found.more_named))] if found.named else []
-    details += (
-        [("Allocated when memory ran out", Beside(tuple(map(share_table, found.shares))))] if found.shares else []
-    )
+    held = Beside(tuple(map(share_table, found.shares)))
+    details += [("Allocated when memory ran out", held)] if found.shares else []
     details += [("Not seen", PageLines(tuple(f"- {gap}" for gap in found.gaps)))] if found.gaps else []
     parts.append(Folded("What happened", happened) if is_answered else happened)
     parts += [Folded(heading, part) if is_answered else _headed(heading, part) for heading, part in details]
@@ -52,15 +51,13 @@ def oom_page(found: Explanation, cell: str = "", pointer: str = "", ways: WaysOu
 
 
 def _ways(found: WaysOut) -> list[Part]:
-    rows: list[tuple[Cell, ...]] = [
-        (f"{number}.", way.change, way.needs, way.price or None) for number, way in enumerate(found.ways, 1)
-    ]
-    parts: list[Part] = [PageLines(found.sentences)]
-    parts += [Table("", _WAYS, tuple(rows))] if rows else []
+    rows, changes = list[tuple[Cell, ...]](), list[Part]()
     for number, way in enumerate(found.ways, 1):
+        rows.append((f"{number}.", way.change, way.needs, way.price or None))
         if way.diff:
-            parts.append(Folded(f"{number}. as a change of the cell", code_block(way.diff)))
-            parts.append(Folded(f"{number}. the changed cell, as it was predicted", code_block(way.cell)))
+            changes.append(Folded(f"{number}. as a change of the cell", code_block(way.diff)))
+            changes.append(Folded(f"{number}. the changed cell, as it was predicted", code_block(way.cell)))
+    parts: list[Part] = [PageLines(found.sentences), *([Table("", _WAYS, tuple(rows))] if rows else []), *changes]
     if found.not_enough:
         parts.append(Folded("Tried, and not enough", PageLines(found.not_enough)))
     return parts

@@ -97,10 +97,8 @@ def _first_failure(first: RankRun, began_s: float) -> Iterator[str]:
     by = held.shares.get("category", {})
     what = ", ".join(f"{name} {format_bytes(count)}" for name, count in list(by.items())[:_HOLDERS])
     names = ", ".join(f"{one_line(path, 60)} {format_bytes(count)}" for path, count in held.named[:_HOLDERS])
-    modules = [
-        (name, count) for name, count in held.shares.get("module", {}).items() if name not in (*_NAMES, ROUNDING)
-    ][:_HOLDERS]
-    where = ", ".join(f"{one_line(name, 60)} {format_bytes(count)}" for name, count in modules)
+    modules = {name: count for name, count in held.shares.get("module", {}).items() if name not in (*_NAMES, ROUNDING)}
+    where = ", ".join(f"{one_line(name, 60)} {format_bytes(count)}" for name, count in list(modules.items())[:_HOLDERS])
     text = f"It held {format_bytes(held.allocated_bytes)}"
     if not by:
         yield f"{text} at its last sample; what held them is unknown." if first.is_partial else f"{text}."
@@ -115,18 +113,15 @@ def _later_failures(failed: Sequence[RankRun], first: RankRun) -> Iterator[str]:
     alike: dict[str, list[RankRun]] = {}
     for one in failed:
         if one is not first:
-            what = {CUT_OFF: "was cut off", TERMINATED: f"was {one.error}"}.get(
-                one.ending, f"raised {one.error or 'an error'}"
-            )
-            alike.setdefault(what, []).append(one)
+            endings = {CUT_OFF: "was cut off", TERMINATED: f"was {one.error}"}
+            alike.setdefault(endings.get(one.ending, f"raised {one.error or 'an error'}"), []).append(one)
     for what, ones in alike.items():
         later_s = min(one.ended_s for one in ones) - first.ended_s
         later = f"{format_seconds(later_s)} later " if first.has_times else "later "
         when = later if later_s > 0 else ""
         end = "; files of ranks that were cut off are read as far as they go" if ones[0].is_partial else ""
-        text = (
-            f"{when}{ranks_text(one.rank for one in ones)} {what.rstrip('.')}{end}{'' if what.endswith('…') else '.'}"
-        )
+        stop = "" if what.endswith("…") else "."
+        text = f"{when}{ranks_text(one.rank for one in ones)} {what.rstrip('.')}{end}{stop}"
         yield text[:1].upper() + text[1:]
 
 
@@ -254,9 +249,8 @@ def _rank_bars(job: JobRanks, named: dict[RankRun, tuple[str, str]]) -> Iterator
         text = f"{ranks_text(missing)} left no file"
         yield Shade(missing.start - 0.5, missing.stop - 0.5, theme.CAPACITY, 0.12, text)
     for one, (colour, word) in named.items():
-        yield Label(
-            one.rank, one.peak.low, f"{one.rank} {word}" if job.world_size > _BARS else word, colour, is_bold=True
-        )
+        text = f"{one.rank} {word}" if job.world_size > _BARS else word
+        yield Label(one.rank, one.peak.low, text, colour, is_bold=True)
     for one in job.ranks:
         if one.is_failed and (job.world_size <= _BARS or one in named):
             yield Mark(one.rank, 0, "cross", theme.CAPACITY, f"rank {one.rank}: {one.error or one.ending}")

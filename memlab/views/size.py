@@ -52,9 +52,8 @@ def size_page(sizes: Sizes) -> Page:
     parts += [Folded("By layer", Table("", _LAYERS, tuple(layers)))] if layers else []
     parts += [_classic(sizes)] if sizes.classic.without_backward_bytes else []
     parts += [PageLines(sizes.notes, colour=theme.WARNING), PageLines((_NOT_COUNTED,))]
-    return Page(
-        f"memlab · size of {sizes.model} · input {given or 'none'} · {mode} mode · {sizes.device}", tuple(parts)
-    )
+    title = f"memlab · size of {sizes.model} · input {given or 'none'} · {mode} mode · {sizes.device}"
+    return Page(title, tuple(parts))
 
 
 def _parts(sizes: Sizes) -> list[tuple[str, Cell, str]]:

@@ -51,9 +51,8 @@ def timeline_scene(curves: Curves, title: str = "") -> Scene:
         items += [Rule(limit, theme.CAPACITY, f"{what} {format_bytes(limit)}", at_left)] if limit else []
     if peak.time_ns >= 0:
         text = f"peak {'' if peak.is_exact else '≥ '}{format_bytes(peak.low_bytes)}"
-        items.append(
-            Label(scale * peak.time_ns / 1e9, peak.low_bytes, text, theme.SERIES["allocated"], True, points=True)
-        )
+        at, colour = scale * peak.time_ns / 1e9, theme.SERIES["allocated"]
+        items.append(Label(at, peak.low_bytes, text, colour, True, points=True))
     y = Axis.of_bytes(max(top, *limits.values()) * 1.06)
     panel = Panel(y, {"": (axis,)}, tuple(items))
     present = [names[code] for code in np.unique(curves.phases) if code]

@@ -408,6 +408,6 @@ def test_a_run_of_the_cpu_against_one_of_cuda_and_against_a_prediction():
     for other in (tracked("cuda", 8 * MiB), predicted):
         found = compare(cpu, other)
         assert found.results.verdict == "not checked"
-        assert found.by("category").total.b_bytes == found.side_b.low_bytes
+        assert found.by("category").total.b_bytes == found.side_b.peak.low
         assert "cuda:0" in found.text
         assert found.seconds is None

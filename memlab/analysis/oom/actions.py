@@ -223,9 +223,8 @@ def _of_variables(failure: Failure) -> Iterator[Action]:
         what += "" if is_certain else ", if no backward goes through them"
         freed = graphs if is_list else group
     else:
-        what += (
-            f": keep {'them' if len(group) > 1 else 'it'} on the CPU (`.cpu()`), or `del {name}` if no longer needed"
-        )
+        them = "them" if len(group) > 1 else "it"
+        what += f": keep {them} on the CPU (`.cpu()`), or `del {name}` if no longer needed"
     # Another variable may lead to the same graph, and is not found then.
     is_shared = any(one.others for one in freed)
     sure = [] if is_shared and graphs else [one for one in freed if not one.others]
@@ -242,9 +241,8 @@ def _of_the_step(failure: Failure) -> Iterator[Action]:
         yield _known(text, failure.bytes_of("gradient"), held)
     # Only if a tracked cell ran forwards and shows no sign of training: no backward, gradient or optimizer.
     if moment is not None and not failure.trains and moment.phase == Phase.FORWARD:
-        text = (
-            "`with torch.inference_mode():` if this needs no gradients: activations were kept and no backward had come"
-        )
+        why = "activations were kept and no backward had come"
+        text = f"`with torch.inference_mode():` if this needs no gradients: {why}"
         # The results that a list keeps are kept without gradients as well.
         results = _bytes(one for one in failure.listed if ".grad_fn" not in one.path)
         yield Action(text, ByteRange.exact(max(failure.bytes_of("activation") - results, 0)), is_estimate=True)

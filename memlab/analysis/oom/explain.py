@@ -117,9 +117,8 @@ def _title(failure: Failure) -> str:
     short = failure.shortfall
     free = f", {amount_text(message.free)} free" if message.free is not None else ""
     missing = f": {amount_text(short)} short" if short is not None and short.high > 0 else ""
-    return (
-        f"{where}: {amount_text(message.asked)} requested{free}{missing}. {VERDICTS.get(failure.verdict, '')}".rstrip()
-    )
+    why = VERDICTS.get(failure.verdict, "")
+    return f"{where}: {amount_text(message.asked)} requested{free}{missing}. {why}".rstrip()
 
 
 def _sentences(failure: Failure) -> Iterator[str]:
@@ -158,9 +157,9 @@ def _sentences(failure: Failure) -> Iterator[str]:
 def _sum(failure: Failure) -> Iterator[str]:
     """How the numbers add up: to the capacity, as the unknown part is the remainder; or beyond a limit."""
     message = failure.message
-    rest = (
-        "of other processes and the driver" if failure.process is not None else "of context, other processes and driver"
-    )
+    rest = "of context, other processes and driver"
+    if failure.process is not None:
+        rest = "of other processes and the driver"
     parts = {
         "allocated": message.allocated,
         "cached": message.cached,
@@ -183,15 +182,12 @@ def _sum(failure: Failure) -> Iterator[str]:
 def _step(step: StepNeed, phase: Phase) -> str:
     """What the whole step needs, as far as that is known."""
     where = "" if phase == Phase.OTHER else f" in {phase.name.lower()}"
-    least, could_have = (
-        format_bytes(step.at_least_bytes),
-        f"{format_bytes(step.available_bytes)} was reserved or free",
-    )
+    least = format_bytes(step.at_least_bytes)
+    could_have = f"{format_bytes(step.available_bytes)} was reserved or free"
     if step.is_first:
         begins = f"It was interrupted{where} before the first step of an optimizer had ended"
-        return (
-            f"{begins}: this needs at least {least} allocated, and what would have followed is not known; {could_have}."
-        )
+        needs = f"this needs at least {least} allocated, and what would have followed is not known"
+        return f"{begins}: {needs}; {could_have}."
     if step.rise is None:
         so_far = f"The step was interrupted{where}: it needs at least {least} allocated"
         return f"{so_far}, and what would have followed is not known; {could_have}."

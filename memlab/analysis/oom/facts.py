@@ -245,9 +245,8 @@ class Failure:
 
         A small cache is not fragmentation, even if it is larger than the request: live tensors fill the device.
         """
-        cached, reserved, free, capacity = (
-            getattr(self.message, term) for term in ("cached", "reserved", "free", "capacity")
-        )
+        message = self.message
+        cached, reserved, free, capacity = message.cached, message.reserved, message.free, message.capacity
         if cached is None or reserved is None or cached.low < LARGE_CACHE * reserved.high:
             return False
         # The tensor's own size, where it is known, would have been enough.

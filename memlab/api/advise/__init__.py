@@ -163,11 +163,8 @@ def _goal(before: Run, target_bytes: int | None) -> tuple[int | None, str, list[
     if target_bytes is not None:
         return target_bytes, "device", []
     usable = before.card.usable_bytes
-    return (
-        usable,
-        "device",
-        [f"No target was given: it is the usable memory of {before.card.name}, {format_bytes(usable)}."],
-    )
+    note = f"No target was given: it is the usable memory of {before.card.name}, {format_bytes(usable)}."
+    return usable, "device", [note]
 
 
 def _notes(what: Any, search: Search) -> Iterator[str]:
@@ -246,10 +243,9 @@ class Advice(Shown):
         if not self.recommended:
             raise MemlabError("nothing is recommended, so there is nothing to measure.")
         subject = self._subject
-        if why := next(
-            (f"{one} {why}" for one in self.recommended if (why := known_techniques[one].only_predicted)), ""
-        ):
-            raise MemlabError(f"{why}, and is not measured here.")
+        for one in self.recommended:
+            if why := known_techniques[one].only_predicted:
+                raise MemlabError(f"{one} {why}, and is not measured here.")
         if isinstance(subject, WorkloadSubject):
             subject = WorkloadSubject(subject.work, here(), subject.steps, subject.techniques, subject.habits)
         elif isinstance(subject.on, Card):

@@ -82,11 +82,8 @@ def _checkpoint(cell: _Cell) -> bool:
     paths = facts["blocks"]
     parents = {path.rpartition(".")[0] for path in paths}
     over = f"[{name}.get_submodule(path) for path in {paths!r}]"
-    if (
-        len(parents) == 1
-        and (parent := parents.pop())
-        and [path.rpartition(".")[2] for path in paths] == [str(index) for index in range(len(paths))]
-    ):
+    counted = [path.rpartition(".")[2] for path in paths] == [str(index) for index in range(len(paths))]
+    if len(parents) == 1 and (parent := parents.pop()) and counted:
         over = _attribute(name, parent)
     lines = [
         "from functools import partial",
@@ -151,7 +148,5 @@ def edited(text: str, facts: Mapping[str, Any], names: Sequence[str]) -> tuple[s
 
 def diff(before: str, after: str) -> str:
     """The change as a unified diff of the cell."""
-    lines = difflib.unified_diff(
-        textwrap.dedent(before).splitlines(), after.splitlines(), "cell", "cell, changed", n=2, lineterm=""
-    )
-    return "\n".join(lines)
+    both, names = (textwrap.dedent(before).splitlines(), after.splitlines()), ("cell", "cell, changed")
+    return "\n".join(difflib.unified_diff(*both, *names, n=2, lineterm=""))
