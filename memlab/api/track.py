@@ -13,14 +13,12 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, overload
 
-import numpy as np
 import torch
 
 from memlab.analysis.curves import BUDGET
@@ -30,6 +28,7 @@ from memlab.api.child_ranks import ChildRanks
 from memlab.api.display import Display, LevelNow
 from memlab.api.run import CELLS, Run
 from memlab.api.runs import runs
+from memlab.api.saver import Saver
 from memlab.api.watched_code import caller, known_by_now, lines_at
 from memlab.errors import BudgetExceeded, MemlabError
 from memlab.probes.counters import cuda_counters, cuda_devices
@@ -41,19 +40,13 @@ from memlab.probes.measurement import OPERATOR_FRAMES, Measurement, Target
 from memlab.probes.sampler import Sample
 from memlab.torch_internals import cell_code, is_kernel
 from memlab.torch_internals.traceback import leave_out, running_shell
-from memlab.trace.columns import MarkKind, Marks, Samples
-from memlab.trace.file import PartialFile, savable
-from memlab.trace.spans import OPTIMIZER, OPTIMIZER_WITH_CLOSURE
+from memlab.trace.file import savable
 from memlab.trace.trace import (
     CPU,
     ERROR,
     RANK,
     STEPS_BEFORE,
-    UNFINISHED,
     WORK_IN_CHILDREN,
-    Bounded,
-    Device,
-    MadeBy,
     Trace,
 )
 from memlab.units import format_bytes, number_of, one_line, parse_bytes
@@ -372,75 +365,6 @@ def _about_cuda(trace: Trace, is_forced: bool) -> Iterator[str]:
         yield f"Only the CPU was measured. When this run ended, PyTorch held {there}."
     elif there:
         yield f"Nothing was allocated or freed on CUDA in this run. Throughout, PyTorch held {there}."
-
-
-_STEPS = (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)
-
-
-class Saver:
-    """Writes the samples and the optimizer steps of a run while it is active, so that a killed process leaves something to read."""
-
-    HEAD_EVERY_NS = 1_000_000_000
-
-    def __init__(self, path: Path, name: str, measurement: Measurement | None = None) -> None:
-        self._file, self._name, self._next_head_ns = PartialFile(path), name, 0
-        self._measurement, self._owner = measurement, threading.get_ident()
-        self._marks_seen = marker.log.count()
-        self._peaks: dict[int, int] = {}
-        self._file.writer.texts({"mark": _STEPS})
-
-    def tick(self, sample: Sample) -> None:
-        """Append one sample, and the steps since the one before."""
-        now_ns, measurement = sample.time_ns, self._measurement
-        for reading in sample.readings if measurement is not None else ():
-            known, is_exact = measurement.peak_so_far(reading) if measurement is not None else (0, False)
-            if is_exact:
-                self._peaks[reading.device] = known
-        if now_ns >= self._next_head_ns:
-            self._write_head(sample)
-            self._next_head_ns = now_ns + self.HEAD_EVERY_NS
-        rows = [(now_ns, *reading) for reading in sample.readings]
-        if rows:
-            self._file.writer.table("samples", Samples(*np.array(rows, "i8").T))
-        if measurement is not None:
-            self._write_steps(measurement.start_ns)
-        self._file.flush()
-
-    def _write_head(self, sample: Sample) -> None:
-        """What is known so far; the peak of what was not written is a lower bound of the run's."""
-        devices = tuple(map(_device, (reading.device for reading in sample.readings)))
-        unread = tuple(
-            Bounded(device.index, 0, sample.time_ns, 0, self._peaks.get(device.index, -1)) for device in devices
-        )
-        start_ns = self._measurement.start_ns if self._measurement is not None else 0
-        made_by = MadeBy(UNFINISHED, devices, started_at_s=start_ns / 1e9, duration_ns=sample.time_ns, bounded=unread)
-        rank = job_rank()
-        self._file.writer.head(made_by, notes={"name": self._name, **({RANK: rank} if rank is not None else {})})
-
-    def _write_steps(self, start_ns: int) -> None:
-        """The optimizer steps of the measured thread since the last time, as marks."""
-        since, self._marks_seen = self._marks_seen, marker.log.count()
-        found = marker.columns(start_ns, time.time_ns(), self._owner, since)
-        kinds = np.isin(found.kind, (int(MarkKind.PHASE_BEGIN), int(MarkKind.PHASE_END)))
-        numbers = [_STEPS.index(text) if text in _STEPS else -1 for text in found.texts]
-        name = np.array([*numbers, -1])[found.name] if len(found.name) else found.name
-        chosen = kinds & (name >= 0)
-        if chosen.any():
-            time_ns = found.time_ns[chosen] - start_ns
-            marks = Marks(np.zeros(len(time_ns), "i8"), time_ns, found.kind[chosen], name[chosen])
-            self._file.writer.table("marks", marks)
-
-    def close(self) -> None:
-        """The whole run is saved: remove the samples file."""
-        self._file.close()
-
-
-def _device(index: int) -> Device:
-    """The name and the size of a GPU in use; of other devices neither."""
-    if index == CPU or not torch.cuda.is_initialized():
-        return Device(index, "")
-    properties = torch.cuda.get_device_properties(index)
-    return Device(index, properties.name, properties.total_memory)
 
 
 def _described(error: BaseException) -> str:

@@ -77,8 +77,8 @@ def test_the_differences_sum_to_that_of_the_peaks_exactly(by, seed):
 
     a, b = side(categorised(busy(900, seed))), side(categorised(busy(1400, seed + 10)))
     found = differences(a, b, by)
-    assert sum(one.difference_bytes for one in found.values()) == b.low_bytes - a.low_bytes
-    assert found.total == Difference(a.low_bytes, b.low_bytes)
+    assert sum(one.difference_bytes for one in found.values()) == b.peak.low - a.peak.low
+    assert found.total == Difference(a.peak.low, b.peak.low)
     assert by == "phase" or "rounding" in found
 
 
@@ -176,7 +176,7 @@ def test_no_line_is_lost_or_counted_twice():
         texts = [{n + 1: f"t{random.integers(4)}" for n in range(random.integers(1, 9))} for _ in "ab"]
         a, b = (lined(*[(n, int(random.integers(1, 99))) for n in text], texts=text) for text in texts)
         found = differences(a, b, "line")
-        assert found.total == Difference(a.low_bytes, b.low_bytes)
+        assert found.total == Difference(a.peak.low, b.peak.low)
         names = comparison.matched(*({"cell": text} for text in texts))
         assert [len(set(one.values())) for one in (names.of_a, names.of_b)] == [len(text) for text in texts]
 

@@ -13,8 +13,9 @@ import torch
 
 import memlab
 from memlab.api import track as module
-from memlab.api.track import Saver
+from memlab.api.saver import Saver
 from memlab.errors import MemlabError
+from memlab.probes.measurement import Measurement, Target
 from memlab.probes.sampler import Reading, Sample
 from memlab.trace.file import PARTIAL
 
@@ -105,7 +106,7 @@ def test_what_a_killed_kernel_leaves_can_be_read_and_claims_nothing(tmp_path):
 
 
 def test_every_length_of_a_partial_file_is_read_or_refused_in_words(tmp_path):
-    saver = Saver(tmp_path / "x", "cut")
+    saver = Saver(tmp_path / "x", "cut", Measurement(Target.parse("cpu")))
     for tick in range(5):
         saver.tick(Sample(tick * 600_000_000, (Reading(0, 5, 6, 7), Reading(-1, own_bytes=8, available_bytes=9))))
     whole = (tmp_path / f"x{PARTIAL}").read_bytes()
@@ -123,7 +124,7 @@ def test_every_length_of_a_partial_file_is_read_or_refused_in_words(tmp_path):
 
 
 def test_a_sample_without_readings_is_no_error(tmp_path):
-    saver = Saver(tmp_path / "x", "empty")
+    saver = Saver(tmp_path / "x", "empty", Measurement(Target.parse("cpu")))
     saver.tick(Sample(0, ()))
     saver.close()
     assert not list(tmp_path.iterdir())
