@@ -194,6 +194,7 @@ class CachingAllocator(Segments):
         if self._on_event is not None:
             self._on_event(Kind.OOM, self.free_bytes, size, stream)
         self._statistics.num_ooms += 1
+        free = (*self._small.in_order(), *self._large.in_order())
         raise OutOfMemory(
             nbytes,
             tried_bytes=self.settings.segment_size(size),
@@ -202,14 +203,11 @@ class CachingAllocator(Segments):
             process_bytes=self._used_bytes,
             allocated_bytes=self.allocated_bytes,
             reserved_bytes=self.reserved_bytes,
-            private_bytes=sum(block.size for block in self._free_blocks() if pool_of(block.stream)),
+            private_bytes=sum(block.size for block in free if pool_of(block.stream)),
             limit_bytes=self._limit_bytes,
             device=self.device,
             advice=self._advice,
         )
-
-    def _free_blocks(self) -> list[Block]:
-        return [*self._small.in_order(), *self._large.in_order()]
 
     # --- freeing ---
 

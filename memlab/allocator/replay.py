@@ -99,15 +99,8 @@ def simulate(
     for device in replay.devices:
         if bool((trace.events.device == device).sum()) and device not in trace.device_indices:
             raise MemlabError(f"the trace has no facts about device {device}: it has {list(trace.device_indices)}")
-        allocator = CachingAllocator(
-            total_bytes,
-            conf,
-            context_bytes,
-            on_event=replay.on_segment,
-            torch_version=version,
-            place=place,
-            device=device,
-        )
+        how: dict[str, Any] = {"torch_version": version, "place": place, "device": device}
+        allocator = CachingAllocator(total_bytes, conf, context_bytes, on_event=replay.on_segment, **how)
         allocator.waits_for_events = True  # the rows say when another stream had finished
         replay.allocators[device] = allocator
     replay.go()
@@ -183,7 +176,7 @@ class _Replay:
         for row, requested, stream, *device in notes.get("out_of_memory", ()):
             found[row].append(partial(self._fail_again, requested, stream, *device))
         in_order: list[tuple[int, float, Callable[..., None], Any]] = [
-            (row, number, self._empty_caches, ()) for number, row in enumerate(notes.get("emptied", ()))
+            (row, number, self._empty_cache, self.devices) for number, row in enumerate(notes.get("emptied", ()))
         ]
         in_order += [(row, before - 0.5, self._on_pool, rest) for row, *rest, before in notes.get("pools", ())]
         for row, _, change, rest in sorted(in_order, key=itemgetter(0, 1)):
@@ -217,10 +210,6 @@ class _Replay:
 
     # --- requests ---
 
-    def _empty_caches(self) -> None:
-        for device in self.devices:
-            self._empty_cache(device)
-
     def _on_pool(self, what: str, pool: int, device: int) -> None:
         if device not in self.allocators:
             return
@@ -231,10 +220,11 @@ class _Replay:
         else:
             _ON_POOLS[what](self.allocator.private, pool)
 
-    def _empty_cache(self, device: int) -> None:
-        self.device = device
-        self._write(Kind.SEGMENT_FREE, -1, 0, 0, 0, 0)
-        self._watch(self.allocator.empty_cache)
+    def _empty_cache(self, *devices: int) -> None:
+        for device in devices:
+            self.device = device
+            self._write(Kind.SEGMENT_FREE, -1, 0, 0, 0, 0)
+            self._watch(self.allocator.empty_cache)
 
     def _use(self, number: int, stream: int) -> None:
         if number in self.alive:  # elsewhere nothing is followed

@@ -14,29 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from memlab.analysis.breakdown import breakdown
-from memlab.analysis.host_at_end import HostAtEnd, host_at_end
-from memlab.analysis.iterations import step_ends
-from memlab.analysis.leak import Leak, Leaks, leaks, named_bytes
-from memlab.analysis.oom.moment import Moment, last_moment
-from memlab.analysis.peak import Peak, peak
-from memlab.analysis.timeline import highest, timeline
+from memlab.analysis.host_at_end import HostAtEnd
+from memlab.analysis.leak import Leak, Leaks
 from memlab.errors import MemlabError
 from memlab.trace.columns import Array
-from memlab.trace.trace import CPU, ERROR, HOLDERS, RANK, STEPS_BEFORE, UNFINISHED, Device, Trace
+from memlab.trace.trace import Device
 from memlab.units import ByteRange, KiB, format_bytes, number_of, one_line
 
 ENDED, RAISED, TERMINATED, CUT_OFF = "ended", "raised", "terminated", "cut off"
 SHARES = ("category", "module")
-_LEAST_GAP_S = 0.2
-"""A process may have lived that long after its last sample: two of them."""
 _LOST_A_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|\bpeer\b|\bnccl|processgroup|tcpstore|timed? ?out|DistBackend"
     r"|DistNetwork|DistStore|rendezvous|got signal: 15",
     re.IGNORECASE,
 )
 """What the ranks say that wait for one that has failed."""
-_MOST_STEPS = 1 << 40
 _FEWEST_STEPS, _MIN_RISE, _MIN_RISE_BYTES = 9, 0.1, 64 * KiB
 
 
@@ -53,12 +45,6 @@ class RankSteps:
     end_bytes: Array
     is_seen: Array
     finished: int = 0
-
-    @classmethod
-    def none(cls) -> RankSteps:
-        """No steps."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, nothing, np.zeros(0, bool))
 
     @classmethod
     def joined(cls, parts: Sequence[RankSteps]) -> RankSteps:
@@ -247,7 +233,14 @@ class JobRanks:
         until_s = min(one.ended_by_s for one in failed)
         if len(failed) == len(self.ranks) and all(one.is_partial and one.ended_s <= until_s for one in failed):
             return None  # all files end at the same time: the job still runs, or was killed as a whole
-        return min((one for one in failed if one.ended_s <= until_s), key=lambda one: (_how_likely(one), one.ended_s))
+
+        def order(one: RankRun) -> tuple[int, float]:
+            """Of about the same time: an error of its own comes first, then a kill, then an error that follows from another."""
+            if one.ending in (CUT_OFF, TERMINATED):
+                return 2, one.ended_s
+            return 0 if one.ran_out else 3 if _LOST_A_PEER.search(one.error) else 1, one.ended_s
+
+        return min((one for one in failed if one.ended_s <= until_s), key=order)
 
     @property
     def growth(self) -> tuple[RankGrowth, ...]:
@@ -286,130 +279,7 @@ class JobRanks:
         return pandas.DataFrame(rows).set_index("rank")
 
 
-def rank_run(traces: Sequence[Trace], files: Sequence[str] = ()) -> RankRun:
-    """One rank from its trace; or from several, of consecutive parts of its run."""
-    last, facts = traces[-1], traces[-1].notes[RANK]
-    peaks = [_highest(trace) for trace in traces]
-    top = max(range(len(traces)), key=lambda at: peaks[at][1].low)
-    trace, (device, at_peak) = traces[top], peaks[top]
-    ending, error = _ending(last)
-    began_s = traces[0].made_by.started_at_s
-    has_run_out = error.get("out_of_memory") is True
-    moment = last_moment(last) if has_run_out else None
-    ended_s, ended_by_s = _ended(last, ending, moment)
-    index = device.index if device is not None else CPU
-    events_of = [one for one in traces if one.made_by.engine != UNFINISHED and index in one.device_indices]
-    finding = [leaks(one, index) for one in events_of]
-    has_reserved = device is not None and device.index != CPU
-    return RankRun(
-        rank=int(facts["rank"]),
-        world_size=int(facts["world_size"]),
-        name=str(last.notes.get("name", "")),
-        files=tuple(files),
-        device=device,
-        provenance=last.provenance,
-        peak=at_peak,
-        reserved=peak(trace, index, "reserved").bytes if has_reserved else None,
-        shares=_shares(trace, index, None) if ending != CUT_OFF or top < len(traces) - 1 else {},
-        steps=RankSteps.joined([_steps(one, index, ending != ENDED) for one in traces]),
-        began_s=began_s,
-        ended_s=ended_s,
-        ended_by_s=ended_by_s,
-        ending=ending,
-        error=str(error.get("text", "")),
-        ran_out=has_run_out,
-        held=_held(last, index, ending, moment, named_bytes(error.get("held"))) if ending != ENDED else None,
-        leaks=next((one for one in reversed(finding) if one), finding[-1] if finding else Leaks()),
-        holders=named_bytes(last.notes.get(HOLDERS)),
-        gaps=tuple(dict.fromkeys(f"{gap.name}: {gap.text}" for one in traces for gap in one.gaps)),
-        host=host_at_end(last),
-    )
-
-
-def _highest(trace: Trace) -> tuple[Device | None, ByteRange]:
-    """The device with the largest peak of *allocated*, as in reports."""
-    found = [(device, peak(trace, device.index).bytes) for device in trace.made_by.devices]
-    return max(found, key=lambda one: one[1].low, default=(None, ByteRange.exact(0)))
-
-
-def _ending(trace: Trace) -> tuple[str, Mapping[str, Any]]:
-    error = trace.notes.get(ERROR)
-    if trace.made_by.engine == UNFINISHED or any(gap.name == CUT_OFF for gap in trace.gaps):
-        return CUT_OFF, {}
-    if trace.notes.get("raised") is True:
-        return RAISED, error if isinstance(error, dict) else {}
-    return (TERMINATED, error) if isinstance(error, dict) else (ENDED, {})
-
-
-def _ended(trace: Trace, ending: str, moment: Moment | None) -> tuple[float, float]:
-    """The earliest and the latest time of the end; of a run that ran out of memory the time of the request."""
-    began_s = trace.made_by.started_at_s
-    if ending != CUT_OFF:
-        ended_s = began_s + (moment.time_ns if moment is not None else trace.made_by.duration_ns) / 1e9
-        return ended_s, ended_s
-    times_s = np.unique(trace.samples.time_ns) / 1e9
-    last_s = float(times_s[-1]) if len(times_s) else trace.made_by.duration_ns / 1e9
-    pause_s = float(np.diff(times_s).max(initial=0.0))
-    return began_s + last_s, began_s + last_s + max(2 * pause_s, _LEAST_GAP_S)
-
-
-def _shares(trace: Trace, device: int, at: Peak | None) -> dict[str, Mapping[str, int]]:
-    try:
-        return {by: dict(breakdown(trace, device, by, at=at)) for by in SHARES}
-    except MemlabError:  # the events around the peak were lost
-        return {}
-
-
-def _held(
-    trace: Trace, device: int, ending: str, moment: Moment | None, named: tuple[tuple[str, int], ...]
-) -> HeldAtFailure:
-    """What was allocated when it failed: at the request that failed, else at the end, while the error kept its frames."""
-    if ending == CUT_OFF:
-        samples = trace.samples.of(device, "allocated_bytes")
-        return HeldAtFailure(int(samples.allocated_bytes[-1]) if len(samples) else 0, {}, named)
-    line = timeline(trace, device)
-    row = moment.row if moment is not None and moment.device == device else int(line.row[-1])
-    at = Peak(ByteRange.exact(line.at_row(row)), line.end_ns, row, "the failure")
-    return HeldAtFailure(at.low_bytes, _shares(trace, device, at), named)
-
-
-# --- steps ---------------------------------------------------------------------------------------------------------------
-
-
-def _steps(trace: Trace, device: int, has_failed: bool) -> RankSteps:
-    ends = step_ends(trace)
-    before = trace.notes.get(STEPS_BEFORE, 0)
-    first = before + 1 if isinstance(before, int) and 0 <= before < _MOST_STEPS else 1
-    times_ns = trace.marks.time_ns[ends]
-    line = timeline(trace, device)
-    if has_failed and (not len(ends) or max(line.end_ns, trace.made_by.duration_ns) > times_ns[-1]):
-        times_ns = np.append(times_ns, max(line.end_ns, trace.made_by.duration_ns))
-    if not len(times_ns):
-        return RankSteps.none()
-    times_ns = np.maximum.accumulate(times_ns)  # files may say anything
-    rows = np.append(np.maximum(trace.marks.row[ends], 0), np.full(len(times_ns) - len(ends), len(trace.events)))
-    rows = np.maximum.accumulate(rows)
-    index = np.searchsorted(line.row, rows, side="left")
-    peaks = highest(line.bytes, np.append(0, index[:-1] - 1), index)
-    at_end = line.bytes[index - 1]
-    is_seen = (times_ns > trace.made_by.lost_until_ns(device)) & (len(line.row) > 1)
-    samples = trace.samples.of(device, "allocated_bytes")
-    if not is_seen.all() and len(samples):
-        until = np.searchsorted(samples.time_ns, times_ns, side="right")
-        sampled = highest(samples.allocated_bytes, np.append(0, np.maximum(until[:-1] - 1, 0)), np.maximum(until, 1))
-        peaks = np.where(is_seen, peaks, np.maximum(sampled, peaks))
-        at_end = np.where(is_seen, at_end, samples.allocated_bytes[np.maximum(until - 1, 0)])
-    return RankSteps(np.arange(first, first + len(peaks)), peaks, at_end, is_seen, first - 1 + len(ends))
-
-
-# --- what failed first, and what grows --------------------------------------------------------------------------------------
-
-
-def _how_likely(one: RankRun) -> int:
-    """The order of ranks that failed at about the same time: an error of its own, a kill, an error that follows from another."""
-    if one.ending in (CUT_OFF, TERMINATED):
-        return 2
-    return 0 if one.ran_out else 3 if _LOST_A_PEER.search(one.error) else 1
+# --- what grows -----------------------------------------------------------------------------------------------------------
 
 
 def _growth(ranks: Sequence[RankRun]) -> Iterator[RankGrowth]:
@@ -429,7 +299,8 @@ def _growth(ranks: Sequence[RankRun]) -> Iterator[RankGrowth]:
         rise = _risen(one.steps) if one.is_partial else None
         if rise is not None:
             steady = sum(other is not one and bool(other.leaks.looked_at) and not other.leaks for other in ranks)
-            steady += sum(other is not one and other.is_partial and _is_flat(other.steps) for other in ranks)
+            partial = [other.steps for other in ranks if other is not one and other.is_partial]
+            steady += sum(len(steps.number) > _FEWEST_STEPS + 1 and _risen(steps) is None for steps in partial)
             (first, last), (low, high) = rise
             text = f"Rose from {format_bytes(low)} after step {first} to {format_bytes(high)} after step {last}, as samples saw it."
             text += " What holds it is unknown, as its file was cut off."
@@ -449,10 +320,6 @@ def _risen(steps: RankSteps) -> tuple[tuple[int, int], tuple[int, int]] | None:
         return None
     first, last = (int(steps.number[1 + at]) for at in (lowest[0], lowest[2]))
     return (first, last), (low, high)
-
-
-def _is_flat(steps: RankSteps) -> bool:
-    return len(steps.number) > _FEWEST_STEPS + 1 and _risen(steps) is None
 
 
 def ranks_text(numbers: Iterable[int], limit: int = 6) -> str:

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlab.analysis.job_ranks import JobRanks, rank_run
+from memlab.analysis.job_ranks import JobRanks
+from memlab.analysis.rank_run import rank_run
 from memlab.api.ranks import ENDINGS, Ranks
 from memlab.errors import MemlabError
 from memlab.torch_internals import process_start

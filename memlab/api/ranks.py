@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from memlab.analysis.job_ranks import JobRanks, rank_run
+from memlab.analysis.job_ranks import JobRanks
 from memlab.analysis.job_ranks import ranks_text as ranks_text
+from memlab.analysis.rank_run import rank_run
 from memlab.errors import MemlabError
 from memlab.probes.host import oom_kills as oom_kills
 from memlab.trace.file import load, load_head

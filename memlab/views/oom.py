@@ -40,7 +40,9 @@ def oom_page(found: Explanation, cell: str = "", pointer: str = "", ways: WaysOu
     details += [("Allocated when memory ran out", held)] if found.shares else []
     details += [("Not seen", PageLines(tuple(f"- {gap}" for gap in found.gaps)))] if found.gaps else []
     parts.append(Folded("What happened", happened) if is_answered else happened)
-    parts += [Folded(heading, part) if is_answered else _headed(heading, part) for heading, part in details]
+    for heading, part in details:
+        headed = replace(part, title=heading) if isinstance(part, Table) else replace(part, heading=heading)
+        parts.append(Folded(heading, part) if is_answered else headed)
     parts += [pointer] if pointer and not is_answered else []
     title = found.title
     if ways is not None and ways.needs is not None and ways.needs.low > ways.limit_bytes:
@@ -61,10 +63,6 @@ def _ways(found: WaysOut) -> list[Part]:
     if found.not_enough:
         parts.append(Folded("Tried, and not enough", PageLines(found.not_enough)))
     return parts
-
-
-def _headed(heading: str, part: PageLines | Table | Beside) -> PageLines | Table | Beside:
-    return replace(part, title=heading) if isinstance(part, Table) else replace(part, heading=heading)
 
 
 def _actions(actions: Sequence[Action]) -> Table:

@@ -198,8 +198,10 @@ def ranks_scene(job: JobRanks, words: str) -> Scene:
         axis = Axis(float(numbers[0]), float(numbers[-1]), ticks, "optimizer step: the highest allocated in each")
         panels.append(Panel(height, {"": (axis,)}, (*_step_lines(job, named, numbers, levels), *limit), end=0.56))
         limit = [Rule(one.y, one.colour, "") for one in limit]  # its text once
-    ends = tuple((at, str(at)) for at in _rank_ticks(job.world_size))
-    axis = Axis(-0.5, job.world_size - 0.5, ends, "rank: what held its peak")
+    last = job.world_size - 1  # all ranks have a tick, or a few round ones and the last
+    step = 1 << max((job.world_size // 5).bit_length(), 1) if last >= 16 else 1
+    shown = [*(at for at in range(0, last, step) if last - at > step // 2), last]
+    axis = Axis(-0.5, last + 0.5, tuple((at, str(at)) for at in shown), "rank: what held its peak")
     panels.append(Panel(height, {"": (axis,)}, (*_rank_bars(job, named), *limit), begin=0.6 if has_steps else 0.0))
     return Scene(ranks_title(job), words, tuple(panels), ranks_title(job), height=300, top=26, bottom=44)
 
@@ -254,11 +256,3 @@ def _rank_bars(job: JobRanks, named: dict[RankRun, tuple[str, str]]) -> Iterator
     for one in job.ranks:
         if one.is_failed and (job.world_size <= _BARS or one in named):
             yield Mark(one.rank, 0, "cross", theme.CAPACITY, f"rank {one.rank}: {one.error or one.ending}")
-
-
-def _rank_ticks(world_size: int) -> list[int]:
-    """All ranks, or a few round ones and the last."""
-    if world_size <= 16:
-        return list(range(world_size))
-    step = 1 << max((world_size // 5).bit_length(), 1)
-    return [*(at for at in range(0, world_size, step) if world_size - 1 - at > step // 2), world_size - 1]

@@ -7,7 +7,8 @@ from rank_traces import BEGIN, END, MODULE, KiB, cut_off, error, trained
 from scripted_traces import HOST, Script
 
 from memlab.analysis.iterations import step_ends
-from memlab.analysis.job_ranks import JobRanks, rank_run, ranks_text
+from memlab.analysis.job_ranks import JobRanks, ranks_text
+from memlab.analysis.rank_run import rank_run
 from memlab.errors import MemlabError
 from memlab.trace.trace import Trace
 from memlab.units import MiB
