@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from memlab.analysis.largest import Bracket
 from memlab.api.display import Progress
@@ -18,12 +20,13 @@ from memlab.prediction.cards import Card, find
 from memlab.prediction.forecast import ANSWERS, Fits
 from memlab.prediction.torch_versions import checked_version
 from memlab.units import ByteRange
-from memlab.views.largest_batch import batch_scene
+from memlab.views import theme
 from memlab.views.page import Page
-from memlab.views.scene import Scene
+from memlab.views.scene import Axis, Item, Label, Line, Mark, Panel, Rule, Scene, Shade, round_ticks
 from memlab.views.shown import ShownWithFigure
 from memlab.views.table import Column, Table
 
+_MARKS = {"yes": ("dot", theme.SERIES["used"]), "close": ("ring", theme.WARNING), "no": ("cross", theme.CAPACITY)}
 _COLUMNS = (Column("batch", "count"), Column(""), Column("needs of the device", "bytes"))
 
 
@@ -74,15 +77,31 @@ class MaxBatch(ShownWithFigure):
     @property
     def page(self) -> Page:
         """The answer and the table of predictions."""
-        rows = tuple((one.batch, ANSWERS[one.fits], ByteRange(*one.device_bytes)) for one in self.tried)
+        rows = tuple((one.batch, ANSWERS[one.fits], one.device_bytes) for one in self.tried)
         largest = (place for place, one in enumerate(self.tried) if one.batch == self.batch)
         return Page(self.title, (Table("", _COLUMNS, rows, strong=frozenset(largest)),))
 
     def scene(self) -> Scene:
-        """The picture: what the device needs against the batch."""
-        tried = [(one.batch, one.fits, ByteRange(*one.device_bytes)) for one in self.tried]
-        card = self.card
-        return batch_scene(self.title, self.text, tried, self.batch, self.perhaps, card.name, card.usable_range)
+        """The picture: what the device needs against the batch, up to about twice the largest, with the GPU's memory across."""
+        batch, perhaps, usable = self.batch, self.perhaps, self.card.usable_range
+        shown = [one for one in self.tried if one.batch <= 2 * (perhaps + 1)]
+        right = 1.04 * max([*(one.batch for one in shown), perhaps + 1])
+        top = 1.18 * max([usable.high, *(one.device_bytes.high for one in shown)])
+        items: list[Item] = [Shade(0, batch, theme.SERIES["used"], 0.1, "fits")] if batch else []
+        if perhaps > batch:
+            items.append(Shade(batch, perhaps, theme.WARNING, 0.12, "too close to call"))
+        items += _bounds(shown)
+        items += [Rule(level, theme.CAPACITY, "") for level in sorted(set(usable))]
+        items.append(Label(0.25 * right, usable.high, f"{self.card.name}: {usable} usable", theme.CAPACITY))
+        for one in shown:
+            kind, colour = _MARKS[one.fits]
+            text = f"batch {one.batch:,} {ANSWERS[one.fits]}: needs {one.device_bytes}"
+            items.append(Mark(one.batch, one.device_bytes.high, kind, colour, text))
+        if batch:
+            items.append(Label(batch, 0, f"largest: {batch:,}", is_bold=True))
+        ticks = tuple((at, f"{at:,}") for at in round_ticks(0, int(right)))
+        panel = Panel(Axis.of_bytes(top), {"": (Axis(0.0, right, ticks, "batch"),)}, tuple(items))
+        return Scene(self.title, self.text, (panel,), self.title, height=280, bottom=44)
 
     def to_pandas(self) -> Any:
         """One row per predicted batch, sizes in bytes."""
@@ -90,6 +109,18 @@ class MaxBatch(ShownWithFigure):
 
         rows = [(one.batch, one.fits, *one.device_bytes) for one in self.tried]
         return pandas.DataFrame(rows, columns=["batch", "fits", "device_low_bytes", "device_high_bytes"])
+
+
+def _bounds(shown: Sequence[TriedBatch]) -> list[Line]:
+    """The upper bounds of what is needed, and the lower bounds where they differ."""
+    if len(shown) < 2:
+        return []
+    x, colour = np.array([one.batch for one in shown], float), theme.SERIES["used"]
+    low, high = np.array([one.device_bytes for one in shown], float).T
+    lines = [Line("device memory needed, predicted: at most", x, high, colour, 1.8, shape="joined")]
+    if (low < high).any():
+        lines.append(Line("at least", x, low, colour, 0.9, shape="samples"))
+    return lines
 
 
 def max_batch(

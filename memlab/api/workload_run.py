@@ -19,10 +19,11 @@ from memlab.api.predict import first_rank, predict_ranks
 from memlab.api.predict_step import StepToPredict, configured, predict_step
 from memlab.api.run import Run
 from memlab.api.runs import runs
-from memlab.api.track import track
+from memlab.api.track import Track, track
 from memlab.errors import DoesNotApply, MemlabError
 from memlab.prediction import child
 from memlab.prediction.cards import Card
+from memlab.prediction.child.runner import OnNews
 from memlab.saving_techniques import techniques
 from memlab.workloads.job import Job, Parts, seeded
 from memlab.workloads.workload import Workload
@@ -94,7 +95,6 @@ def run_workload(
     used, without = [one.name for one in techniques.ordered(chosen)], list(habits)
     said = techniques.said(used, world_size)
     called = name or " + ".join([str(work), *said, *(f"habit of {one}" for one in without)])[:200]
-    conf = ",".join(filter(None, (techniques[one].conf for one in used)))
     plain = int | float | str | bool
     settings = {key: one if isinstance(one, plain) else repr(one) for key, one in work.settings.items()}
     facts: dict[str, Any] = {"workload": work.name, "size": work.size, "settings": settings}
@@ -105,13 +105,20 @@ def run_workload(
 
     why = next((f"{one}: {why}" for one in used if (why := techniques[one].only_predicted)), "")
     if isinstance(on, Card):
-        over = world_size if any(techniques[one].shards for one in used) else None
-        run, found = _predicted(prepare, steps, conf, on, called, on_step, over, is_quiet), {"on": on.name}
-        facts |= {} if over is None else {"world_size": over}
+        step, heard = _in_child(prepare, steps, on_step)
+        conf = ",".join(filter(None, [configured(None), *(techniques[one].conf for one in used)]))
+        what = StepToPredict(step, on, called, conf, on_news=heard, is_quiet=is_quiet)
+        is_sharded, found = any(techniques[one].shards for one in used), {"on": on.name}
+        run: Run = predict_ranks(what, first_rank(world_size, None)) if is_sharded else predict_step(what)
+        facts |= {"world_size": world_size} if is_sharded else {}
     elif why:
         raise DoesNotApply(f"{why}.")
     else:
-        run, found = _measured(prepare, steps, TIMED_STEPS if timed else 0, on, called, on_step, on_level)
+        tracked = track(called, device=on, show=False)
+        tracked.is_kept = False  # an incomplete run is not listed
+        tracked.on_level = on_level
+        tell = on_step or (lambda done, total: None)
+        run, found = _measured(Job(on, steps), prepare, tracked, TIMED_STEPS if timed else 0, tell)
     run.note("trial", facts | found)
     if keep:
         runs.add(run)
@@ -119,26 +126,17 @@ def run_workload(
 
 
 def _measured(
-    prepare: Callable[[Job], None],
-    steps: int,
-    timed_steps: int,
-    on: str,
-    name: str,
-    on_step: OnStep | None,
-    on_level: Callable[[LevelNow], None] | None,
+    job: Job, prepare: Callable[[Job], None], tracked: Track, timed_steps: int, tell: OnStep
 ) -> tuple[Run, dict[str, Any]]:
     """The run of a job, and the seconds of some further steps."""
-    job, tell, total = Job(on, steps), on_step or (lambda done, total: None), steps + timed_steps
+    on, steps, total = job.device.type, job.steps, job.steps + timed_steps
     gc.collect()  # uncollected garbage would count as older than the run
     try:
-        tracked = track(name, device=on, show=False)
-        tracked.is_kept = False  # an incomplete run is not listed
-        tracked.on_level = on_level
         with seeded(), tracked as run:
             prepare(job)
             job.run(lambda done: tell(done, total))
         run.result(job.outcome())
-        step_s = _seconds(job, on, timed_steps, lambda done: tell(steps + done, total)) if timed_steps else []
+        step_s = _seconds(job, timed_steps, lambda done: tell(steps + done, total)) if timed_steps else []
         return run, {"on": on, "step_s": step_s, "notes": job.notes}
     except BaseException:
         torch_internals.forget_unfinished_backward()
@@ -148,16 +146,10 @@ def _measured(
         vars(job).clear()
 
 
-def _predicted(
-    prepare: Callable[[Job], None],
-    steps: int,
-    conf: str,
-    card: Card,
-    name: str,
-    on_step: OnStep | None,
-    over: int | None,
-    is_quiet: bool,
-) -> Run:
+def _in_child(
+    prepare: Callable[[Job], None], steps: int, on_step: OnStep | None
+) -> tuple[Callable[[], None], OnNews | None]:
+    """A step that runs the job in a child process, and what hears there how many of its steps are done."""
     steps_done = 0
 
     def step() -> None:
@@ -176,23 +168,21 @@ def _predicted(
         if on_step is not None:
             on_step(steps_done, steps)
 
-    all_conf = ",".join(filter(None, [configured(None), conf]))
-    on_news = heard if on_step is not None else None
-    what = StepToPredict(step, card, name, all_conf, on_news=on_news, is_quiet=is_quiet)
-    return predict_step(what) if over is None else predict_ranks(what, first_rank(over, None))
+    return step, heard if on_step is not None else None
 
 
-def _seconds(job: Job, on: str, steps: int, on_step: Callable[[int], None]) -> list[float]:
+def _seconds(job: Job, steps: int, on_step: Callable[[int], None]) -> list[float]:
     """Seconds of each of a few further, untracked steps. The first is already warm."""
     times: list[float] = []
+    on_gpu = job.device.type != "cpu"
 
     def done(count: int) -> None:
-        if on != "cpu":
+        if on_gpu:
             torch.cuda.synchronize()
         times.append(time.perf_counter())
         on_step(count)
 
-    if on != "cpu":
+    if on_gpu:
         torch.cuda.synchronize()
     job.steps = steps
     with seeded():
