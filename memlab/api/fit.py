@@ -137,7 +137,7 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
             f"fit needs a run, got {type(chosen).__name__}: pass memlab.runs[name] or memlab.last_run()."
         )
     if has_raised(chosen.trace):
-        from memlab.api.whole_cell import whole_cell_of  # late: it needs the techniques
+        from memlab.api.ways_out import whole_cell_of  # late: it needs the techniques
 
         chosen = whole_cell_of(chosen) or chosen
     settings, others = configured(conf), tuple[Trace, ...]()

@@ -23,12 +23,15 @@ from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, root_of
 from memlab.analysis.oom.facts import Failure
 from memlab.analysis.oom.ways import Kind, WayOut, WaysOut
 from memlab.api.advise.search import Search, candidates, one_reason
-from memlab.api.advise.subject import OfStep, TimeUp
+from memlab.api.advise.subject import OfStep, TimeUp, card_of, gpus_of
 from memlab.api.cell_batch import Batch, batches, names_read
+from memlab.api.display import Progress
 from memlab.api.oom import OomExplained, note_ways_out
 from memlab.api.prediction import Prediction, asks_for_nothing
+from memlab.api.run import Run
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction.cards import Card, cards, find
+from memlab.prediction.torch_versions import other_version
 from memlab.references import release
 from memlab.saving_techniques import techniques
 from memlab.torch_internals.traceback import running_shell
@@ -261,6 +264,34 @@ class WaysSearch:
                     change = f"the same cell on {card.name}, the smallest on which it fits"
                     self._add(WayOut("gpu", change, there.peak_device_bytes, "another GPU"))
                     return
+
+
+# --- a cell that raised, whatever the error ---
+
+WHOLE_CELL_S = 60.0
+"""How long the prediction of a whole cell may take."""
+
+
+def whole_cell_of(run: Run) -> Prediction | None:
+    """The prediction of the run's cell, as it would run now; None if it cannot be predicted, or fails there too.
+
+    A child process runs it on a fake GPU like that of the run, and releases first what the failed cell still holds. One that
+    needs less than the run had reached is not of the same work, as names of the notebook have changed since: also None.
+    """
+    card = card_of(run)
+    if card is None or not run.cell_text or running_shell() is None:
+        return None
+    name = f"{run.name} (it raised; its cell predicted to the end)"
+    version, devices = other_version(run.trace), gpus_of(run)
+    subject = OfStep(name, card, text=run.cell_text, before=as_after_release, torch_version=version, devices=devices)
+    with Progress(card.name) as progress:
+        tell = lambda text: progress.write(f"predicting {run.name} to its end: {text}")  # noqa: E731
+        try:
+            found = subject.attempt((), tell, WHOLE_CELL_S)
+        except MemlabError:
+            return None
+    assert isinstance(found, Prediction)
+    return found if found.allocated_bytes.high >= run.peak_allocated_bytes else None
 
 
 # --- in the child ---
