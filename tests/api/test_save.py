@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -105,8 +106,16 @@ def test_what_a_killed_kernel_leaves_can_be_read_and_claims_nothing(tmp_path):
     assert run.report().figure_bundle()
 
 
-def test_every_length_of_a_partial_file_is_read_or_refused_in_words(tmp_path):
-    saver = Saver(tmp_path / "x", "cut", Measurement(Target.parse("cpu")))
+@pytest.fixture
+def measurement() -> Iterator[Measurement]:
+    found = Measurement(Target.parse("cpu"))
+    found.start()
+    yield found
+    found.stop()
+
+
+def test_every_length_of_a_partial_file_is_read_or_refused_in_words(tmp_path, measurement):
+    saver = Saver(tmp_path / "x", "cut", measurement)
     for tick in range(5):
         saver.tick(Sample(tick * 600_000_000, (Reading(0, 5, 6, 7), Reading(-1, own_bytes=8, available_bytes=9))))
     whole = (tmp_path / f"x{PARTIAL}").read_bytes()
@@ -123,8 +132,8 @@ def test_every_length_of_a_partial_file_is_read_or_refused_in_words(tmp_path):
     assert not (tmp_path / f"x{PARTIAL}").exists()
 
 
-def test_a_sample_without_readings_is_no_error(tmp_path):
-    saver = Saver(tmp_path / "x", "empty", Measurement(Target.parse("cpu")))
+def test_a_sample_without_readings_is_no_error(tmp_path, measurement):
+    saver = Saver(tmp_path / "x", "empty", measurement)
     saver.tick(Sample(0, ()))
     saver.close()
     assert not list(tmp_path.iterdir())
