@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
+from typing import Any
 
 
 class Words(HTMLParser):
@@ -29,3 +31,8 @@ class Words(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
+
+
+def weight(bundle: dict[str, Any]) -> int:
+    """The approximate size of a bundle in a saved notebook."""
+    return sum(len(json.dumps(content)) for content in bundle.values())

@@ -9,15 +9,6 @@ from memlab.allocator.rules import Settings
 from memlab.allocator.tracker import BlockTracker, LiveBlock, TrackedEvents
 
 __all__ = [
-    "Block",
-    "BlockTracker",
-    "CachingAllocator",
-    "ConfError",
-    "LiveBlock",
-    "OutOfMemory",
-    "Settings",
-    "TrackedEvents",
-    "Workspace",
-    "parse_conf",
-    "simulate",
-]
+    "Block", "BlockTracker", "CachingAllocator", "ConfError", "LiveBlock", "OutOfMemory", "Settings", "TrackedEvents",
+    "Workspace", "parse_conf", "simulate",
+]  # fmt: skip

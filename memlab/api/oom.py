@@ -123,7 +123,6 @@ def note_oom(error: BaseException | None, run: Run | None = None, goes_on: bool 
     Call it while the error still exists (at the end of the cell); `run` is the cell's run, if it was tracked, and `goes_on`
     whether this process does after the error. It never raises.
     """
-    global latest
     try:
         failed = oom_error(error)
         if failed is None:
@@ -133,14 +132,14 @@ def note_oom(error: BaseException | None, run: Run | None = None, goes_on: bool 
         pointer = ""
         if run is not None and share is not None:  # tracked, and something large holds the memory
             pointer = advice_hint(share.shares, run.name, run.trace.notes, run.cell_text, "what was allocated")
-        latest = OomExplained(failure, pointer=pointer)
+        keep_oom(OomExplained(failure, pointer=pointer))
         return latest
     except Exception:
         return None
 
 
-def note_ways_out(found: OomExplained) -> None:
-    """Let this be what is known of the last error of this session: it has ways out."""
+def keep_oom(found: OomExplained | None) -> None:
+    """Let this be what is known of the last error of this session; None forgets it."""
     global latest
     latest = found
 
@@ -161,18 +160,11 @@ def explain_oom(message: str | BaseException | None = None) -> OomExplained:
 
 def note_predicted_oom(run: Run, card: str, message: str) -> None:
     """Record that memory ran out, with this message, in the prediction `run`. It never raises."""
-    global latest
     with contextlib.suppress(Exception):
         moment = _numbered(last_moment(run.trace), run)
         found = read_message(message) if moment is None else _refined(read_message(message), moment)
         cell = f"{run.name} · predicted for {card}"
-        latest = OomExplained(Failure(found, cell, moment=moment, provenance="predicted"))
-
-
-def forget_oom() -> None:
-    """Forget the last out-of-memory error."""
-    global latest
-    latest = None
+        keep_oom(OomExplained(Failure(found, cell, moment=moment, provenance="predicted")))
 
 
 # --- release ---
@@ -223,10 +215,9 @@ class ReleaseReport(Shown):
 
 def release(outputs: bool = True) -> ReleaseReport:
     """Release what the last failed cell still holds; see `references.release`."""
-    global latest
     released = references.release(outputs)
     if latest is not None:
-        latest = latest.released(_freed(released))
+        keep_oom(latest.released(_freed(released)))
     return ReleaseReport(released)
 
 

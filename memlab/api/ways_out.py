@@ -26,7 +26,7 @@ from memlab.api.advise.search import Search, candidates, one_reason
 from memlab.api.advise.subject import OfStep, TimeUp, card_of, gpus_of
 from memlab.api.cell_batch import Batch, batches, names_read
 from memlab.api.display import Progress
-from memlab.api.oom import OomExplained, note_ways_out
+from memlab.api.oom import OomExplained, keep_oom
 from memlab.api.prediction import Prediction, asks_for_nothing
 from memlab.api.run import Run
 from memlab.errors import MemlabError, PredictionError
@@ -80,7 +80,7 @@ def look_for_ways_out(said: OomExplained, text: str, show: Callable[[OomExplaine
     """
     if (failure := said.failure_here) is not None and text.strip():
         found = said.with_ways(WaysSearch(text, failure, lambda ways: show(said.with_ways(ways))).run())
-        note_ways_out(found)
+        keep_oom(found)
         show(found)
 
 

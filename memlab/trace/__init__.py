@@ -15,20 +15,6 @@ from memlab.trace.columns import (
 from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
 
 __all__ = [
-    "CPU",
-    "Blocks",
-    "Bounded",
-    "Category",
-    "Device",
-    "Events",
-    "Gap",
-    "Kind",
-    "MadeBy",
-    "MarkKind",
-    "Marks",
-    "Phase",
-    "Recategorised",
-    "Samples",
-    "Trace",
-    "deltas",
-]
+    "CPU", "Blocks", "Bounded", "Category", "Device", "Events", "Gap", "Kind", "MadeBy", "MarkKind", "Marks", "Phase",
+    "Recategorised", "Samples", "Trace", "deltas",
+]  # fmt: skip

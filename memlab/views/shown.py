@@ -151,11 +151,6 @@ def marimo_notebook() -> Any:
     return marimo if marimo is not None and marimo.running_in_notebook() else None
 
 
-def weight(bundle: dict[str, Any]) -> int:
-    """The approximate size of a bundle in a saved notebook."""
-    return sum(len(json.dumps(content)) for content in bundle.values())
-
-
 def print_text(text: str) -> None:
     """Print, replacing characters that the terminal lacks; errors of a closed one are ignored."""
     with contextlib.suppress(OSError, ValueError):

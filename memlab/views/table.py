@@ -1,4 +1,4 @@
-"""A table as one value: columns with units and rows of plain values, as text, as HTML, and as a pandas DataFrame.
+"""A table as one value: columns with units and rows of plain values, as text and as HTML.
 
 Texts come from users and files: each is kept to one line, without terminal escapes, and is escaped in HTML.
 """
@@ -117,22 +117,6 @@ class Table:
         table = f"<table style='{_TABLE}'>{caption}{head}<tbody>{body}</tbody></table>"
         notes = "".join(f"<div>{safe(note)}</div>" for note in self.notes)
         return (table if self.rows or caption else "") + notes
-
-    def to_pandas(self) -> Any:
-        """The rows, with units in the column names; both ends of a range."""
-        import pandas
-
-        data: dict[str, list[Any]] = {}
-        for at, column, values in self._used():
-            name = "_".join(column.name.split()) or f"column_{at}"
-            unit = {"bytes": "_bytes", "change": "_bytes", "seconds": "_s"}.get(column.unit, "")
-            if not any(isinstance(value, ByteRange) for value in values):
-                data[f"{name}{unit}"] = values
-                continue
-            for index, end in enumerate(("low", "high")):
-                ends = [value.numbers()[index] if isinstance(value, ByteRange) else value for value in values]
-                data[f"{name}_{end}{unit}"] = ends
-        return pandas.DataFrame(data)
 
     def _used(self) -> list[tuple[int, Column, list[Cell]]]:
         """The columns that are not empty: index, column, values."""

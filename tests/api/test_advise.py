@@ -13,7 +13,7 @@ import memlab
 from memlab.api.advise import Checked
 from memlab.api.advise.search import candidates
 from memlab.api.advise.subject import WorkloadSubject, card_of
-from memlab.api.oom import forget_oom, note_oom
+from memlab.api.oom import keep_oom, note_oom
 from memlab.api.runs import runs
 from memlab.api.workload_run import run_workload, work_of
 from memlab.errors import MemlabError
@@ -301,7 +301,7 @@ def test_an_out_of_memory_of_a_tracked_cell_points():
     last = explained.text.splitlines()[-1]
     assert "memlab.advise(memlab.runs['full'])" in last and " techniques, if any, would lower it" in last
     held.clear()
-    forget_oom()
+    keep_oom(None)
 
 
 @pytest.mark.simulated

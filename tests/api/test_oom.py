@@ -12,7 +12,7 @@ from scripted_traces import Script
 
 import memlab
 from memlab.api import oom
-from memlab.api.oom import explain_oom, failure_facts, forget_oom, note_oom, oom_error, release
+from memlab.api.oom import explain_oom, failure_facts, keep_oom, note_oom, oom_error, release
 from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.references.live_storages import LiveStorages, Storage, storages
@@ -31,9 +31,9 @@ TEXT = (
 @pytest.fixture(autouse=True)
 def nothing_is_kept():
     gc.collect()
-    forget_oom()
+    keep_oom(None)
     yield
-    forget_oom()
+    keep_oom(None)
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         vars(sys).pop(name, None)
 

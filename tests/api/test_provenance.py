@@ -19,7 +19,7 @@ from memlab.analysis.oom.facts import Failure
 from memlab.analysis.oom.text import Message, read_message
 from memlab.api import provenance
 from memlab.api.display import LevelNow
-from memlab.api.oom import ReleaseReport, explain_oom, forget_oom, note_oom, note_predicted_oom
+from memlab.api.oom import ReleaseReport, explain_oom, keep_oom, note_oom, note_predicted_oom
 from memlab.api.run import Run
 from memlab.integrations.training import CallbackOptions, MeasuredTraining
 from memlab.lesson import Lesson
@@ -50,9 +50,9 @@ def simulated(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_error_is_kept():
-    forget_oom()
+    keep_oom(None)
     yield
-    forget_oom()
+    keep_oom(None)
 
 
 def scripted(name: str, device: str = "RTX 4060 (simulated)", **notes: object) -> Run:

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as tree
 
 import numpy as np
 import pytest
+from html_text import weight
 from scripted_traces import GPU, HOST, Script, busy
 
 from memlab.api.compare import compare
@@ -16,7 +17,7 @@ from memlab.trace.trace import Trace
 from memlab.units import MiB
 from memlab.views import theme
 from memlab.views.comparison import SIDES, described, times
-from memlab.views.shown import PLOTLY, SVG, weight
+from memlab.views.shown import PLOTLY, SVG
 
 LIMIT = 35_000
 HOSTILE = [

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as tree
 
 import numpy as np
 import pytest
-from html_text import Words
+from html_text import Words, weight
 from scripted_traces import GPU, HOST, Script, busy
 
 from memlab.analysis.breakdown import Breakdown
@@ -16,7 +16,7 @@ from memlab.api.run import Run
 from memlab.trace import Bounded, Category, Device, Gap, Phase
 from memlab.views import theme
 from memlab.views.report import report, share_table
-from memlab.views.shown import PLOTLY, SVG, weight
+from memlab.views.shown import PLOTLY, SVG
 
 PEAKS = {"peaks": {of: [4 << 20, 4 << 20] for of in ("allocated", "reserved", "device used")}}
 LIMIT = 40_000  # bytes

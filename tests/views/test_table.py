@@ -45,13 +45,6 @@ def test_html_says_the_same_and_marks_rows_with_their_colour():
     assert HELD.html().count("#123456") == 2  # the mark and the bar
 
 
-def test_the_frame_has_values_and_both_ends_of_ranges():
-    frame = HELD.to_pandas()
-    assert list(frame.columns) == ["category", "allocated_low_bytes", "allocated_high_bytes", "share"]
-    assert frame.allocated_low_bytes.tolist() == [3 << 20, 1 << 20]
-    assert frame.allocated_high_bytes.fillna(-1).tolist() == [3 << 20, -1]
-
-
 @pytest.mark.parametrize(
     ("unit", "value", "text"),
     [
