@@ -16,11 +16,11 @@ from memlab.torch_internals.traceback import running_shell
 from memlab.units import format_seconds
 from memlab.views import lines as line_views
 from memlab.views import modules as module_views
+from memlab.views.curves import timeline_scene
 from memlab.views.page import Page
 from memlab.views.report import report
 from memlab.views.scene import Scene
 from memlab.views.shown import Shown, ShownWithFigure
-from memlab.views.timeline import timeline_scene
 
 
 class RunReport(ShownWithFigure):

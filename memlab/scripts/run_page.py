@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from memlab.api.ranks import Ranks
 from memlab.errors import MemlabError
 from memlab.units import UNBOUNDED
+from memlab.views.curves import timeline_scene
 from memlab.views.page import document
 from memlab.views.svg import svg
-from memlab.views.timeline import timeline_scene
 
 if TYPE_CHECKING:
     from memlab.analysis.job_ranks import RankRun, Spread

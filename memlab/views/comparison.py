@@ -20,10 +20,10 @@ from memlab.analysis.modules import ranged
 from memlab.analysis.results import ResultCheck
 from memlab.units import UNBOUNDED, ByteRange, one_line, signed
 from memlab.views import theme
+from memlab.views.curves import sparkline
 from memlab.views.page import Beside, Markup, Page, PageLines
 from memlab.views.scene import Axis, Bars, Item, Label, Line, Panel, Scene
 from memlab.views.table import Cell, Column, Table
-from memlab.views.timeline import sparkline
 
 SIDES = (theme.SERIES["reserved"], theme.SERIES["allocated"])
 """The colours of both runs."""

@@ -1,4 +1,4 @@
-"""The timeline of a run as a scene: curves, categories, phases, peak and capacity."""
+"""The curves of a run as a scene: its timeline, with categories, phases, peak and capacity."""
 
 from __future__ import annotations
 

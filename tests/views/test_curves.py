@@ -14,11 +14,11 @@ from scripted_traces import GPU, HOST, Script, busy
 from memlab.analysis.curves import Curve, Curves, curves
 from memlab.trace import Bounded, Category, Device, MarkKind
 from memlab.views import theme
+from memlab.views.curves import described, sparkline, timeline_scene
 from memlab.views.plotly import figure
 from memlab.views.scene import Axis, Label, Line, Panel, Scene, Shade, byte_ticks, short_bytes
 from memlab.views.shown import PLOTLY, bundle
 from memlab.views.svg import WIDTH, Space, svg
-from memlab.views.timeline import described, sparkline, timeline_scene
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
