@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from memlab.analysis.advice import Findings, Tried, interval_text, saved
 from memlab.api.advise.search import Search, agreement, candidates, level, ratio
-from memlab.api.advise.subject import OfStep, Subject, Tell, WorkloadSubject, card_of, gpus_of, here, of_workload_run
+from memlab.api.advise.subject import PARTS, Asked, OfStep, Subject, Tell, WorkloadSubject, here
 from memlab.api.compare import Comparison, compare
 from memlab.api.display import Progress
 from memlab.api.predict import first_rank
 from memlab.api.prediction import Prediction, asks_for_nothing
 from memlab.api.run import Run
-from memlab.api.workload_run import work_of
 from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, find
-from memlab.prediction.torch_versions import other_version
 from memlab.saving_techniques import techniques as known_techniques
 from memlab.units import ByteRange, format_bytes, format_seconds, number_of, parse_bytes
 from memlab.views.advice import advice_page
 from memlab.views.page import Page
 from memlab.views.shown import Shown
 from memlab.views.table import Column, Table
-from memlab.workloads.workload import Workload
 
 LIMIT_S = 300.0
 """The default time limit."""
@@ -67,11 +64,10 @@ def advise(
     if first_rank(world_size, None).world_size > 1 and card is None:
         raise MemlabError('world_size is for predictions: name the GPUs, card="RTX 4060".')
     began = time.monotonic()
-    deadline = began + limit_s
     target_bytes = None if target is None else parse_bytes(target)
     named = None if techniques is None else _known(techniques)
     on = None if card is None else find(card)
-    habits = tuple(_known(habits))
+    asked = Asked(what, on, steps, tuple(_known(habits)), world_size, size, settings or {})
     line, count = Progress(), 0
     search: Search | None = None
 
@@ -83,14 +79,10 @@ def advise(
         count += "," not in text
         line.write(f"advising: {line.elapsed} of at most {format_seconds(limit_s)}, {text}", so_far)
 
-    def workload() -> WorkloadSubject:
-        work = work_of(what, size, **(settings or {}))
-        return WorkloadSubject(work, on or here(), steps, habits=habits, world_size=world_size)
-
     try:
-        subject, before = _begun(what, on, steps, world_size, workload, tell, deadline)
+        subject, before = _begun(asked, tell, began + limit_s)
         target_bytes, of, notes = _goal(before, target_bytes)
-        search = Search(subject, of, tell, deadline, target_bytes)
+        search = Search(subject, of, tell, began + limit_s, target_bytes)
         search.begin(before)
         names, left_out = candidates(subject, search.shares, of, named, allow_changes)
         if target_bytes is None or max(search.before_bytes) > target_bytes:
@@ -107,47 +99,20 @@ def _known(names: Iterable[str]) -> list[str]:
     return [known_techniques[name].name for name in ([names] if isinstance(names, str) else names)]
 
 
-def _subject(what: Any, on: Card | None, steps: int, world_size: int, on_parts: Callable[[], None]) -> Subject:
-    """The subject of an advice: a step, the cell of a run, or a workload."""
-    if not isinstance(what, Run):
-        if not callable(what):
-            raise MemlabError(f"advise needs a workload, a step or a run, got {type(what).__name__}: {what!r:.80}")
-        name = str(getattr(what, "__name__", type(what).__name__))
-        return OfStep(name, on or "cpu", what, on_parts=on_parts)
-    facts = what.trace.notes.get("trial")
-    if isinstance(facts, dict) and "workload" in facts:
-        return of_workload_run(what, on, steps, world_size)
-    if what.cell_text:
-        version, devices = other_version(what.trace), gpus_of(what)
-        where = on or card_of(what) or "cpu"
-        return OfStep(what.name, where, text=what.cell_text, torch_version=version, devices=devices)
-    kind = "prediction of a step" if isinstance(what, Prediction) else "run of a block"
-    why = f"run {what.name!r} cannot be run again: a {kind}, or from a file"
-    raise MemlabError(f"{why}. Pass the step itself, memlab.advise(step), or the run of a %%memtrack cell.")
-
-
-def _begun(
-    what: Any,
-    on: Card | None,
-    steps: int,
-    world_size: int,
-    workload: Callable[[], Subject],
-    tell: Tell,
-    deadline: float,
-) -> tuple[Subject, Run]:
+def _begun(asked: Asked, tell: Tell, deadline: float) -> tuple[Subject, Run]:
     """The subject of an advice and its run as it is; MemlabError if that has nothing to save."""
 
-    def as_it_is() -> Run:
+    def as_it_is(subject: Subject) -> Run:
         tell("as it is")
-        return subject.attempt((), lambda text: tell(f"as it is, {text}"), max(deadline - time.monotonic(), 0.001))
+        left_s = max(deadline - time.monotonic(), 0.001)
+        return subject.attempt((), lambda text: tell(f"as it is, {text}"), left_s)
 
-    gives_parts = list[bool]()
-    is_workload = isinstance(what, str | Workload)
-    subject = workload() if is_workload else _subject(what, on, steps, world_size, lambda: gives_parts.append(True))
-    before = as_it_is()
-    if gives_parts:  # whether a function returns the parts of a workload is known only after running it
-        subject = workload()
-        before = as_it_is()
+    subject = asked.subject()
+    before = as_it_is(subject)
+    # Whether a function returns the parts of a workload is known only after running it.
+    if isinstance(subject, OfStep) and PARTS in subject.observed:
+        subject = asked.workload()
+        before = as_it_is(subject)
     if isinstance(before, Prediction) and asks_for_nothing(before.forecast):
         why = f'it allocated nothing on {before.card.name}: is it written for "cuda"?'
         raise MemlabError(f"{why} Without card= it is measured here.")

@@ -28,12 +28,14 @@ from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import dry_run
 from memlab.prediction.cards import Card, find
 from memlab.prediction.child import Channel, Child, ChildOutcome, current
+from memlab.prediction.torch_versions import other_version
 from memlab.saving_techniques import Technique, techniques
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.file import dumps, loads
 from memlab.trace.trace import CPU
 from memlab.units import format_bytes
 from memlab.workloads.job import checked
+from memlab.workloads.workload import Workload
 
 Tell = Callable[[str], None]
 TIMED_STEPS, TIMED_S = 3, 5.0
@@ -103,14 +105,13 @@ class OfStep:
     on: str | Card
     step: Callable[[], object] | None = None
     text: str = ""
-    on_parts: Callable[[], None] | None = None
     before: Callable[[], None] | None = None
     inside: Callable[[], None] | None = None
     torch_version: str = ""
     """The PyTorch that it is predicted for, "" for the one that runs here."""
     devices: int = 1
     observed: dict[str, Any] = field(default_factory=dict)
-    """What the first run has shown: why techniques do not apply, and what edits of the text need."""
+    """What the first run has shown: why techniques do not apply, what edits of the text need, whether it gives `PARTS`."""
 
     def changed(self, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """The cell's text with these techniques, and the names of those that could be written into it."""
@@ -149,8 +150,8 @@ class OfStep:
         def hear(news: dict[str, Any]) -> None:
             if OBSERVED in news:
                 self.observed.update(news[OBSERVED])
-            if PARTS in news and self.on_parts is not None:
-                self.on_parts()
+            if PARTS in news:
+                self.observed[PARTS] = True
             if "peak_allocated_bytes" in news:
                 tell(f"peak so far {format_bytes(int(news['peak_allocated_bytes']))}")
 
@@ -183,6 +184,44 @@ class OfStep:
 
 
 Subject = WorkloadSubject | OfStep
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What advice is asked for: a workload, a step or a run, and where and how it is run; `on` is None for here."""
+
+    what: Any
+    on: Card | None
+    steps: int
+    habits: tuple[str, ...]
+    world_size: int
+    size: str
+    settings: dict[str, Any]
+
+    def workload(self) -> WorkloadSubject:
+        """The subject of a workload."""
+        work = work_of(self.what, self.size, **self.settings)
+        return WorkloadSubject(work, self.on or here(), self.steps, habits=self.habits, world_size=self.world_size)
+
+    def subject(self) -> Subject:
+        """A step, the cell of a run, or a workload."""
+        what = self.what
+        if isinstance(what, str | Workload):
+            return self.workload()
+        if not isinstance(what, Run):
+            if not callable(what):
+                raise MemlabError(f"advise needs a workload, a step or a run, got {type(what).__name__}: {what!r:.80}")
+            return OfStep(str(getattr(what, "__name__", type(what).__name__)), self.on or "cpu", what)
+        facts = what.trace.notes.get("trial")
+        if isinstance(facts, dict) and "workload" in facts:
+            return of_workload_run(what, self.on, self.steps, self.world_size)
+        if what.cell_text:
+            version, devices = other_version(what.trace), gpus_of(what)
+            where = self.on or card_of(what) or "cpu"
+            return OfStep(what.name, where, text=what.cell_text, torch_version=version, devices=devices)
+        kind = "prediction of a step" if isinstance(what, Prediction) else "run of a block"
+        why = f"run {what.name!r} cannot be run again: a {kind}, or from a file"
+        raise MemlabError(f"{why}. Pass the step itself, memlab.advise(step), or the run of a %%memtrack cell.")
 
 
 def of_workload_run(run: Run, on: str | Card | None, steps: int, world_size: int) -> WorkloadSubject:
