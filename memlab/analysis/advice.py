@@ -181,15 +181,8 @@ LARGE = 0.5
 """The share of the peak that a category must hold for a hint."""
 LEAST_BYTES = 32 * MiB
 """Below this peak there is no hint."""
-PLURAL = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "gradient": "gradients",
-    "activation": "activations",
-    "optimizer": "optimizer states",
-    "input": "inputs",
-    "temporary": "temporaries",
-}
+PLURAL = {name: f"{name}s" for name in ("parameter", "buffer", "gradient", "activation", "input")}
+PLURAL |= {"optimizer": "optimizer states", "temporary": "temporaries"}
 
 
 def is_large(shares: Mapping[str, int]) -> bool:

@@ -298,22 +298,14 @@ class Progress:
                 sys.stderr.flush()
                 self._width = len(line)
 
-    def close(self, line: str) -> None:
-        """Leave a final line in a notebook, and nothing in a terminal."""
+    def close(self, line: str = "") -> None:
+        """Leave a final line in a notebook, or nothing where a result is shown, and nothing in a terminal."""
         with contextlib.suppress(Exception):
             if self._place is not None:
-                self._place.update({"text/plain": line}, raw=True)
+                self._place.update({"text/plain": line} if line else {"text/plain": "", "text/html": ""}, raw=True)
             elif self._width:
                 sys.stderr.write(f"\r{' ' * self._width}\r")
                 sys.stderr.flush()
-
-    def clear(self) -> None:
-        """Leave nothing, for what is shown by a result."""
-        with contextlib.suppress(Exception):
-            if self._place is not None:
-                self._place.update({"text/plain": "", "text/html": ""}, raw=True)
-        self._place = None
-        self.close("")
 
     def show(self, news: dict[str, Any]) -> None:
         """Show what the child process reports."""

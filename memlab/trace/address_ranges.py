@@ -54,11 +54,6 @@ class AddressRanges:
         ends = (*(start for start, *_ in held), limit)
         return [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
 
-    def at(self, address: int) -> int | None:
-        """The start of the range that holds an address."""
-        first, last = self._overlap(address, address + 1)
-        return self._ranges[first][0] if first < last else None
-
     def segments(self) -> Iterator[Range]:
         """Every range, in order."""
         return iter(self._ranges)

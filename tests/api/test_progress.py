@@ -21,6 +21,6 @@ def test_a_long_line_is_cut_to_the_terminal_so_that_it_can_be_overwritten(monkey
     line = display.Progress()
     for text in ("x" * 39, "x" * 40, "short"):
         line.write(text)
-    line.close("")
+    line.close()
     shown = sys.stderr.getvalue().split("\r")[1:]
     assert shown == ["x" * 39, "x" * 38 + "…", "short".ljust(39), " " * 5, ""]

@@ -28,7 +28,7 @@ def test_it_holds_what_a_set_of_units_holds(seed):
             units -= span
         assert held(ranges) == units
         probe = int(random.integers(70))
-        assert (ranges.at(probe) is not None) == (probe in units)
+        assert (not ranges.missing(probe, probe + 1)) == (probe in units)
         ends = [(a, b) for a, b, *_ in ranges.segments()]
         assert ends == sorted(ends)
         assert all(a < b for a, b in ends)

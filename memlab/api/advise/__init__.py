@@ -88,7 +88,7 @@ def advise(
         if target_bytes is None or max(search.before_bytes) > target_bytes:
             search.go(names)
     finally:
-        line.clear()
+        line.close()
     took = format_seconds(time.monotonic() - began)
     notes += [f"{number_of(count, 'prediction' if isinstance(subject.on, Card) else 'run')} in {took}."]
     notes += list(_notes(what, search))
