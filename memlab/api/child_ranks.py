@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlab.analysis.job_ranks import JobRanks
 from memlab.analysis.rank_run import rank_run
 from memlab.api.ranks import ENDINGS, Ranks
 from memlab.errors import MemlabError
@@ -220,4 +219,4 @@ def _job(job: dict[int, tuple[Trace, str]], number: int, refused: Sequence[str],
             part = f".{number + 1}" if number else ""
             path = save.with_name(f"{save.stem}{part}.rank{found[-1].rank}.memlab")
             Run(str(trace.notes.get("name", "")), trace).save(path)
-    return Ranks(JobRanks(tuple(sorted(found, key=lambda one: one.rank))), refused)
+    return Ranks(tuple(sorted(found, key=lambda one: one.rank)), tuple(refused))

@@ -265,7 +265,7 @@ class Ledger:
 
     # --- report ---
 
-    def accounts(self, budget_s: float = ASKED_S) -> LedgerReport:
+    def accounts(self) -> LedgerReport:
         """The current ledger; live storages are searched again and named as they are called now."""
         notes = [f"the ledger failed {number_of(times, 'time')}: {what}" for what, times in self.failures.items()]
         left = [known for _, some in self.records for known in some if known.died is None]
@@ -276,7 +276,7 @@ class Ledger:
         for known in left:
             if known.died is None and known() is None:  # it was freed while the ledger was stopped
                 known.died = self._count
-        why_not = self._name(left, budget_s)
+        why_not = self._name(left, ASKED_S)
         notes += [why_not] if why_not else []
         entries = []
         for facts, some in self.records:

@@ -61,47 +61,31 @@ class Folder:
     unreadable: tuple[str, ...]
 
 
-class Ranks(ShownWithFigure):
-    """The ranks of a job: as text, in a notebook, or `job`, `peak`, `by()`, `first_failed`, `growth`, `missing`, `to_pandas()`.
+@dataclass(frozen=True, repr=False, eq=False)
+class Ranks(ShownWithFigure, JobRanks):
+    """The ranks of a job: as text, in a notebook, or `ranks`, `peak`, `by()`, `first_failed`, `growth`, `missing`, `to_pandas()`.
 
     `left_out` says which files were not used, and why.
     """
 
-    def __init__(self, job: JobRanks, left_out: Sequence[str] = ()) -> None:
-        self.job, self.left_out = job, tuple(left_out)
-
-    ranks = property(lambda self: self.job.ranks)
-    world_size = property(lambda self: self.job.world_size)
-    missing = property(lambda self: self.job.missing)
-    peak = property(lambda self: self.job.peak)
-    first_failed = property(lambda self: self.job.first_failed)
-    growth = property(lambda self: self.job.growth)
+    left_out: tuple[str, ...] = ()
+    job = property(lambda self: self)
+    """The job as a value."""
 
     def __len__(self) -> int:
-        return len(self.job.ranks)
-
-    def __getitem__(self, rank: int) -> Any:
-        return self.job[rank]
-
-    def by(self, by: str = "category") -> Any:
-        """What held the peaks over the ranks, by "category" or "module": worst, median, lowest and their ranks."""
-        return self.job.by(by)
+        return len(self.ranks)
 
     @cached_property
     def page(self) -> Page:
         """What happened, which ranks differ and in what, and what was not seen."""
-        return ranks_page(self.job, self.left_out)
+        return ranks_page(self, self.left_out)
 
     def scene(self) -> Scene:
         """The picture: peaks by optimizer step and by rank."""
-        return ranks_scene(self.job, self.page.text())
-
-    def to_pandas(self) -> Any:
-        """One row per rank: bytes, seconds since the first began, how it ended, and what held its peak."""
-        return self.job.to_pandas()
+        return ranks_scene(self, self.page.text())
 
     def __repr__(self) -> str:
-        return f"<Ranks {ranks_title(self.job)}>"
+        return f"<Ranks {ranks_title(self)}>"
 
 
 def ranks(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], name: str | None = None) -> Ranks:
@@ -153,7 +137,7 @@ def ranks_of(job: Sequence[RankFile], left_out: Sequence[str] = ()) -> Ranks:
             found.append(rank_run(traces, used))
     if not found:
         raise MemlabError(f"no rank can be read: {'; '.join(refused)[:400]}.")
-    return Ranks(JobRanks(tuple(found)), refused)
+    return Ranks(tuple(found), tuple(refused))
 
 
 def folder_of(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Folder:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from memlab.analysis.advice import is_large, pointer
 from memlab.analysis.curves import Curves, curves
-from memlab.analysis.lines import LineRow, LineTable
+from memlab.analysis.lines import LineTable
 from memlab.analysis.modules import ModuleTree
 from memlab.errors import MemlabError
 from memlab.torch_internals.traceback import running_shell
@@ -139,46 +139,42 @@ class RunModules(Shown, ModuleTree):
         return module_views.figure(self)
 
 
-class LineReport(Shown):
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class LineReport(Shown, LineTable):
     """The memory of each line; `plain()` is the classic form, `table` has the figures.
 
     It is a sequence of rows, and `report["cell:12"]` is the row of one line.
     """
 
-    def __init__(self, table: LineTable, name: str = "") -> None:
-        self.table = table
-        self.name = name
+    name: str = ""
 
-    def __iter__(self) -> Iterator[LineRow]:
-        return iter(self.table)
+    @classmethod
+    def of(cls, table: LineTable, name: str = "") -> LineReport:
+        """The same table with text and HTML."""
+        return cls(**{field.name: getattr(table, field.name) for field in dataclasses.fields(table)}, name=name)
 
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, line: str) -> LineRow:
-        return self.table[line]
+    @property
+    def table(self) -> LineTable:
+        """The table itself."""
+        return self
 
     @property
     def text(self) -> str:
         """The listing as text."""
-        return line_views.listing_text(self.table, self.name)
+        return line_views.listing_text(self, self.name)
 
     @property
     def html(self) -> str:
         """The listing for a notebook."""
-        return line_views.listing_html(self.table, self.name)
+        return line_views.listing_html(self, self.name)
 
     def plain(self) -> str:
         """The total line by line, and the tensors allocated and freed."""
-        return line_views.plain_text(self.table)
+        return line_views.plain_text(self)
 
     def section(self) -> dict[str, str]:
         """MIME type -> the listing below the report of a tracked cell, truncated if long."""
         return {
-            "text/html": line_views.listing_html(self.table, self.name, limit=line_views.SECTION_HTML),
-            "text/plain": line_views.listing_text(self.table, self.name, limit=line_views.SECTION_TEXT),
+            "text/html": line_views.listing_html(self, self.name, limit=line_views.SECTION_HTML),
+            "text/plain": line_views.listing_text(self, self.name, limit=line_views.SECTION_TEXT),
         }
-
-    def to_pandas(self) -> Any:
-        """One row per line, sizes in bytes."""
-        return self.table.to_pandas()

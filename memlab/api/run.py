@@ -228,7 +228,7 @@ class Run:
         from memlab.analysis.lines import lines
         from memlab.api.report import LineReport
 
-        return LineReport(lines(self.trace, self._device(device, "its lines took nothing")), self.name)
+        return LineReport.of(lines(self.trace, self._device(device, "its lines took nothing")), self.name)
 
     def leaks(self, device: int | None = None) -> Leaks:
         """What grows from one iteration to the next, with the line or module that allocates it."""

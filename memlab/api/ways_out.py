@@ -87,9 +87,9 @@ def look_for_ways_out(said: OomExplained, text: str, show: Callable[[OomExplaine
 class WaysSearch:
     """One search: `run` looks until the time is over, or Ctrl-C, and shows each way as it is found; `found` has them all."""
 
-    def __init__(self, text: str, failure: Failure, show: Show, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, text: str, failure: Failure, show: Show) -> None:
         self._text, self._failure, self._show = text, failure, show
-        self._began, self._limit_s = time.monotonic(), limit_s
+        self._began = time.monotonic()
         self._card = card_here(failure)
         self._subject = OfStep("the cell", self._card, text=text, before=as_after_release)
         self.found = WaysOut(self._card.name, self._card.usable_bytes)
@@ -103,7 +103,7 @@ class WaysSearch:
         except KeyboardInterrupt:
             state = "The search for ways out was interrupted."
         except TimeUp:
-            state = f"The search for ways out ended after {format_seconds(self._limit_s)}."
+            state = f"The search for ways out ended after {format_seconds(LIMIT_S)}."
         except Exception as error:
             state = f"The search for ways out ended: {one_reason(error)}"
         self.found = dataclasses.replace(self.found, state=state)
@@ -134,12 +134,12 @@ class WaysSearch:
         self._show(self.found)
 
     def _tell(self, what: str) -> None:
-        took = f"{format_seconds(time.monotonic() - self._began)} of at most {format_seconds(self._limit_s)}"
+        took = f"{format_seconds(time.monotonic() - self._began)} of at most {format_seconds(LIMIT_S)}"
         state = f"Looking for ways out, {took}: predicting {what} (interrupt the kernel to stop)."
         self._show(dataclasses.replace(self.found, state=state))
 
     def _predict(self, subject: OfStep) -> Prediction:
-        left_s = self._began + self._limit_s - time.monotonic()
+        left_s = self._began + LIMIT_S - time.monotonic()
         if left_s <= 0:
             raise TimeUp("the time limit was reached")
         found = subject.attempt((), lambda text: None, left_s)
@@ -227,7 +227,7 @@ class WaysSearch:
     # --- techniques ---
 
     def _with_techniques(self, as_it_is: Prediction) -> None:
-        deadline = self._began + self._limit_s
+        deadline = self._began + LIMIT_S
         search = Search(self._subject, "device", self._tell, deadline, self._card.usable_bytes)
         search.begin(as_it_is)
         names, _ = candidates(self._subject, search.shares, "device", None, allow_changes=False)

@@ -12,7 +12,7 @@ whether it fits. Where `subject.diff(one.names)` is not empty, `subject.changed(
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memlab import simulated_gpu
@@ -46,8 +46,6 @@ class Search:
     tell: Tell
     deadline: float
     target_bytes: int | None = None
-    on_tried: Callable[[], None] = lambda: None
-    """Called after each run."""
     before: Run = field(init=False)
     before_bytes: ByteRange = field(init=False)
     shares: dict[str, int] = field(default_factory=dict)
@@ -90,7 +88,6 @@ class Search:
             for name in some:
                 self._count = f"{len(self.tried) + 1} of {len(names)}: "
                 self.tried.append(self.attempt((name,)))
-                self.on_tried()
                 yield self.tried[-1]
             yield from self._combine()
             if some is written and any(map(self.is_enough, (*self.tried, *self.combined))):
@@ -176,7 +173,6 @@ class Search:
                 self._count = "together: "
                 found = self.attempt(names)
                 self.combined.append(found)
-                self.on_tried()
                 yield found
             if found.failed or found.is_wrong:
                 continue
