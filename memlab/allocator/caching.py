@@ -55,7 +55,8 @@ class CachingAllocator(Segments):
         if total_bytes <= 0 or not 0 <= context_bytes <= total_bytes:
             what = f"a device of {total_bytes} bytes cannot hold a context of {context_bytes}"
             raise MemlabError(f"{what}: give sizes in bytes")
-        super().__init__(settings, total_bytes, first_address, place, on_event, Ties.of(torch_version))
+        super().__init__(settings, total_bytes, first_address, Ties.of(torch_version))
+        self._place, self._on_event = place, on_event
         self.context_bytes = self._used_bytes = context_bytes
         self.device, self.waits_for_events = device, False
         self.allocated_bytes = self.requested_bytes = self.peak_allocated_bytes = 0

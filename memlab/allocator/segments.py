@@ -47,18 +47,13 @@ class Segments:
     says so; those of expandable segments, which are larger than the device, it does.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        total_bytes: int,
-        first_address: int,
-        place: Place | None,
-        on_event: Observer | None,
-        ties: Ties,
-    ) -> None:
+    _place: Place | None
+    _on_event: Observer | None
+
+    def __init__(self, settings: Settings, total_bytes: int, first_address: int, ties: Ties) -> None:
         self.settings, self.total_bytes = settings, total_bytes
         self.reserved_bytes = self.peak_reserved_bytes = self._used_bytes = 0
-        self._next_address, self._place, self._on_event, self._ties = first_address, place, on_event, ties
+        self._next_address, self._ties = first_address, ties
         self._given_back: dict[int, list[int]] = {}
         self._limit_bytes: int | None = None
         self._small, self._large, self.private = Pool(True), Pool(False), PrivatePools()

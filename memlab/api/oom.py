@@ -271,18 +271,16 @@ def failure_facts(
     # If the device index is unknown ("cuda"), on all devices of the type.
     storages = alive.storages if alive is not None else ()
     there = [one for one in storages if one.device == label or one.device.startswith(f"{label}:")]
-    raised = attempt("the traceback", lambda: _raised(error), _Raised())
+    raised = attempt("the traceback", lambda: _raised(error), dict[str, Any](cell=""))
     failure = Failure(
         message=message,
-        cell=" · ".join(filter(None, (called, raised.cell))),
-        place=raised.place,
-        phase=raised.phase,
+        cell=" · ".join(filter(None, (called, raised.pop("cell")))),
         moment=moment,
         holders=tuple(map(holder_of, there)),
         all_named=alive is not None and alive.is_complete,
-        calls_backward=raised.calls_backward,
         provenance=provenance_here([label]),
         goes_on=goes_on,
+        **raised,
     )
     failure = attempt("the device", lambda: _with_device(failure, gaps), failure)
     if failure.verdict == FRAGMENTATION and run is not None and moment is not None:
@@ -339,45 +337,34 @@ def _refined(message: Message, moment: Moment) -> Message:
     return dataclasses.replace(message, device=moment.device, **exact)
 
 
-@dataclasses.dataclass(slots=True)
-class _Raised:
-    """Where an error was raised: the outermost cell, the line in the user's code, and PyTorch's phase."""
-
-    cell: str = ""
-    place: str = ""
-    phase: Phase = Phase.OTHER
-    calls_backward: bool = False
-
-
-def _raised(error: BaseException) -> _Raised:
-    """The place from the traceback, outermost frame first."""
+def _raised(error: BaseException) -> dict[str, Any]:
+    """The outermost cell, the line in the user's code, and PyTorch's phase, from the traceback: fields of a Failure."""
 
     def is_installed(file: str) -> bool:
         return not _INSTALLED.isdisjoint(Path(file).parts) or file.startswith("<frozen ")
 
-    found, cells, users = _Raised(), list[str](), ""
+    place, phase, calls_backward, cells, users = "", Phase.OTHER, False, list[str](), ""
     first = link = references.traceback_of(error)
     while link is not None:
         code, line, link = link.tb_frame.f_code, link.tb_lineno, link.tb_next
         file = code.co_filename
-        if file.startswith(_TORCH) and found.phase != Phase.BACKWARD:
+        if file.startswith(_TORCH) and phase != Phase.BACKWARD:
             parts = Path(file.removeprefix(_TORCH)).parts
             told = (one for ends, name, one in _PHASES if parts == ends and name in ("", code.co_name))
-            found.phase = next(told, found.phase)
+            phase = next(told, phase)
         if file.startswith((_TORCH, OWN_FILES)):
             continue
         number = cell_code.cell_number(file)
-        found.place = f"at {Path(file).name}:{line}"
+        place = f"at {Path(file).name}:{line}"
         if number is not None:
             cells.append(f"cell [{number}]" if number else "")
-            found.place = f"at line {line} of {cells[-1] or 'a cell'}"
-        found.place += "" if code.co_name.startswith("<") else f", in {code.co_name}()"
-        users = users if is_installed(file) else found.place
-        if not found.calls_backward:
+            place = f"at line {line} of {cells[-1] or 'a cell'}"
+        place += "" if code.co_name.startswith("<") else f", in {code.co_name}()"
+        users = users if is_installed(file) else place
+        if not calls_backward:
             with contextlib.suppress(Exception):  # the source may be gone, or there is no memory to read it
                 text = "".join(linecache.getlines(file)) if number is not None else ""
-                found.calls_backward = "backward" in code.co_names or _BACKWARD.search(text) is not None
-    found.cell = cells[0] if cells else ""
+                calls_backward = "backward" in code.co_names or _BACKWARD.search(text) is not None
     # In a library, a trainer's for example: where the user's code called it, which may not be in the traceback yet.
     outer = first.tb_frame.f_back if first is not None else None
     while outer is not None and not users:
@@ -385,8 +372,8 @@ def _raised(error: BaseException) -> _Raised:
         if not is_installed(file) and not file.startswith((_TORCH, OWN_FILES)):
             users = f"at {Path(file).name}:{outer.f_lineno}"
         outer = outer.f_back
-    found.place += f", called {users}" if users and users != found.place else ""
-    return found
+    place += f", called {users}" if users and users != place else ""
+    return {"cell": cells[0] if cells else "", "place": place, "phase": phase, "calls_backward": calls_backward}
 
 
 def _held_segment(segment: Any) -> HeldSegment:
