@@ -314,9 +314,7 @@ def _statements(texts: Mapping[int, str]) -> Counter[int]:
 
 
 def _noted(trace: Trace, name: str) -> list[tuple[str, Mapping[Any, Any]]]:
-    noted = trace.notes.get(name)
-    items = noted.items() if isinstance(noted, Mapping) else ()
-    return [(str(label), inner) for label, inner in items if isinstance(inner, Mapping)]
+    return [(str(label), inner) for label, inner in trace.noted(name).items() if isinstance(inner, Mapping)]
 
 
 def _number(text: Any) -> int:

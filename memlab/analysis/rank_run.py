@@ -68,12 +68,12 @@ def rank_run(traces: Sequence[Trace], files: Sequence[str] = ()) -> RankRun:
 
 
 def _ending(trace: Trace) -> tuple[str, Mapping[str, Any]]:
-    error = trace.notes.get(ERROR)
+    error = trace.noted(ERROR)
     if trace.made_by.engine == UNFINISHED or any(gap.name == CUT_OFF for gap in trace.gaps):
         return CUT_OFF, {}
     if trace.notes.get("raised") is True:
-        return RAISED, error if isinstance(error, dict) else {}
-    return (TERMINATED, error) if isinstance(error, dict) else (ENDED, {})
+        return RAISED, error
+    return TERMINATED if error else ENDED, error
 
 
 def _ended(trace: Trace, ending: str, moment: Moment | None) -> tuple[float, float]:

@@ -110,8 +110,7 @@ def summary(trace: Trace, name: str = "") -> Summary:
     if (host := host_at_end(trace)) is not None:
         notes.append(host.text)
     notes += filter(None, [short_host(trace)])
-    recorded = trace.notes.get(CODE)
-    code = {str(line): str(text) for line, text in recorded.items()} if isinstance(recorded, dict) else {}
+    code = {str(line): str(text) for line, text in trace.noted(CODE).items()}
     for label, by_line in sources_of(trace).items():
         code |= {f"{label}:{number}": text for number, text in by_line.items()}
     duration_s, engine = trace.made_by.duration_ns / 1e9, trace.made_by.engine

@@ -225,8 +225,7 @@ def side_of(run: Run, name: str) -> Side:
     """The compared side of a run: the device with the largest peak, and that peak."""
     one = run.devices[0]
     low, high = one.levels[0].peak.bytes
-    needed = run.trace.notes.get("prediction")
-    if isinstance(needed, dict):  # what it needs: on a GPU that is too small its trace ends earlier
+    if needed := run.trace.noted("prediction"):  # what it needs: on a GPU that is too small its trace ends earlier
         least, most = needed["peaks"]["allocated"]
         low, high = max(low, int(least)), max(high, int(most))
     return Side(name, run.trace, one.device, ByteRange(low, high))
@@ -258,8 +257,7 @@ def step_seconds(run: Run) -> list[float]:
 
 def _trial(run: Run, what: str, kind: type = list) -> Any:
     """A value of the notes of a run of a workload, None if it is of another type: they may come from a file."""
-    facts = run.trace.notes.get("trial")
-    found = facts.get(what) if isinstance(facts, dict) else None
+    found = run.trace.noted("trial").get(what)
     return found if type(found) is kind else None
 
 

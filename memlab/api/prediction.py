@@ -177,8 +177,8 @@ def asks_for_nothing(predicted: Forecast) -> bool:
 
 def with_fewest(trace: Trace) -> str:
     """What to add to an answer that is another one if fewer elements are selected than was assumed; "" if it is the same."""
-    facts = trace.notes.get("fewest")
-    if not isinstance(facts, dict) or facts.get("fits") == "no":
+    facts = trace.noted("fewest")
+    if not facts or facts.get("fits") == "no":
         return ""
     return f" with the most of {one_line(', '.join(map(str, facts['keys'])), 120)} ({ANSWERS[facts['fits']]} with the fewest)"
 

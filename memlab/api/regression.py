@@ -133,8 +133,7 @@ def regression_of(compared: Comparison, tolerance: float, are_worst: tuple[bool,
 
 
 def _world_size(trace: Trace) -> int:
-    facts = trace.notes.get(RANK)
-    count = facts.get("world_size") if isinstance(facts, dict) else 1
+    count = trace.noted(RANK).get("world_size")
     return count if type(count) is int else 1  # files may say anything
 
 

@@ -275,12 +275,11 @@ def check_results(a: Trace, b: Trace, names: tuple[str, str], tolerance: float =
             return not_checked(f"{name!r} was predicted: nothing was computed in it", "predicted")
         if is_simulated(trace):
             return not_checked(f"{name!r} ran on a simulated GPU, which computes nothing", "simulated GPU")
-    mine, other = a.notes.get("trial"), b.notes.get("trial")
-    if isinstance(mine, dict) and isinstance(other, dict):
-        for what in ("workload", "size", "settings", "steps"):
-            if mine.get(what) != other.get(what):
-                why = f"they did other work: {what} {mine.get(what)!s:.80} and {other.get(what)!s:.80}"
-                return not_checked(why, "other work")
+    mine, other = a.noted("trial"), b.noted("trial")
+    for what in ("workload", "size", "settings", "steps") if mine and other else ():
+        if mine.get(what) != other.get(what):
+            why = f"they did other work: {what} {mine.get(what)!s:.80} and {other.get(what)!s:.80}"
+            return not_checked(why, "other work")
     for trace, name in both:
         if RESULT not in trace.notes:
             how = "call run.result(value) inside `with memlab.track() as run:`"

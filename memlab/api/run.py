@@ -143,9 +143,8 @@ class Run:
 
     def cell_line(self, line: str) -> str:
         """A line of a cell by the cell's execution count, "cell [3]:8"; any other, or of an earlier version's run, as it is."""
-        counts = self.trace.notes.get(CELLS)
         place, _, number = line.rpartition(":")
-        count = counts.get(place) if isinstance(counts, dict) else None
+        count = self.trace.noted(CELLS).get(place)
         return f"cell [{count}]:{number}" if isinstance(count, int) else line
 
     def with_cells(self, share: Breakdown) -> Breakdown:

@@ -202,6 +202,11 @@ class Trace:
         """The devices of this trace, in order."""
         return tuple(device.index for device in self.made_by.devices)
 
+    def noted(self, key: str) -> Mapping[str, Any]:
+        """A table among the notes; empty if there is none, or something else stands there, as a file may say anything."""
+        found = self.notes.get(key)
+        return found if isinstance(found, Mapping) else {}
+
     def text(self, column: str, index: int) -> str:
         """The string of an index in a column; "" if unknown."""
         return self.texts[column][index] if index >= 0 else ""

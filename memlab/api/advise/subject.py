@@ -212,8 +212,7 @@ class Asked:
             if not callable(what):
                 raise MemlabError(f"advise needs a workload, a step or a run, got {type(what).__name__}: {what!r:.80}")
             return OfStep(str(getattr(what, "__name__", type(what).__name__)), self.on or "cpu", what)
-        facts = what.trace.notes.get("trial")
-        if isinstance(facts, dict) and "workload" in facts:
+        if "workload" in what.trace.noted("trial"):
             return of_workload_run(what, self.on, self.steps, self.world_size)
         if what.cell_text:
             version, devices = other_version(what.trace), gpus_of(what)
