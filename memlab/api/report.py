@@ -113,11 +113,6 @@ def advice_hint(
 class RunModules(Shown, ModuleTree):
     """Path -> module with its memory; `figure` draws it."""
 
-    @classmethod
-    def of(cls, tree: ModuleTree) -> RunModules:
-        """The same tree with text and HTML."""
-        return cls(**{field.name: getattr(tree, field.name) for field in dataclasses.fields(tree) if field.init})
-
     @property
     def tree(self) -> ModuleTree:
         """The tree itself."""
@@ -147,11 +142,6 @@ class LineReport(Shown, LineTable):
     """
 
     name: str = ""
-
-    @classmethod
-    def of(cls, table: LineTable, name: str = "") -> LineReport:
-        """The same table with text and HTML."""
-        return cls(**{field.name: getattr(table, field.name) for field in dataclasses.fields(table)}, name=name)
 
     @property
     def table(self) -> LineTable:

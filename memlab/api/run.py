@@ -220,14 +220,14 @@ class Run:
         from memlab.analysis.modules import modules
         from memlab.api.report import RunModules
 
-        return RunModules.of(modules(self.trace, self._device(device, "there are no modules to show")))
+        return RunModules.showing(modules(self.trace, self._device(device, "there are no modules to show")))
 
     def lines(self, device: int | None = None) -> LineReport:
         """What each line held, freed and needed at its peak; for runs that were tracked with lines."""
         from memlab.analysis.lines import lines
         from memlab.api.report import LineReport
 
-        return LineReport.of(lines(self.trace, self._device(device, "its lines took nothing")), self.name)
+        return LineReport.showing(lines(self.trace, self._device(device, "its lines took nothing")), name=self.name)
 
     def leaks(self, device: int | None = None) -> Leaks:
         """What grows from one iteration to the next, with the line or module that allocates it."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from dataclasses import fields
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 from memlab import torch_internals
 from memlab.torch_internals.traceback import running_shell
@@ -30,6 +31,11 @@ class Shown:
     """
 
     __slots__ = ()
+
+    @classmethod
+    def showing(cls, value: Any, **more: Any) -> Self:
+        """A dataclass that the subclass extends, as one that shows itself."""
+        return cls(**{field.name: getattr(value, field.name) for field in fields(value) if field.init}, **more)
 
     @property
     def page(self) -> Page:
