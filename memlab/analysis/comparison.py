@@ -112,11 +112,6 @@ class Differences(ByName[Difference]):
         return pandas.DataFrame(rows, columns=[self.by, "a_bytes", "b_bytes", "difference_bytes"]).set_index(self.by)
 
 
-def saved(a: Side, b: Side) -> ByteRange:
-    """By how much the peak of `b` is below that of `a`: lower and upper bound."""
-    return a.peak - b.peak
-
-
 def known_by(a: Side, b: Side) -> tuple[str, ...]:
     """What both can be broken down by: "category", "module", "line".
 

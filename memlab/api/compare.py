@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memlab.analysis.comparison import Differences, Picture, Side, differences, known_by, picture, saved
+from memlab.analysis.comparison import Differences, Picture, Side, differences, known_by, picture
 from memlab.analysis.results import CLOSE, ResultCheck, share
 from memlab.api.load import load
 from memlab.api.results import check_results, is_simulated
@@ -68,7 +68,7 @@ class Comparison(ShownWithFigure):
     @property
     def saved_bytes(self) -> int | ByteRange:
         """Peak *allocated* of `a` minus that of `b`; (low, high) if one is not exact."""
-        found = saved(self.side_a, self.side_b)
+        found = self.side_a.peak - self.side_b.peak
         return found.low if found.is_exact else found
 
     def by(self, by: str = "category") -> Differences:

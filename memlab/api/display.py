@@ -81,7 +81,8 @@ class Display:
         self.view: LiveView | None = None
         self._figure: Any = None
         self._table: Any = None
-        self._note = ""
+        self.note = ""
+        """The first warning shown while it ran."""
         self.rank_lines: Callable[[], tuple[str, ...]] | None = None
         """Tells what the ranks hold that the cell has started."""
         self._growth, self._highest_bytes = HostGrowth(), 0
@@ -94,11 +95,6 @@ class Display:
         if show is not None:
             return show
         return depth == 0 and (torch_internals.is_kernel(running_shell()) or marimo_notebook() is not None)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The first warning shown while it ran."""
-        return (self._note,) if self._note else ()
 
     def open(self) -> None:
         """Show the live view and a placeholder for the report; if that fails, print text at the end."""
@@ -136,7 +132,7 @@ class Display:
             rate = self._growth.update(elapsed_s, host.available_bytes)
             total_bytes = host.used_bytes + host.available_bytes
             warning = low_memory(HostReading(host.own_bytes, host.available_bytes, total_bytes), rate)
-            self._note = self._note or (f"While it ran: {warning}" if warning else "")
+            self.note = self.note or (f"While it ran: {warning}" if warning else "")
         view, shown = self.view, used_device(self._measurement, sample)
         if view is None or shown is None:
             return

@@ -273,7 +273,7 @@ class Track:
             self.run.started_ranks = ranks.ranks
 
     def _keep(self, trace: Trace, error: BaseException | None) -> None:
-        notes = list(self._display.notes) if self._display is not None else []
+        notes = [self._display.note] if self._display is not None and self._display.note else []
         notes += _about_cuda(trace, is_forced=self.options.target.type is not None)
         if error is not None:
             who = "The cell" if running_shell() is not None else "It"

@@ -14,7 +14,7 @@ from html import escape
 import numpy as np
 
 from memlab.analysis.breakdown import ELSEWHERE
-from memlab.analysis.comparison import Difference, Differences, Picture, Side, saved
+from memlab.analysis.comparison import Difference, Differences, Picture, Side
 from memlab.analysis.curves import Curve
 from memlab.analysis.modules import ranged
 from memlab.analysis.results import ResultCheck
@@ -35,14 +35,14 @@ _NAME, _CODE = 44, 48
 
 def peak_words(a: Side, b: Side) -> str:
     """Both peaks and their difference."""
-    if saved(a, b) == (0, 0):
+    if a.peak - b.peak == (0, 0):
         return f"peak {b.peak}, as before"
     return f"peak {b.peak} instead of {a.peak} ({saved_words(a, b)})"
 
 
 def saved_words(a: Side, b: Side) -> str:
     """The difference of the peaks, in bytes and as a share of the first."""
-    low, high = saved(a, b)
+    low, high = a.peak - b.peak
     if low == high == 0:
         return "0 B"
     if max(abs(low), abs(high)) >= UNBOUNDED:
