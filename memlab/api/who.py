@@ -18,7 +18,6 @@ from memlab.references.edges import class_name
 from memlab.references.folded import folded
 from memlab.references.live_storages import (
     LiveStorages,
-    Storage,
     StorageGroup,
     live_storages,
     paths,
@@ -44,34 +43,24 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Who(Shown):
+class Who(Shown, LiveStorages):
     """Storages by name, the largest first; or, for one tensor, every path that keeps it alive.
 
     Texts and numbers only: it keeps nothing alive. `of` names the tensor, "" for all live storages. `graph_bytes` is what the
     graph of the one tensor keeps alive, without parameters, their gradients and optimizer state.
     """
 
-    live: LiveStorages
     of: str = ""
     paths: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     graph_bytes: int = 0
 
-    @property
-    def storages(self) -> tuple[Storage, ...]:
-        """The storages, the largest first."""
-        return self.live.storages
-
-    @property
-    def total_bytes(self) -> int:
-        """The bytes of all these storages."""
-        return self.live.total_bytes
-
-    census = property(lambda self: self.live)  # earlier names
+    live = census = property(lambda self: self)
+    """The storages as a value, also by its earlier name."""
 
     def by(self, name: str) -> Grouped:
         """The storages by "shape", "dtype", "category" or "device"."""
-        return Grouped(name, self.live.group(name), self._remark)
+        return Grouped(name, self.group(name), self._remark)
 
     @property
     def _remark(self) -> str:
@@ -142,13 +131,13 @@ def who(tensor: Any = None, device: Any = None, name: str = "") -> Who:
         raise MemlabError(f"not a device: {str(device)[:80]!r}. Name one such as cpu, cuda or cuda:1.") from None
     if tensor is None:
         found = live_storages(place)
-        return Who(found, notes=(*_unnamed(found), *_unseen(found, place)))
+        return Who.showing(found, notes=(*_unnamed(found), *_unseen(found, place)))
     if memory.is_tensor(tensor) or any(base is torch.UntypedStorage for base in type(tensor).__mro__):
         return _who_holds(tensor, name)
     inside, kind = storages_in(tensor), class_name(type(tensor))
     if not inside:
         raise MemlabError(f"{name or 'this'} is a {kind} without a tensor that has memory.")
-    return Who(live_storages(place, only=inside), of=f"what {name or f'this {kind}'} keeps alive")
+    return Who.showing(live_storages(place, only=inside), of=f"what {name or f'this {kind}'} keeps alive")
 
 
 def _who_holds(tensor: Any, name: str) -> Who:
@@ -166,7 +155,8 @@ def _who_holds(tensor: Any, name: str) -> Who:
         notes.append(f"{text} `.detach()` or `.item()` releases the graph.")
     elif graph:
         notes.append("Its graph keeps nothing but parameters and buffers.")
-    return Who(found, name or "the tensor", tuple(paths(tensor)), tuple(notes), size)
+    more = {"paths": tuple(paths(tensor)), "notes": tuple(notes), "graph_bytes": size}
+    return Who.showing(found, of=name or "the tensor", **more)
 
 
 # --- report ----------
@@ -197,9 +187,9 @@ def _of_many(who: Who) -> Page:
     notes = []
     if rest := [one for fold in folds[SHOWN:] for one in fold.storages]:
         notes.append(f"{len(rest):,} more with {format_bytes(sum(one.nbytes for one in rest))}; .to_pandas() has all.")
-    if not who.live.is_complete:
+    if not who.is_complete:
         notes.append("The search for names was cut short: some storages have a name that is not shown.")
-    notes += [f"Not inspected: {what}." for what in who.live.not_inspected]
+    notes += [f"Not inspected: {what}." for what in who.not_inspected]
     total = max(who.total_bytes, 1)
     shares = tuple((name, group.nbytes, group.nbytes / total) for name, group in who.by("category").items())
     colours = tuple(theme.CATEGORIES.get(name, "") for name, _, _ in shares)
