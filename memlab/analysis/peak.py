@@ -84,8 +84,8 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
 
 def _predicted(trace: Trace, device: int, of: str) -> ByteRange | None:
     """The peak of a predicted trace; None for a measured one."""
-    facts = trace.noted("prediction")
-    if device == CPU or not facts:
+    facts = trace.notes.get("prediction")
+    if device == CPU or not isinstance(facts, dict):  # an empty one is damaged
         return None
     peaks = {one["index"]: one["peaks"] for one in facts.get("devices", ())} or {device: facts["peaks"]}
     low, high = peaks[device][of] if device in peaks else (0, 0)
