@@ -51,11 +51,6 @@ class Device:
         """How users name it: "cpu" or "cuda:0"."""
         return "cpu" if self.index == CPU else f"cuda:{self.index}"
 
-    @property
-    def is_simulated(self) -> bool:
-        """Whether it is a simulated GPU, where bytes are real and values and times are not."""
-        return is_simulated_gpu(self.name)
-
 
 SIMULATED_GPU = "simulated GPU: bytes are real, values and times are not"
 """What stands with figures of a simulated GPU."""
@@ -121,11 +116,6 @@ class MadeBy:
                 return now + self.engine.removeprefix(former)
         return self.engine
 
-    @property
-    def is_predicted(self) -> bool:
-        """Whether it was made on fake CUDA, where nothing is measured."""
-        return self.current_engine.startswith(PREDICTING)
-
     def device(self, index: int) -> Device:
         """The facts about one device."""
         for device in self.devices:
@@ -183,9 +173,9 @@ class Trace:
     @property
     def provenance(self) -> str:
         """Whether its figures are "measured", "simulated" (on a simulated GPU) or "predicted"."""
-        if "prediction" in self.notes or self.made_by.is_predicted:
+        if "prediction" in self.notes or self.made_by.current_engine.startswith(PREDICTING):
             return "predicted"
-        return "simulated" if any(device.is_simulated for device in self.made_by.devices) else "measured"
+        return "simulated" if any(is_simulated_gpu(device.name) for device in self.made_by.devices) else "measured"
 
     @property
     def remark(self) -> str:
