@@ -287,44 +287,23 @@ def _inferred(cuda: Any, indices: Any, found: Any) -> tuple[int, ...]:
 # --- parts and facts ---
 
 
-@of_sparse("_indices", "indices")
-def indices_of(cuda, func, tensor):
-    """A view of the indices."""
-    return aten.alias.default(tensor.indices_)
+def _view(place: int) -> Callable[..., Any]:
+    """A view of one of the parts: indices and values, or where rows begin, columns and values."""
+    return lambda cuda, func, tensor: aten.alias.default(tensor.parts[place])
 
 
-@of_sparse("_values", "values")
-def values_of(cuda, func, tensor):
-    """A view of the values."""
-    return aten.alias.default(tensor.values_)
-
-
-@of_sparse("crow_indices")
-def rows_of(cuda, func, tensor):
-    """A view of where rows begin."""
-    return aten.alias.default(tensor.parts[0])
-
-
-@of_sparse("col_indices")
-def columns_of(cuda, func, tensor):
-    """A view of the columns."""
-    return aten.alias.default(tensor.parts[1])
-
-
-RULES |= {
+RULES |= dict.fromkeys(("_indices", "indices", "crow_indices"), _view(0)) | {
+    "col_indices": _view(1),
+    "_values": _view(-1),
+    "values": _view(-1),
     "_nnz": lambda cuda, func, tensor: tensor.count,
     "sparse_dim": lambda cuda, func, tensor: int(tensor.indices_.shape[0]) if is_coo(tensor) else 2,
     "dense_dim": lambda cuda, func, tensor: tensor.values_.dim() - 1,
     "is_coalesced": lambda cuda, func, tensor: tensor.coalesced,
     "is_same_size": lambda cuda, func, tensor, other: tensor.shape == other.shape,
+    "_coalesced_": lambda cuda, func, tensor, coalesced: replace_parts(tensor, tensor.parts, coalesced),
+    "neg_": lambda cuda, func, tensor: tensor,  # only the values change
 }
-
-
-@of_sparse("_coalesced_")
-def mark(cuda, func, tensor, coalesced):
-    """Only a mark."""
-    tensor.coalesced = coalesced
-    return tensor
 
 
 @of_sparse("detach", "alias", "detach_", "view_as")
@@ -377,12 +356,6 @@ def replace_parts(target: FakeSparseTensor, parts: tuple[Any, ...], coalesced: b
     """The result of an operator in place."""
     target.parts, target.coalesced = parts, coalesced
     return target
-
-
-@of_sparse("neg_")
-def in_place(cuda, func, tensor):
-    """Only the values change."""
-    return tensor
 
 
 @of_sparse("zero_")
