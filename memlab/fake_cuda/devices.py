@@ -82,29 +82,16 @@ def _exchange_tensors(patches: Patches) -> None:
     patches.put(torch, load=tensors.loading(torch.load))
     patches.put(torch.utils, swap_tensors=tensors.swap)
     patches.put(torch.UntypedStorage, data_ptr=_address_of)
-    patches.put(cuda_names.nn_functions, _parse_to=_parsing(cuda_names.nn_functions._parse_to))
     # Parameters that get their shape from the first input (`nn.LazyLinear`) remember that they were moved.
     lazy: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
-    patches.put(lazy, to=_lazy_to, cuda=_lazy_cuda, materialize=_materializing(lazy.materialize))
+    to_gpu = lambda self, device=None, **kwargs: _lazy_to(self, "cuda" if device is None else device)  # noqa: E731
+    patches.put(lazy, to=_lazy_to, cuda=to_gpu, materialize=_materializing(lazy.materialize))
 
 
 def _are_compatible(tensor: Any, other: Any) -> bool:
     """All tensors but those that wrap others, as DTensors do: `.data =` would leave what they wrap where it is."""
     wrapped = [local_part_or(one) for one in (tensor, other)]
     return None in wrapped or is_fake(wrapped[0]) == is_fake(wrapped[1])
-
-
-def _parsing(parse):
-    """`module.to(0)`: C++ would ask which accelerator that is."""
-
-    def parse_to(*args, **kwargs):
-        if args and type(args[0]) is int:
-            args = (with_index(args[0]), *args[1:])
-        if type(kwargs.get("device")) is int:
-            kwargs["device"] = with_index(kwargs["device"])
-        return parse(*args, **kwargs)
-
-    return parse_to
 
 
 def _make_subclass(cls: Any, data: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
@@ -139,10 +126,6 @@ def _lazy_to(self, *args, **kwargs):
     if isinstance(device, str | int | torch.device):
         self.__dict__["fake_device"] = with_index(device)
     return self
-
-
-def _lazy_cuda(self, device=None, **kwargs):
-    return _lazy_to(self, "cuda" if device is None else device)
 
 
 def _materializing(materialize):
@@ -326,10 +309,6 @@ class DeviceContext:
         gpus.choose(self._before)
 
 
-def _device_count() -> int:
-    return State.device_count
-
-
 def _set_device(device: Any) -> None:
     if not (type(device) is int and device < 0):  # which is nothing
         gpus.choose(with_index(device).index)
@@ -402,7 +381,7 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
     patches.put_where_present(
         torch.cuda,
         is_available=constant(True), is_initialized=constant(True), init=nothing, _lazy_init=nothing,
-        device_count=_device_count, current_device=gpus.current, set_device=_set_device, synchronize=nothing,
+        device_count=lambda: State.device_count, current_device=gpus.current, set_device=_set_device, synchronize=nothing,
         get_device_properties=constant(_properties(gpu)), get_device_capability=constant(capability),
         get_device_name=constant(gpu.name), is_tf32_supported=constant(capability >= (8, 0)),
         is_bf16_supported=lambda including_emulation=True: including_emulation or capability >= (8, 0),
@@ -435,7 +414,7 @@ def _exchange_accelerator(memory: dict[str, Any], patches: Patches) -> None:
     )  # fmt: skip
     patches.put_where_present(
         torch.accelerator,
-        is_available=constant(True), device_count=_device_count, synchronize=nothing,
+        is_available=constant(True), device_count=lambda: State.device_count, synchronize=nothing,
         current_device_index=gpus.current, current_device_idx=gpus.current, set_device_index=_set_device,
         set_device_idx=_set_device, current_accelerator=constant(torch.device("cuda")),
         current_stream=Current.get, set_stream=Current.set, device_index=DeviceContext,

@@ -144,7 +144,8 @@ def form_groups(cuda: Any, patches: Patches) -> None:
         return
     c10d = distributed.c10d
     if cuda.groups.job is not None:
-        _describe(cuda.groups.job, patches)
+        for name, value in cuda.groups.job.environment.items():
+            patches.put_item(os.environ, name, value)
     _exchange_group_making(cuda, patches)
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, **kwargs: Any) -> None:
@@ -152,19 +153,21 @@ def form_groups(cuda: Any, patches: Patches) -> None:
         job = _joined(cuda, -1, nprocs)
         fn(job.rank % nprocs, *args)
 
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        """Every rank is assumed to send what this one sends."""
+        object_list[:] = [obj] * dist.get_world_size(group)
+
     def end() -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
 
     patches.callback(setattr, sys, "excepthook", sys.excepthook)  # torch puts the rank before each line of an error
-    was_initialized = dist.is_initialized()
-    if not was_initialized:
+    if not dist.is_initialized():
         patches.callback(end)
+    has_nccl = hasattr(c10d, "ProcessGroupNCCL")  # unless this is a build without CUDA
     for module in (c10d, dist):
-        patches.put(module, is_nccl_available=constant(True), all_gather_object=_all_gather_object)
-    if not hasattr(c10d, "ProcessGroupNCCL"):  # a build without CUDA
-        for module in (c10d, dist):
-            patches.put(module, ProcessGroupNCCL=_ProcessGroupNCCL)
+        patches.put(module, is_nccl_available=constant(True), all_gather_object=all_gather_object)
+        patches.put(module, **({} if has_nccl else {"ProcessGroupNCCL": _ProcessGroupNCCL}))
     patches.put(torch.cuda.nccl, version=constant((2, 27, 5)))
     patches.put(torch.multiprocessing, spawn=spawn)
     patches.put(dist, _verify_params_across_processes=nothing)
@@ -213,17 +216,6 @@ def _exchange_group_making(cuda: Any, patches: Patches) -> None:
     patches.put(c10d, _new_process_group_helper=new_group, _get_default_timeout=constant(timedelta(minutes=10)))
 
 
-def _describe(job: ThisRank, patches: Patches) -> None:
-    """Set the variables that torchrun sets."""
-    for name, value in job.environment.items():
-        before = os.environ.get(name)
-        if before is None:
-            patches.callback(os.environ.pop, name, None)
-        else:
-            patches.callback(os.environ.__setitem__, name, before)
-        os.environ[name] = value
-
-
 def _joined(cuda: Any, rank: int, world_size: int) -> ThisRank:
     """The job that a program joins: the one that was asked for, or what the program itself or its environment says."""
     job: ThisRank | None = cuda.groups.job or ThisRank.of(os.environ)
@@ -242,11 +234,6 @@ class _ProcessGroupNCCL:
     """What programs ask of NCCL's class where this build has none."""
 
     Options: Any = SimpleNamespace
-
-
-def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """Every rank is assumed to send what this one sends."""
-    object_list[:] = [obj] * dist.get_world_size(group)
 
 
 # --- collectives ---
