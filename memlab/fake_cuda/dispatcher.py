@@ -109,15 +109,15 @@ class OpDispatcher:
         return tensor
 
     @contextlib.contextmanager
-    def held(self, *sizes: int, op: Any = "scratch") -> Iterator[None]:
-        """Allocate memory without a tensor for the duration of a `with` block, released in reverse order."""
+    def held(self, *sizes: int, op: Any = "scratch", in_order: bool = False) -> Iterator[None]:
+        """Allocate memory without a tensor for the duration of a `with` block, released in reverse order, or `in_order`."""
         blocks: list[int] = []
         try:
             for size in sizes:
                 blocks.append(self.hold(size, op))
             yield
         finally:
-            for block in reversed(blocks):
+            for block in blocks if in_order else reversed(blocks):
                 self.release(block)
 
     def scratch(self, *sizes: int, op: Any = "scratch") -> None:

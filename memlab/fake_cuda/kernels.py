@@ -431,7 +431,7 @@ def to_copy(cuda, func, tensor, **kwargs):
     if is_fake(out) != is_fake(tensor):
         target = _looks_like(tensor, out.dtype, kwargs.get("memory_format") or torch.preserve_format)
         sizes = temporaries(target, tensor, is_fake(tensor), bool(kwargs.get("non_blocking")))
-        _in_turn(cuda, sizes)
+        _copy_of_copy(cuda, sizes)
     elif State.devices > 1:
         _note_peers(cuda, out, tensor)
     return out
@@ -442,14 +442,13 @@ def copy_(cuda, func, target, source, non_blocking=False):
     """`target.copy_(source)`, with the copies on the way."""
     torch.broadcast_shapes(target.shape, source.shape)
     if is_fake(target) != is_fake(source):
-        _in_turn(cuda, temporaries(target, source, is_fake(source), non_blocking))
+        _copy_of_copy(cuda, temporaries(target, source, is_fake(source), non_blocking))
     elif State.devices > 1:
         _note_peers(cuda, target, source)
     return data_dependent.copy_(cuda, func, target, source, non_blocking)
 
 
-def _in_turn(cuda: Any, sizes: list[int]) -> None:
-    """A copy of a copy: the first is released when the second is made."""
-    blocks = [cuda.hold(size, "aten.copy_") for size in sizes]
-    for block in blocks:
-        cuda.release(block)
+def _copy_of_copy(cuda: Any, sizes: list[int]) -> None:
+    """The first is released when the second is made."""
+    with cuda.held(*sizes, op="aten.copy_", in_order=True):
+        pass
