@@ -85,7 +85,10 @@ def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: s
         bounds = _TRUTH
     given = cuda.given.get(key)
     if given is not None:
-        value = type(value)(_within(given, bounds))
+        # What is outside of all bounds is refused when the program has ended; it may be outside of some only.
+        least, most = bounds
+        within = given if most is None else min(given, most)
+        value = type(value)(within if least is None else max(within, least))
     noted = value.real if isinstance(value, complex) else value
     found = cuda.assumed.pop(key, None) or AssumedValue(key, noted, noted, why=why, decides=decides)
     if decides == "length":
@@ -96,13 +99,6 @@ def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: s
     if found.decides != "length" and why != FINITE and program_length.depends(decides == "size", found.count):
         found.decides = "length"
     return value
-
-
-def _within(given: Any, bounds: Bounds) -> Any:
-    """What is outside of all bounds is refused when the program has ended; it may be outside of some only."""
-    least, most = bounds
-    given = given if most is None else min(given, most)
-    return given if least is None else max(given, least)
 
 
 def note(cuda: Any, what: str, text: str) -> None:

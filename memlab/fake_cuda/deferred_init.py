@@ -119,12 +119,8 @@ def on_host(func, args, kwargs, cuda):
 def _created(func, args, kwargs, cuda):
     """A new tensor: `empty` with a pending fill."""
     filling, values = _FACTORIES[func]
-    if (
-        args
-        and isinstance(args[0], torch.Tensor)
-        and TensorBase.is_meta.__get__(args[0])
-        and kwargs.get("device") is None
-    ):
+    model = args[0] if args and isinstance(args[0], torch.Tensor) and kwargs.get("device") is None else None
+    if model is not None and TensorBase.is_meta.__get__(model):
         return func(*args, **kwargs)  # like a tensor of the meta device, and so there
     if filling is None:
         out = func(*args, **kwargs)

@@ -37,8 +37,11 @@ def shard(patches: Patches) -> None:
     def reset_sharded_param(shard: Any) -> None:
         """FSDP2 pads an uneven shard once, unless its tensor was replaced, which it tells of plain tensors only."""
         now = getattr(fsdp_module(shard), fsdp_name(shard))
-        if now is not shard.sharded_param or shard.pin_memory or not _share_memory(fsdp_shard(shard), now):
-            reset(shard)
+        if now is shard.sharded_param and not shard.pin_memory:
+            address, other = (one.untyped_storage().data_ptr() for one in (fsdp_shard(shard), local_part(now)))
+            if address == other > 0:
+                return
+        reset(shard)
 
     def device(tensor: Any) -> Any:
         local = local_part_or(tensor)
@@ -51,11 +54,6 @@ def shard(patches: Patches) -> None:
     patches.put(dtensor, is_meta=property(lambda tensor: device(tensor).type == "meta"))
     patches.put(dtensor, device=property(device))
     patches.put_where_present(torch._C, _get_accelerator=constant(torch.device("cuda")))  # the default mesh's device
-
-
-def _share_memory(one: Any, other: Any) -> bool:
-    local = local_part(other)
-    return one.untyped_storage().data_ptr() == local.untyped_storage().data_ptr() > 0
 
 
 def follow_resizes(cuda: Any, patches: Patches) -> None:

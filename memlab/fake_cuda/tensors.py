@@ -304,14 +304,10 @@ def subclass(kind: Any) -> Any:
     if kind in (torch.Tensor, torch.nn.Parameter):
         return FakeCudaTensor if kind is torch.Tensor else FakeCudaParameter
     made = type(kind)(kind.__name__, (kind, _Handled), {"__module__": kind.__module__})
-    if "__torch_function__" not in _attributes(kind):
+    own = (name for one in kind.__mro__ if not issubclass(torch.Tensor, one) for name in vars(one))
+    if "__torch_function__" not in own:
         made.__torch_function__ = _plain_torch_function  # not in the body, where PyTorch switches it off
     return made
-
-
-def _attributes(kind: Any) -> set[str]:
-    """What a class has beyond those of `torch.Tensor`."""
-    return {name for one in kind.__mro__ if not issubclass(torch.Tensor, one) for name in vars(one)}
 
 
 _plain_torch_function: Any = vars(torch.Tensor)["__torch_function__"]
