@@ -27,6 +27,7 @@ from memlab.probes.tensor_labels import LiveTensors, tensor_labels
 from memlab.references.live_tensors import describe, holds_memory, is_leaf, live_tensors
 from memlab.torch_internals import dispatch, sharded
 from memlab.torch_internals.objects import function_of, function_or_itself, schema_if_any, schema_of
+from memlab.torch_internals.replacement import Replacement
 from memlab.trace.columns import Events
 from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace
 
@@ -331,24 +332,19 @@ class StorageTracker(dispatch.OperatorMode):
         if origin == "new":
             what = (tensor.dtype, tensor.shape) if self._shapes else tensor.dtype
             self._born.setdefault(function_or_itself(func), {})[what] = birth
-        elif origin == "older" and dispatch.current_autograd_node() is not None and not self._is_of_collective():
-            self._note(storage, birth, -1)
-            return
-        elif origin == "older" and self._is_of_collective():
+        # Whether a storage that no operator here has made is the buffer of a collective, shown by the view of its end. Where a
+        # graph was alive at the start it may as well be one of that, in backward.
+        elif origin == "older" and self._saw_collective and not self._had_graph:
             self._note(storage, birth, self._clock())
             marker.tell("collective_ended", tensor)
+            return
+        elif origin == "older" and dispatch.current_autograd_node() is not None:
+            self._note(storage, birth, -1)
             return
         else:
             self._borrow(storage)
             self._late += origin == "older"
         self._note(storage, birth, self._clock())
-
-    def _is_of_collective(self) -> bool:
-        """Whether a storage that no operator here has made is the buffer of a collective, shown by the view of its end.
-
-        Where a graph was alive at the start it may as well be one of that, in backward.
-        """
-        return self._saw_collective and not self._had_graph
 
     def _borrow(self, storage: Any) -> None:
         """Count the storage if no operator made it: such memory cannot be resized."""
@@ -384,9 +380,8 @@ class StorageTracker(dispatch.OperatorMode):
                     if storage.device.type != "cpu":
                         continue
                     if not is_storage and not is_leaf(thing):
-                        self._older = self._had_graph = (
-                            True  # a live graph may hold storages that no Python object references
-                        )
+                        # A live graph may hold storages that no Python object references.
+                        self._older = self._had_graph = True
                     if id(storage) not in self._live and (type(thing) in (Tensor, Parameter) or holds_memory(storage)):
                         self._borrow(storage)
                         self._note(storage, self._birth(None, None if is_storage else thing), -1)
@@ -413,13 +408,13 @@ class Resizes:
 
     def __init__(self) -> None:
         self._lock, self.trackers = threading.Lock(), list[StorageTracker]()
-        self._theirs: Any = None
+        self._replaced: Replacement | None = None
 
     def follow(self, tracker: StorageTracker) -> None:
         """Tell this tracker too."""
         with self._lock:
             if not self.trackers:
-                self._theirs = sharded.replace_resize(_resize)
+                self._replaced = Replacement(torch.UntypedStorage, "resize_", _resize)
             self.trackers.append(tracker)
 
     def forget(self, tracker: StorageTracker) -> None:
@@ -427,12 +422,13 @@ class Resizes:
         with self._lock:
             if tracker in self.trackers:
                 self.trackers.remove(tracker)
-                if not self.trackers:
-                    sharded.restore_resize(_resize, self._theirs)
+                if not self.trackers and self._replaced is not None:
+                    self._replaced.restore()
 
     def resize(self, storage: Any, *args: Any, **kwargs: Any) -> Any:
         """Resize a storage and tell."""
-        result = self._theirs(storage, *args, **kwargs)
+        assert self._replaced is not None  # also where ours stays, as somebody has wrapped it
+        result = self._replaced.theirs(storage, *args, **kwargs)
         for tracker in tuple(self.trackers):
             try:
                 tracker.resized_now(storage)
@@ -560,9 +556,8 @@ class CpuProbe:
         )
         births = {name: columns[name] for name in ("op", "dtype", "shape")}
         marks = marker.columns(self.start_ns, self.end_ns, self.owner)
-        return assemble(
-            events, births, columns["texts"], made_by, first_row, marks, self.start_ns, self._labels_from_ns
-        )
+        since = self._labels_from_ns
+        return assemble(events, births, columns["texts"], made_by, first_row, marks, self.start_ns, since)
 
     def _with_buckets(self, columns: dict[str, Any]) -> list[Gap]:
         """Let the buckets of each DistributedDataParallel that was there before begin with the run; else a gap."""
