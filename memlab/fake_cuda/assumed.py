@@ -14,6 +14,7 @@ import torch
 
 from memlab.errors import MemlabError
 from memlab.fake_cuda import places, program_length
+from memlab.units import listed
 
 MOST_NAMED = 3
 FINITE = "a check for inf or nan"
@@ -110,10 +111,8 @@ def explain(error: BaseException | None, values: Mapping[str, AssumedValue]) -> 
     """Say in an error of the user's program that values had been assumed, as it may come from them."""
     if not values or not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError | MemlabError):
         return
-    latest = list(values.values())[::-1]
-    more = f" and {len(latest) - MOST_NAMED} more" if len(latest) > MOST_NAMED else ""
-    named = ", ".join(one.setting for one in latest[:MOST_NAMED])
-    said = f"after values that only a GPU computes were assumed: {named}{more}"
+    latest = [one.setting for one in values.values()][::-1]
+    said = f"after values that only a GPU computes were assumed: {listed(latest, MOST_NAMED)}"
     if len(error.args) == 1 and str(error) == error.args[0]:
         error.args = (f"{error} ({said})",)
     else:
