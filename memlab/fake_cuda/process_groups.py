@@ -108,8 +108,8 @@ class Groups:
             self.backwards.append(len(log))
         self.reduced.update(log.block_of(TensorBase.untyped_storage(one)) for one in tensors)
 
-    def held(self, kind: Any, block: Any) -> Iterator[tuple[int, int, int | None]]:
-        """What NCCL may hold longer than the program: (row of the free, block, row at which it is certain to be gone).
+    def held(self, kind: Any, block: Any) -> Iterator[tuple[int, int | None]]:
+        """What NCCL may hold longer than the program: (row of the free, row at which it is certain to be gone).
 
         A collective that nobody waits for holds its tensors until a thread, which looks every 100 ms, sees that it has ended, and
         another one begins (ProcessGroupNCCL.cpp, shelvesToUnstash_). Assumed: at the latest in the third backward after, as two
@@ -117,7 +117,7 @@ class Groups:
         """
         for row in np.flatnonzero((kind == Kind.FREE) & np.isin(block, list(self.reduced))):
             later = bisect_right(self.backwards, int(row)) + 2
-            yield int(row), int(block[row]), self.backwards[later] if later < len(self.backwards) else None
+            yield int(row), self.backwards[later] if later < len(self.backwards) else None
 
     def sends(self, name: str, to: int) -> None:
         """Something is sent from one rank of a group to another, or received from it.
