@@ -27,7 +27,7 @@ import torch
 from memlab.fake_cuda import deferred_init, index_bounds, values
 from memlab.fake_cuda.assumed import FINITE, assumed
 from memlab.fake_cuda.cuda_graphs import refuse_waiting
-from memlab.fake_cuda.kernel_rules import name_of, operators, rule
+from memlab.fake_cuda.kernel_rules import flat, name_of, operators, rule
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.tensors import META, State, is_fake
 from memlab.fake_cuda.values import follow, known
@@ -321,11 +321,15 @@ def to_copy(cuda, func, tensor, **kwargs):
     return cuda.op(func, tensor, **{name: kwargs[name] for name in kwargs if name not in ("device", "pin_memory")})
 
 
-def _to_gpu(cuda, tensor, dtype=None, memory_format=None):
-    dtype, memory_format = dtype or tensor.dtype, memory_format or torch.preserve_format
+def looks_like(tensor: Any, dtype: torch.dtype, form: torch.memory_format | None = None) -> Any:
+    """The geometry of `tensor.to(dtype)`: dimensions keep their order, gaps are closed."""
     looks = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-    like = torch.empty_like(looks, dtype=dtype, memory_format=memory_format)
-    made = cuda.empty(like.shape, dtype, like.stride(), aten._to_copy.default)
+    return torch.empty_like(looks, dtype=dtype, memory_format=form or torch.preserve_format)
+
+
+def _to_gpu(cuda, tensor, dtype=None, memory_format=None):
+    like = looks_like(tensor, dtype or tensor.dtype, memory_format)
+    made = cuda.empty(like.shape, like.dtype, like.stride(), aten._to_copy.default)
     if values.is_small(tensor) and _has_data(tensor):
         values.know(made, tensor)
     return made
@@ -372,14 +376,8 @@ _MIXED = operators((
 
 def check_devices(func, args):
     """Refuse host tensors of more than one element among those of the GPU, as CUDA does."""
-    if func in _MIXED:
-        return
-    for one in args:
-        if type(one) is list:
-            check_devices(func, one)
-        elif (
-            isinstance(one, torch.Tensor) and not is_fake(one) and one.dim() and not TensorBase.is_meta.__get__(one)
-        ):  # fmt: skip
+    for one in flat(args) if func not in _MIXED else ():
+        if isinstance(one, torch.Tensor) and not is_fake(one) and one.dim() and not TensorBase.is_meta.__get__(one):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
                 f"(when checking arguments of {func})"

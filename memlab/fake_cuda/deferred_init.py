@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from memlab.fake_cuda.kernel_rules import bytes_of, operator, operators
+from memlab.fake_cuda.kernel_rules import bytes_of, flat, operator, operators
 from memlab.torch_internals.cuda_names import without_dispatch
 from memlab.torch_internals.dispatch import TensorBase
 
@@ -63,10 +63,8 @@ def _fill(func: Any, tensor: Any, args: Any = (), kwargs: Any = None) -> Fill:
 
 def read(values):
     """Fill the tensors among these that are pending."""
-    for one in values:
-        if isinstance(one, list | tuple):
-            read(one)
-        elif type(one) in _PLAIN and (fills := pending(one)) is not None:
+    for one in flat(values):
+        if type(one) in _PLAIN and (fills := pending(one)) is not None:
             storage = TensorBase.untyped_storage(one)
             every_pending.pop(storage, None)
             with torch.no_grad():

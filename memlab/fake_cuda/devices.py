@@ -28,7 +28,7 @@ from memlab.errors import PredictionError
 from memlab.fake_cuda import deferred_init, gpus, tensors
 from memlab.fake_cuda.cuda_graphs import PLUGGED, Capture, capture_graphs
 from memlab.fake_cuda.gpus import GPUS, State, with_index
-from memlab.fake_cuda.kernel_rules import CUDA_KERNELS, operator
+from memlab.fake_cuda.kernel_rules import CUDA_KERNELS, flat, operator
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.fake_cuda.reductions import threads_per_multiprocessor
 from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake, set_data
@@ -509,7 +509,7 @@ def put_composite_rules(cuda: Any, patches: Patches) -> None:
     def kernel(func, function):
         @tensors.without_frames
         def run(*args, **kwargs):
-            if not _has_fake(args) and not _has_fake(kwargs.values()):
+            if not any(map(is_fake, flat((*args, *kwargs.values())))):
                 return func.decompose(*args, **kwargs)  # for the tensors of shape functions
             return function(cuda, func, *args, **kwargs)
 
@@ -519,10 +519,6 @@ def put_composite_rules(cuda: Any, patches: Patches) -> None:
         warnings.simplefilter("ignore")  # PyTorch's kernel is overridden on purpose
         for func, function in cuda.composite_rules.items():
             library.impl(func, kernel(func, function), "AutogradCUDA", allow_override=True)
-
-
-def _has_fake(values: Any) -> bool:
-    return any(_has_fake(one) if isinstance(one, list | tuple) else is_fake(one) for one in values)
 
 
 def _refused(text: str, name: str = "") -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memlab.fake_cuda import data_dependent, gpus, sparse
-from memlab.fake_cuda.gpus import META, State
+from memlab.fake_cuda.gpus import State
 from memlab.fake_cuda.kernel_rules import CHANNELS_LAST, FLOAT, bytes_of, name_of, rule, scratch
 from memlab.fake_cuda.reductions import by_stride, power_below, reduce
 from memlab.fake_cuda.tensors import is_fake
@@ -403,7 +403,7 @@ def temporaries(target: Any, source: Any, to_host: bool, non_blocking: bool) -> 
         return [] if is_direct else [target.numel() * (source if non_blocking else target).element_size()]
     sizes = []
     if non_blocking and not same_dtype:
-        source = _looks_like(source, target.dtype)
+        source = data_dependent.looks_like(source, target.dtype)
         sizes = [bytes_of(source)]
     is_dense = source.expand(target.shape).is_contiguous()
     return sizes if is_dense else [*sizes, target.numel() * source.element_size()]
@@ -416,12 +416,6 @@ def _note_peers(cuda: Any, target: Any, source: Any) -> None:
         cuda.assume(PEERS)
 
 
-def _looks_like(tensor: Any, dtype: torch.dtype, form: torch.memory_format = torch.preserve_format) -> Any:
-    """The geometry of `tensor.to(dtype)`: dimensions keep their order, gaps are closed."""
-    looks = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-    return torch.empty_like(looks, dtype=dtype, memory_format=form)
-
-
 @rule("_to_copy.default")
 def to_copy(cuda, func, tensor, **kwargs):
     """`.to(...)`, with the copies on the way."""
@@ -429,9 +423,8 @@ def to_copy(cuda, func, tensor, **kwargs):
         return sparse.to_gpu(cuda, func, tensor, kwargs.get("dtype"))
     out = data_dependent.to_copy(cuda, func, tensor, **kwargs)
     if is_fake(out) != is_fake(tensor):
-        target = _looks_like(tensor, out.dtype, kwargs.get("memory_format") or torch.preserve_format)
-        sizes = temporaries(target, tensor, is_fake(tensor), bool(kwargs.get("non_blocking")))
-        _copy_of_copy(cuda, sizes)
+        target = data_dependent.looks_like(tensor, out.dtype, kwargs.get("memory_format"))
+        _copy_of_copy(cuda, temporaries(target, tensor, is_fake(tensor), bool(kwargs.get("non_blocking"))))
     elif State.devices > 1:
         _note_peers(cuda, out, tensor)
     return out

@@ -26,7 +26,7 @@ from torch import distributed as dist
 from memlab.errors import PredictionError
 from memlab.fake_cuda import pipelines, sharding
 from memlab.fake_cuda.gpus import State
-from memlab.fake_cuda.kernel_rules import bytes_of, rule
+from memlab.fake_cuda.kernel_rules import bytes_of, flat, rule
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.torch_internals import distributed
 from memlab.torch_internals.dispatch import TensorBase
@@ -239,12 +239,8 @@ class _ProcessGroupNCCL:
 # --- collectives ---
 
 
-def _tensors(values: Any) -> Iterator[Any]:
-    for one in values if isinstance(values, list | tuple) else (values,):
-        if isinstance(one, list | tuple):
-            yield from _tensors(one)
-        elif isinstance(one, torch.Tensor):
-            yield one
+def _tensors(values: Any) -> list[Any]:
+    return [one for one in flat([values]) if isinstance(one, torch.Tensor)]
 
 
 _IN_PLACE = (
@@ -274,10 +270,10 @@ def collective(cuda, func, *args, **kwargs):
     if name == "barrier":
         cuda.scratch(4, op=func)
     if name in _FLATTENED:
-        flattened = list(_tensors(args[_FLATTENED[name]]))
+        flattened = _tensors(args[_FLATTENED[name]])
         if flattened and len({tuple(one.shape) for one in flattened}) == 1:
             cuda.scratch(sum(map(bytes_of, flattened)), op=func)
-    work = distributed.finished(list(_tensors(args[0])))
+    work = distributed.finished(_tensors(args[0]))
     return (args[0], work) if len(schema_of(func).returns) == 2 else work
 
 

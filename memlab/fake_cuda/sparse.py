@@ -10,7 +10,6 @@ Limits: of compressed layouts there is CSR, to be made, copied and multiplied wi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from memlab.errors import PredictionError
 from memlab.fake_cuda import sorting, values
 from memlab.fake_cuda.data_dependent import nonzero, on_host, to_copy
 from memlab.fake_cuda.gpus import METAS, current, with_index
-from memlab.fake_cuda.kernel_rules import FLOAT, LONG, name_of, rule
+from memlab.fake_cuda.kernel_rules import FLOAT, LONG, Rule, name_of, registering, rule
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.places import where
 from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake
@@ -102,18 +101,9 @@ def refuse(what: str) -> Any:
     raise PredictionError(f"{what} cannot be predicted ({line}): do this step with dense tensors, or leave it out.")
 
 
-RULES: dict[str, Callable[..., Any]] = {}
-"""Rules by the name of an operator that gets a sparse tensor: functions of (cuda, func, *args, **kwargs)."""
-
-
-def of_sparse(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the rule for sparse tensors, whatever the overload."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+RULES: dict[str, Rule] = {}
+"""Rules by the name of an operator that gets a sparse tensor, whatever the overload."""
+of_sparse = registering(RULES)
 
 
 def run(cuda: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -287,7 +277,7 @@ def _inferred(cuda: Any, indices: Any, found: Any) -> tuple[int, ...]:
 # --- parts and facts ---
 
 
-def _view(place: int) -> Callable[..., Any]:
+def _view(place: int) -> Rule:
     """A view of one of the parts: indices and values, or where rows begin, columns and values."""
     return lambda cuda, func, tensor: aten.alias.default(tensor.parts[place])
 
