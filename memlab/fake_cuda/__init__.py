@@ -41,6 +41,7 @@ from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules 
     sorting,
     sparse,
     sparse_operators,
+    streams,
 )  # fmt: skip
 from memlab.fake_cuda.allocation_log import AllocationLog
 from memlab.fake_cuda.assumed import AssumedValue, explain
@@ -132,5 +133,5 @@ class FakeCuda:
     @staticmethod
     def _forget() -> None:
         gpus.forget()
-        devices.Current.of_thread.__dict__.clear()
+        streams.Current.of_thread.__dict__.clear()
         deferred_init.forget()
