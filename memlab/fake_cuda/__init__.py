@@ -24,6 +24,7 @@ from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules 
     attention,
     autocast,
     compiled,
+    copies,
     ctc,
     data_dependent,
     deferred_init,

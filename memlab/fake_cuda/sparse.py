@@ -16,7 +16,8 @@ import torch
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import sorting, values
-from memlab.fake_cuda.data_dependent import nonzero, on_host, to_copy
+from memlab.fake_cuda.data_dependent import nonzero, on_host
+from memlab.fake_cuda.data_dependent import to_gpu as dense_to_gpu
 from memlab.fake_cuda.gpus import METAS, current, with_index
 from memlab.fake_cuda.kernel_rules import FLOAT, LONG, Rule, name_of, registering, rule
 from memlab.fake_cuda.patches import Patches
@@ -316,15 +317,15 @@ def clone(cuda, func, tensor, **kwargs):
     return FakeSparseTensor.of(tensor.shape, tuple(reversed(copies)), tensor.coalesced)
 
 
-def to_gpu(cuda: Any, func: Any, tensor: Any, dtype: Any = None) -> FakeSparseTensor:
+def to_gpu(cuda: Any, tensor: Any, dtype: Any = None) -> FakeSparseTensor:
     """A sparse tensor of the host on the GPU: of COO indices and values, of CSR the values first."""
     if tensor.layout is COO:
         indices, found = tensor._indices(), tensor._values()
-        made = to_copy(cuda, func, indices), to_copy(cuda, func, found, dtype=dtype)
+        made = dense_to_gpu(cuda, indices), dense_to_gpu(cuda, found, dtype)
         return FakeSparseTensor.of(tensor.shape, made, tensor.is_coalesced())
     if tensor.layout is CSR:
-        last = to_copy(cuda, func, tensor.values(), dtype=dtype)
-        rest = [to_copy(cuda, func, one) for one in (tensor.crow_indices(), tensor.col_indices())]
+        last = dense_to_gpu(cuda, tensor.values(), dtype)
+        rest = [dense_to_gpu(cuda, one) for one in (tensor.crow_indices(), tensor.col_indices())]
         return FakeSparseTensor.of(tensor.shape, (*rest, last))
     return refuse(f"a {tensor.layout} tensor on the GPU")
 
