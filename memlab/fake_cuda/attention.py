@@ -127,9 +127,8 @@ def attention(
     """ATen/native/transformers/attention.cpp, scaled_dot_product_attention: since 2.14 three dimensions are one batch."""
     if release(cuda.torch_version) >= (2, 14) and {one.dim() for one in (query, key, value)} == {3}:
         query, key, value = (one.unsqueeze(0) for one in (query, key, value))
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        ).squeeze(0)
+        how = {"scale": scale, "enable_gqa": enable_gqa}
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **how).squeeze(0)
     tensors, mask, width = (query, key, value), attn_mask, query.shape[-1]
     needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     capability = tuple(cuda.gpu.compute_capability)

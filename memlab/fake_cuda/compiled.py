@@ -168,9 +168,8 @@ def _unlogged(cuda: Any) -> Iterator[AllocationLog]:
     """Within it requests go to another GPU without limits, whose log has what is alive afterwards: state that the function made
     when it was called for the first time."""
     log = cuda.log
-    cuda.log = spare = AllocationLog(
-        [CachingAllocator(1 << 50, "", 0, torch_version=torch.__version__)], raises_oom=False
-    )
+    allocator = CachingAllocator(1 << 50, "", 0, torch_version=torch.__version__)
+    cuda.log = spare = AllocationLog([allocator], raises_oom=False)
     cuda.hold, cuda.release = spare.hold, spare.release
     try:
         yield spare
@@ -244,9 +243,8 @@ def _backward(recorder: GraphRecorder, results: list[torch.Tensor]) -> tuple[lis
     for one in tangents:
         recorder.placeholder(one)
     recorder.in_backward = True
-    gradients = dict(
-        zip(map(id, wanted), torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True), strict=True)
-    )
+    found = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
+    gradients = dict(zip(map(id, wanted), found, strict=True))
     return tangents, [gradients.get(id(one)) for one in recorder.inputs]
 
 

@@ -42,9 +42,8 @@ def _hold_temporaries(cuda: Any, target: Any, source: Any, non_blocking: bool) -
             sizes = [bytes_of(source)]
         if not source.expand(target.shape).is_contiguous():
             sizes.append(target.numel() * source.element_size())
-    with cuda.held(
-        *sizes, op="aten.copy_", in_order=True
-    ):  # of a copy of a copy the first goes when the second is made
+    # Of a copy of a copy the first goes when the second is made.
+    with cuda.held(*sizes, op="aten.copy_", in_order=True):
         pass
 
 

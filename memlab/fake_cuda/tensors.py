@@ -38,8 +38,6 @@ _empty_strided = torch.empty_strided
 _NO_NUMPY = (
     "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 )
-
-
 NO_DLPACK = (
     "memory handed to another library (DLPack) cannot be predicted: keep the tensor in PyTorch, or leave this part out of "
     "the prediction."
@@ -323,9 +321,8 @@ graph.PLAIN.update((FakeCudaTensor, FakeCudaParameter))
 
 def wrapped(tensor: Any) -> FakeCudaTensor:
     """A fake CUDA tensor on the storage of a meta tensor."""
-    made: FakeCudaTensor = make_subclass(
-        FakeCudaTensor, tensor, False, dispatch_device=False, device_for_backend_keys=CUDA0
-    )
+    how = {"dispatch_device": False, "device_for_backend_keys": CUDA0}
+    made: FakeCudaTensor = make_subclass(FakeCudaTensor, tensor, False, **how)
     return made
 
 

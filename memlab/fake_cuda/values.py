@@ -238,11 +238,10 @@ def _change(values: Values, func: Any, args: Any, kwargs: Any) -> None:
 @functools.cache
 def _writes(func: Any) -> tuple[tuple[int, ...], bool]:
     """The places of the arguments that an operator writes to, and whether it does so to results given by name."""
-    written = [one for one in schema_of(func).arguments if one.alias_info is not None and one.alias_info.is_write]
-    places = tuple(
-        place for place, one in enumerate(schema_of(func).arguments) if one in written and not one.kwarg_only
-    )
-    return places, any(one.kwarg_only for one in written)
+    arguments = enumerate(schema_of(func).arguments)
+    written = [pair for pair in arguments if pair[1].alias_info is not None and pair[1].alias_info.is_write]
+    places = tuple(place for place, one in written if not one.kwarg_only)
+    return places, len(places) < len(written)
 
 
 def written(func: Any, args: Any, out: Any) -> None:

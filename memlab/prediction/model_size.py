@@ -108,9 +108,8 @@ class _Step:
         self.paths = ModulePaths(written_model(model))
         modules = self.paths.modules
         if any(issubclass(type(module), torch.jit.ScriptModule) for module in modules):
-            raise MemlabError(
-                "TorchScript keeps its tensors out of reach. Ask for the size of the module it was made from."
-            )
+            what = "TorchScript keeps its tensors out of reach"
+            raise MemlabError(f"{what}. Ask for the size of the module it was made from.")
         self.is_compiled = any(type(module).__name__ == "OptimizedModule" for module in (model, *modules))
         self.is_compiled |= any(module.__dict__.get("_compiled_call_impl") is not None for module in modules)
         self.is_training = modules[0].training
@@ -216,15 +215,11 @@ class _Step:
         elif not any(self.gradients):
             yield "No parameter gets a gradient from the outputs of this forward."
         if self.is_lower_bound:
-            yield (
-                "Activations are a lower bound: recurrent layers keep a workspace for backward "
-                "whose size only oneDNN or cuDNN knows."
-            )
+            why = "recurrent layers keep a workspace for backward whose size only oneDNN or cuDNN knows"
+            yield f"Activations are a lower bound: {why}."
         if not self.forward.has_saved:
-            yield (
-                "A function in the forward forbids hooks for saved tensors: "
-                "all that the forward leaves counts as activations."
-            )
+            what = "A function in the forward forbids hooks for saved tensors"
+            yield f"{what}: all that the forward leaves counts as activations."
         if self.graph.recomputes:
             yield "Reentrant checkpoints hide what runs inside: parameters that are used there are taken to get a gradient."
         operators = self.forward.operators

@@ -76,10 +76,7 @@ def labels(holder: Any, role: str, kind: EdgeKind, met: Container[int]) -> dict[
     if role in (ATTRIBUTES, MEMBERS):
         edges = _attributes(holder, role)
     elif role == HOOKS:
-        named = (
-            (hook, hook.__code__.co_name if type(hook) is types.FunctionType else "") for hook in values_of(holder)
-        )
-        edges = ((hook, f" {name}()" if name else f" {class_name(type(hook))}", "") for hook, name in named)
+        edges = ((hook, f" {_function_name(hook)}", "") for hook in values_of(holder))
     elif word in (CLOSURE, DEFAULT):
         pairs = zip(tuple.__iter__(holder), names, strict=False)
         edges = ((thing, f" -> {word} {name!r}", "") for thing, name in pairs)
@@ -100,6 +97,10 @@ def other(thing: Any) -> Label:
 def class_name(kind: type) -> str:
     """The name of a class, without asking its metaclass."""
     return str(type.__dict__["__name__"].__get__(kind))
+
+
+def _function_name(thing: Any) -> str:
+    return f"{thing.__code__.co_name}()" if type(thing) is types.FunctionType else class_name(type(thing))
 
 
 def attribute(name: Any) -> str:
