@@ -408,6 +408,7 @@ class Resizes:
         with self._lock:
             if not self.trackers:
                 self._replaced = Replacement(torch.UntypedStorage, "resize_", _resize)
+                self._replaced.put()
             self.trackers.append(tracker)
 
     def forget(self, tracker: StorageTracker) -> None:

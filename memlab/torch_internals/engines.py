@@ -41,6 +41,7 @@ class Engines:
             for name in _METHODS:
                 ours = (self._closing if name == _CLOSE else self._sending)(vars(found)[name])
                 self._replaced[name] = Replacement(found, name, ours)
+                self._replaced[name].put()
 
     def leave(self) -> None:
         """End, unless somebody has wrapped ours meanwhile."""

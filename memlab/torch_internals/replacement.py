@@ -7,16 +7,20 @@ from typing import Any
 
 
 class Replacement:
-    """A function in whose place is `ours` until `restore`; where somebody has wrapped ours since then, that stays.
+    """A function in whose place is `ours` from `put` to `restore`; where somebody has wrapped ours since then, that stays.
 
-    `theirs` is the one that was there. What a class has inherited is inherited again.
+    `theirs` is the one that was there. What a class has inherited is inherited again. Nothing has changed before `put`, so whoever
+    keeps this first can put everything back wherever Ctrl-C comes.
     """
 
     def __init__(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
         self._owner, self._name, self.ours = owner, name, ours
         self.theirs: Callable[..., Any] = getattr(owner, name)
         self._is_own = name in vars(owner)
-        setattr(owner, name, ours)
+
+    def put(self) -> None:
+        """Let ours be there."""
+        setattr(self._owner, self._name, self.ours)
 
     def restore(self) -> None:
         """Put it back."""

@@ -86,6 +86,7 @@ class Wrapped:
                 continue
             ours = self._around(f"{holder_name}.{name}".lstrip("."), vars(holder)[name])
             self._replaced[place] = Replacement(holder, name, ours)
+            self._replaced[place].put()
 
     def restore(self) -> None:
         """Put the originals back; where somebody has wrapped ours meanwhile, it stays and only forwards calls."""

@@ -113,10 +113,12 @@ def test_a_function_that_somebody_has_wrapped_since_stays_and_only_forwards(monk
 
 def test_the_method_of_a_storage_is_put_back_as_it_was():
     replaced = Replacement(torch.UntypedStorage, "resize_", lambda storage, size: replaced.theirs(storage, size))
+    replaced.put()
     storage = torch.ones(4).untyped_storage()
     storage.resize_(8)
     assert storage.nbytes() == 8
     over = Replacement(torch.UntypedStorage, "resize_", lambda *args: replaced.ours(*args))
+    over.put()
     replaced.restore()
     assert torch.UntypedStorage.resize_ is over.ours
     over.restore()
