@@ -89,7 +89,7 @@ def dispatch_mode(step: Step) -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def tracker(step: Step) -> Iterator[None]:
-    from memlab.probes.cpu import StorageTracker
+    from memlab.probes.storage_tracker import StorageTracker
 
     probe = StorageTracker()
     probe.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from memlab.errors import MemlabError
@@ -156,6 +157,11 @@ def number_of(count: int, what: str) -> str:
     ('1 output', '2,000 outputs')
     """
     return f"{count:,} {what}{'s' if count != 1 else ''}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Names in one line, so many of them: "a, b and 7 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def plain(text: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.probes.cpu import StorageTracker
+from memlab.probes.storage_tracker import StorageTracker
 from memlab.trace import Kind
 
 KB = 1000 * 4  # the bytes of 1000 floats

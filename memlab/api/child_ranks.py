@@ -97,7 +97,7 @@ def end_on_engine(folder: str) -> None:
 
 def leave_parents_tracks() -> None:
     """In a forked process: take the parent's modes off this thread; its sampler is not there, and nobody reads its log."""
-    from memlab.probes.cpu import StorageTracker
+    from memlab.probes.storage_tracker import StorageTracker
     from memlab.torch_internals import dispatch
 
     for mode in dispatch.modes():

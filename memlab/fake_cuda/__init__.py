@@ -24,6 +24,7 @@ from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules 
     attention,
     autocast,
     compiled,
+    copies,
     ctc,
     data_dependent,
     deferred_init,
@@ -41,6 +42,7 @@ from memlab.fake_cuda import (  # noqa: F401  # some are imported for the rules 
     sorting,
     sparse,
     sparse_operators,
+    streams,
 )  # fmt: skip
 from memlab.fake_cuda.allocation_log import AllocationLog
 from memlab.fake_cuda.assumed import AssumedValue, explain
@@ -132,5 +134,5 @@ class FakeCuda:
     @staticmethod
     def _forget() -> None:
         gpus.forget()
-        devices.Current.of_thread.__dict__.clear()
+        streams.Current.of_thread.__dict__.clear()
         deferred_init.forget()

@@ -14,6 +14,7 @@ import torch
 
 from memlab.errors import MemlabError
 from memlab.fake_cuda import places, program_length
+from memlab.units import listed
 
 MOST_NAMED = 3
 FINITE = "a check for inf or nan"
@@ -85,7 +86,10 @@ def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: s
         bounds = _TRUTH
     given = cuda.given.get(key)
     if given is not None:
-        value = type(value)(_within(given, bounds))
+        # What is outside of all bounds is refused when the program has ended; it may be outside of some only.
+        least, most = bounds
+        within = given if most is None else min(given, most)
+        value = type(value)(within if least is None else max(within, least))
     noted = value.real if isinstance(value, complex) else value
     found = cuda.assumed.pop(key, None) or AssumedValue(key, noted, noted, why=why, decides=decides)
     if decides == "length":
@@ -98,13 +102,6 @@ def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: s
     return value
 
 
-def _within(given: Any, bounds: Bounds) -> Any:
-    """What is outside of all bounds is refused when the program has ended; it may be outside of some only."""
-    least, most = bounds
-    given = given if most is None else min(given, most)
-    return given if least is None else max(given, least)
-
-
 def note(cuda: Any, what: str, text: str) -> None:
     """Record an assumption about an operator with the line that called it; it has no value that could be set."""
     cuda.assume(f"{places.key(what)}: {text}")
@@ -114,10 +111,8 @@ def explain(error: BaseException | None, values: Mapping[str, AssumedValue]) -> 
     """Say in an error of the user's program that values had been assumed, as it may come from them."""
     if not values or not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError | MemlabError):
         return
-    latest = list(values.values())[::-1]
-    more = f" and {len(latest) - MOST_NAMED} more" if len(latest) > MOST_NAMED else ""
-    named = ", ".join(one.setting for one in latest[:MOST_NAMED])
-    said = f"after values that only a GPU computes were assumed: {named}{more}"
+    latest = [one.setting for one in values.values()][::-1]
+    said = f"after values that only a GPU computes were assumed: {listed(latest, MOST_NAMED)}"
     if len(error.args) == 1 and str(error) == error.args[0]:
         error.args = (f"{error} ({said})",)
     else:

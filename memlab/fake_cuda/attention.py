@@ -1,10 +1,9 @@
 """scaled_dot_product_attention as on a GPU: the kernel PyTorch would choose, and its results and workspaces.
 
 The choice follows ATen/native/transformers/cuda/sdp_utils.cpp, checked against 2.12.1 for compute capability 7.5 to 12.0, and in
-what changed since against 2.14.1;
-sizes were seen on the C++ allocator (2.12.1) and in ATen/native/transformers/cuda. Limits: nested tensors are not considered;
-cuDNN is assumed to be newer than 9.15, as in PyTorch's own builds, and the workspace of its backward is estimated as a
-gradient of the queries in single precision.
+what changed since against 2.14.1; sizes were seen on the C++ allocator (2.12.1) and in ATen/native/transformers/cuda. Limits:
+nested tensors are not considered; cuDNN is assumed to be newer than 9.15, as in PyTorch's own builds, and the workspace of its
+backward is estimated as a gradient of the queries in single precision.
 """
 
 from __future__ import annotations
@@ -128,9 +127,8 @@ def attention(
     """ATen/native/transformers/attention.cpp, scaled_dot_product_attention: since 2.14 three dimensions are one batch."""
     if release(cuda.torch_version) >= (2, 14) and {one.dim() for one in (query, key, value)} == {3}:
         query, key, value = (one.unsqueeze(0) for one in (query, key, value))
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        ).squeeze(0)
+        how = {"scale": scale, "enable_gqa": enable_gqa}
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **how).squeeze(0)
     tensors, mask, width = (query, key, value), attn_mask, query.shape[-1]
     needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     capability = tuple(cuda.gpu.compute_capability)
@@ -209,12 +207,10 @@ def flash_forward(cuda, func, query, key, value, dropout=0.0, *args, **kwargs):
     sums = cuda.empty((batch, heads, rows), FLOAT, op=func)
     splits = 1 if dropout else num_splits(cuda.gpu, batch * heads, rows, key.shape[2], width)
     partial = [splits * batch * heads * rows * 4 * columns for columns in (1, _rounded(width))] if splits > 1 else []
-    blocks = [cuda.hold(nbytes, func) for nbytes in partial]
-    state, unused = cuda.empty((2,), torch.uint64, op=func), cuda.empty((), torch.uint64, op=func)
-    if dropout:
-        cuda.scratch(16, op=func)
-    for block in blocks:
-        cuda.release(block)
+    with cuda.held(*partial, op=func, in_order=True):
+        state, unused = cuda.empty((2,), torch.uint64, op=func), cuda.empty((), torch.uint64, op=func)
+        if dropout:
+            cuda.scratch(16, op=func)
     return out, sums, None, None, rows, key.shape[2], state, unused, cuda.empty((0,), query.dtype)
 
 
@@ -294,17 +290,11 @@ def efficient_workspace(query: Any, key: Any, value: Any, has_dropout: bool, cap
     height, across, in_registers = efficient_kernel(query.dtype in HALVES, max(widths), has_dropout, capability)
     # Blocks of the queries' gradient, each with its lock (GradQTempStorage), then the gradients of parts of keys and values.
     numbers = -(-rows // height) * -(-width // across) * (height * across + 4)
-    if not in_registers:
-        parts = _parts(batch * heads, key.shape[2], across)
+    if not in_registers:  # num_splits_key of attention_backward.cu
+        blocks = -(-key.shape[2] // across)
+        parts = 1 if batch * heads >= 256 and blocks <= 2 else max(min(blocks, 200 // (batch * heads)), 1)
         numbers += parts * across * sum(round_up(one, height) for one in widths)
     return int(batch * heads * numbers * 4)
-
-
-def _parts(heads: int, columns: int, block: int) -> int:
-    """Into how many parts the keys are split if each needs gradients of its own (attention_backward.cu, num_splits_key)."""
-    if heads >= 256 and columns <= 2 * block:
-        return 1
-    return max(min(-(-columns // block), 200 // heads), 1)
 
 
 @rule("_scaled_dot_product_efficient_attention_backward.default")

@@ -158,9 +158,8 @@ def autocast_as_cuda(cuda: Any, patches: Patches) -> None:
 
         return kernel
 
-    patches.put(
-        torch, clear_autocast_cache=clear_all
-    )  # called by `torch.autocast.__exit__` when the outermost one ends
+    # Called by `torch.autocast.__exit__` when the outermost one ends.
+    patches.put(torch, clear_autocast_cache=clear_all)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's kernels are overridden on purpose
         for policy, names in POLICIES:

@@ -15,19 +15,20 @@ import functools
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from memlab.allocator import CachingAllocator
 from memlab.fake_cuda.allocation_log import AllocationLog
-from memlab.fake_cuda.gpus import CUDA0, META, State
+from memlab.fake_cuda.gpus import CUDA0, State
 from memlab.fake_cuda.graph_recorder import GraphRecorder, NotOneGraph
 from memlab.fake_cuda.patches import Patches, constant, nothing
-from memlab.fake_cuda.shape_inference import FakeGpuMode
+from memlab.fake_cuda.shape_inference import FakeGpuMode, twin
 from memlab.fake_cuda.tensors import is_fake
-from memlab.torch_internals import compiler, cuda_names, inductor
-from memlab.torch_internals.fakes import FakeTensor, tree_leaves, tree_map
+from memlab.torch_internals import compiler, inductor
+from memlab.torch_internals.fakes import tree_leaves, tree_map
 from memlab.torch_internals.objects import written_model
 
 COMPILED = (
@@ -64,10 +65,8 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
         return functools.wraps(model)(lambda *args, **kwargs: call(*args, **kwargs))
 
     patches.put(torch, compile=compiled)
-    patches.put(
-        torch.nn.Module,
-        compile=lambda module, *args, **kwargs: _compile_in_place(cuda, module, compiled, *args, **kwargs),
-    )
+    in_place = lambda module, *args, **kwargs: _compile_in_place(cuda, module, compiled, *args, **kwargs)  # noqa: E731
+    patches.put(torch.nn.Module, compile=in_place)
     recording = lambda: GraphRecorder.is_on  # noqa: E731
     patches.put(torch.compiler, is_compiling=recording, is_dynamo_compiling=recording)
     if compiler.compiler_is_loaded():
@@ -131,16 +130,13 @@ class Function:
         if State.devices > 1:
             self.cuda.assume(f"{EAGER}there are several GPUs")
             return self.function(*args, **kwargs)
-        key = self._key(args, kwargs)
+        given = getattr(self.function, "__self__", None), args, kwargs
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        key = str((tree_map(_described, given), torch.is_grad_enabled(), autocast))
         graph = self._known.get(key)
         if key not in self._known or (graph is not None and graph.is_outdated(args, kwargs)):
             graph = self._known[key] = self._compiled(args, kwargs)
         return self.function(*args, **kwargs) if graph is None else graph.run(args, kwargs)
-
-    def _key(self, args: Any, kwargs: Any) -> Any:
-        given = getattr(self.function, "__self__", None), args, kwargs
-        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        return str((tree_map(_described, given), torch.is_grad_enabled(), autocast))
 
     def _compiled(self, args: Any, kwargs: Any) -> CompiledGraph | None:
         """None if it cannot be compiled as one graph."""
@@ -172,9 +168,8 @@ def _unlogged(cuda: Any) -> Iterator[AllocationLog]:
     """Within it requests go to another GPU without limits, whose log has what is alive afterwards: state that the function made
     when it was called for the first time."""
     log = cuda.log
-    cuda.log = spare = AllocationLog(
-        [CachingAllocator(1 << 50, "", 0, torch_version=torch.__version__)], raises_oom=False
-    )
+    allocator = CachingAllocator(1 << 50, "", 0, torch_version=torch.__version__)
+    cuda.log = spare = AllocationLog([allocator], raises_oom=False)
     cuda.hold, cuda.release = spare.hold, spare.release
     try:
         yield spare
@@ -201,8 +196,8 @@ class CompiledGraph:
         mode = FakeGpuMode(allow_non_fake_inputs=True)
         halves = inductor.compiled(
             recorder.end(([recorder.node_of(one) for one in results], nodes)),
-            [_example(one, mode) for one in inputs],
-            [_example(one, mode) for one in tangents],
+            [twin(one, mode) for one in inputs],
+            [twin(one, mode) for one in tangents],
             [place for place, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter)],
             len(results),
             torch.cuda.get_device_properties(0),
@@ -248,9 +243,8 @@ def _backward(recorder: GraphRecorder, results: list[torch.Tensor]) -> tuple[lis
     for one in tangents:
         recorder.placeholder(one)
     recorder.in_backward = True
-    gradients = dict(
-        zip(map(id, wanted), torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True), strict=True)
-    )
+    found = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
+    gradients = dict(zip(map(id, wanted), found, strict=True))
     return tangents, [gradients.get(id(one)) for one in recorder.inputs]
 
 
@@ -277,26 +271,16 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         graph = ctx.graph
         wanted = [grad for grad, needs in zip(grads, graph.needs_grad, strict=True) if needs]
-        given = [*ctx.saved_tensors, *map(_in_layout, wanted, graph.strides)]
+        pairs = zip(wanted, graph.strides, strict=True)  # in the layout that backward was compiled for
+        laid_out = (grad if grad.stride() == stride else _like(grad, stride).copy_(grad) for grad, stride in pairs)
+        given = [*ctx.saved_tensors, *laid_out]
         ctx.maybe_clear_saved_tensors()
-        del wanted, grads
+        del wanted, grads, pairs, laid_out
         return None, *graph.backward(given)
-
-
-def _in_layout(grad: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A gradient in the layout that backward was compiled for."""
-    return grad if grad.stride() == stride else _like(grad, stride).copy_(grad)
 
 
 def _like(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=CUDA0)
-
-
-def _example(tensor: torch.Tensor, mode: Any) -> Any:
-    """A tensor of the same geometry for the compiler."""
-    with cuda_names.meta_kernels():
-        inner = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-    return FakeTensor(mode, inner, CUDA0 if is_fake(tensor) else torch.device("cpu"))
 
 
 def _runnable(cuda: Any, code: Any) -> Callable[[list[Any]], Any]:
@@ -318,14 +302,8 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if name.startswith("triton_"):
-            return _Kernel
+            return SimpleNamespace(run=nothing)  # it does nothing
         raise KeyError(name)
-
-
-class _Kernel:
-    """It does nothing."""
-
-    run = staticmethod(nothing)
 
 
 class _Extern:

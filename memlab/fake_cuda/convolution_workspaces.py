@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from memlab.fake_cuda.kernel_rules import round_up
 from memlab.units import KiB, MiB
 
 WORKSPACE = "cudnn::workspace"
@@ -30,9 +31,8 @@ _WIDE_PART_BYTES = 640 * KiB
 _WIDE, _MOST_PARTS = 5, 17
 _AS_MATRICES = 32 * MiB
 _TILE = 4
-_TRANSFORMED = {3: 2.25}
-_TRANSFORMED_LARGER = 4.7
-"""Bytes of Winograd's tiles for a byte of the tensors, by kernel size."""
+_TRANSFORMED, _TRANSFORMED_OTHER = 2.25, 4.7
+"""Bytes of Winograd's tiles for a byte of the tensors, for 3 x 3 kernels and for others."""
 
 
 def note(cuda: Any, tensor: Any, out: Any, weight: Any, groups: int, of_weight: bool = False) -> None:
@@ -60,20 +60,16 @@ def most(
         if max(kernel) == 1:
             bound = max(bound, _AS_MATRICES + MiB)
         if capability < (8, 0) or not torch.backends.cudnn.allow_tf32:
-            bound = max(bound, _transformed(tensor.shape, out.shape, weight) * each)
+            tiles = sum(
+                math.prod((*shape[:2], *(round_up(size, _TILE) for size in shape[2:])))
+                for shape in (tensor.shape, out.shape)
+            )
+            factor = _TRANSFORMED if max(kernel) == 3 else _TRANSFORMED_OTHER
+            bound = max(bound, (int(factor * tiles) + 4 * weight.numel()) * each)
     return bound
 
 
 def _filled(shape: Any, channels: int, groups: int = 1) -> int:
     """Elements, with so many dimensions of channels filled up in each group: the second of a tensor, the first two of a weight."""
-    full = [-(-size // groups // _CHANNELS) * _CHANNELS * groups for size in shape[2 - channels : 2]]
+    full = [round_up(-(-size // groups), _CHANNELS) * groups for size in shape[2 - channels : 2]]
     return math.prod((*shape[: 2 - channels], *full, *shape[2:]))
-
-
-def _transformed(entering: Any, leaving: Any, weight: Any) -> int:
-    factor = _TRANSFORMED.get(max(weight.shape[2:]), _TRANSFORMED_LARGER)
-    tiles = sum(
-        shape[0] * shape[1] * math.prod(-(-size // _TILE) * _TILE for size in shape[2:])
-        for shape in (entering, leaving)
-    )
-    return int(factor * tiles) + 4 * weight.numel()

@@ -31,11 +31,13 @@ def ctc_loss(cuda, func, log_probs, targets, input_lengths, target_lengths, blan
     longest, samples = log_probs.shape[0], log_probs.shape[1]
     labels = targets.shape[-1] if targets.dim() > 1 or samples == 1 else targets.numel() - samples + 1
     inputs, wanted = _lengths(cuda, input_lengths, longest), _lengths(cuda, target_lengths, labels)
-    if _uses_cudnn(log_probs, targets, inputs, wanted, blank):
+    # As `_use_cudnn_ctc_loss` (ATen/native/cudnn/LossCTC.cpp).
+    takes = targets.dim() == 1 and targets.dtype == torch.int32 and targets.device.type == "cpu"
+    takes = takes and all(one == longest for one in inputs) and max(wanted, default=0) <= MOST_CUDNN_LABELS
+    if takes and torch.backends.cudnn.enabled and blank == 0 and log_probs.dtype == FLOAT:
         note(cuda, "ctc_loss", CUDNN)
-    loss = aten._ctc_loss.default(log_probs, targets.to(log_probs.device, torch.int64), inputs, wanted, blank, to_zero)[
-        0
-    ]
+    run = aten._ctc_loss.default
+    loss = run(log_probs, targets.to(log_probs.device, torch.int64), inputs, wanted, blank, to_zero)[0]
     if to_zero:
         zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
         loss = torch.where(loss == math.inf, zero, loss)
@@ -55,13 +57,6 @@ def _lengths(cuda: Any, lengths: Any, largest: int) -> list[int]:
         lengths = found
     found = lengths.reshape(-1).tolist()
     return [int(one) for one in found]
-
-
-def _uses_cudnn(log_probs: Any, targets: Any, inputs: list[int], wanted: list[int], blank: int) -> bool:
-    """As `_use_cudnn_ctc_loss` (ATen/native/cudnn/LossCTC.cpp)."""
-    takes = targets.dim() == 1 and targets.dtype == torch.int32 and targets.device.type == "cpu"
-    fits = all(one == log_probs.shape[0] for one in inputs) and max(wanted, default=0) <= MOST_CUDNN_LABELS
-    return bool(torch.backends.cudnn.enabled and blank == 0 and log_probs.dtype == FLOAT and takes and fits)
 
 
 @rule("_ctc_loss.default")

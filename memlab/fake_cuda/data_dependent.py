@@ -27,7 +27,7 @@ import torch
 from memlab.fake_cuda import deferred_init, index_bounds, values
 from memlab.fake_cuda.assumed import FINITE, assumed
 from memlab.fake_cuda.cuda_graphs import refuse_waiting
-from memlab.fake_cuda.kernel_rules import name_of, operators, rule
+from memlab.fake_cuda.kernel_rules import flat, name_of, operators, rule
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.tensors import META, State, is_fake
 from memlab.fake_cuda.values import follow, known
@@ -254,7 +254,7 @@ def index(cuda, func, tensor, given, *args, what="mask"):
     indices: list[Any] = []
     for one in given:
         if one is not None and not is_fake(one):
-            one = _to_gpu(cuda, one)  # IndexingUtils.h: indices of the host are copied to the GPU
+            one = to_gpu(cuda, one)  # IndexingUtils.h: indices of the host are copied to the GPU
         if one is not None and one.dtype in (torch.bool, torch.uint8):
             places = nonzero(cuda, aten.nonzero.default, one, what)
             indices += [places.select(1, dim) for dim in range(one.dim())]
@@ -310,28 +310,22 @@ def bincount(cuda, func, tensor, weights=None, minlength=0):
     return cuda.empty((count,), dtype, op=func)
 
 
-@rule("_to_copy.default")
-def to_copy(cuda, func, tensor, **kwargs):
-    """`.to(...)` that copies: to the GPU, on the GPU, or to the host."""
-    device = kwargs.get("device")
-    if not is_fake(tensor):
-        return _to_gpu(cuda, tensor, kwargs.get("dtype"), kwargs.get("memory_format"))
-    if device is not None and device.type != "cuda":
-        return on_host(cuda, tensor, kwargs.get("dtype") or tensor.dtype)
-    return cuda.op(func, tensor, **{name: kwargs[name] for name in kwargs if name not in ("device", "pin_memory")})
-
-
-def _to_gpu(cuda, tensor, dtype=None, memory_format=None):
-    dtype, memory_format = dtype or tensor.dtype, memory_format or torch.preserve_format
+def looks_like(tensor: Any, dtype: torch.dtype, form: torch.memory_format | None = None) -> Any:
+    """The geometry of `tensor.to(dtype)`: dimensions keep their order, gaps are closed."""
     looks = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-    like = torch.empty_like(looks, dtype=dtype, memory_format=memory_format)
-    made = cuda.empty(like.shape, dtype, like.stride(), aten._to_copy.default)
-    if values.is_small(tensor) and _has_data(tensor):
+    return torch.empty_like(looks, dtype=dtype, memory_format=form or torch.preserve_format)
+
+
+def to_gpu(cuda, tensor, dtype=None, memory_format=None):
+    """A host tensor copied to the GPU."""
+    like = looks_like(tensor, dtype or tensor.dtype, memory_format)
+    made = cuda.empty(like.shape, like.dtype, like.stride(), aten._to_copy.default)
+    if values.is_small(tensor) and has_data(tensor):
         values.know(made, tensor)
     return made
 
 
-def _has_data(tensor: Any) -> bool:
+def has_data(tensor: Any) -> bool:
     """Whether a tensor of the host can be read; C++ makes a list that is an index on meta."""
     return tensor.device.type == "cpu" and tensor.layout == torch.strided and deferred_init.pending(tensor) is None
 
@@ -351,19 +345,6 @@ def on_host(cuda: Any, tensor: Any, dtype: torch.dtype) -> Any:
     return found.to(dtype, copy=True)
 
 
-@rule("copy_.default")
-def copy_(cuda, func, target, source, *args):
-    """`target.copy_(source)`, either of them on the host."""
-    if not is_fake(target):
-        return target.copy_(on_host(cuda, source, target.dtype))
-    torch.broadcast_shapes(target.shape, source.shape)
-    if is_fake(source):
-        values.write(target, known(source), values.is_assumed(source))
-    else:
-        values.write(target, source if _has_data(source) else None)
-    return target
-
-
 _MIXED = operators((
     "_foreach_copy_.default", "index_put_.default", "_index_put_impl_.default", "set_.source_Storage_storage_offset",
     "index_put.default",
@@ -372,14 +353,8 @@ _MIXED = operators((
 
 def check_devices(func, args):
     """Refuse host tensors of more than one element among those of the GPU, as CUDA does."""
-    if func in _MIXED:
-        return
-    for one in args:
-        if type(one) is list:
-            check_devices(func, one)
-        elif (
-            isinstance(one, torch.Tensor) and not is_fake(one) and one.dim() and not TensorBase.is_meta.__get__(one)
-        ):  # fmt: skip
+    for one in flat(args) if func not in _MIXED else ():
+        if isinstance(one, torch.Tensor) and not is_fake(one) and one.dim() and not TensorBase.is_meta.__get__(one):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
                 f"(when checking arguments of {func})"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from memlab.fake_cuda.kernel_rules import bytes_of, operator, operators
+from memlab.fake_cuda.kernel_rules import bytes_of, flat, operator, operators
 from memlab.torch_internals.cuda_names import without_dispatch
 from memlab.torch_internals.dispatch import TensorBase
 
@@ -63,10 +63,8 @@ def _fill(func: Any, tensor: Any, args: Any = (), kwargs: Any = None) -> Fill:
 
 def read(values):
     """Fill the tensors among these that are pending."""
-    for one in values:
-        if isinstance(one, list | tuple):
-            read(one)
-        elif type(one) in _PLAIN and (fills := pending(one)) is not None:
+    for one in flat(values):
+        if type(one) in _PLAIN and (fills := pending(one)) is not None:
             storage = TensorBase.untyped_storage(one)
             every_pending.pop(storage, None)
             with torch.no_grad():
@@ -119,12 +117,8 @@ def on_host(func, args, kwargs, cuda):
 def _created(func, args, kwargs, cuda):
     """A new tensor: `empty` with a pending fill."""
     filling, values = _FACTORIES[func]
-    if (
-        args
-        and isinstance(args[0], torch.Tensor)
-        and TensorBase.is_meta.__get__(args[0])
-        and kwargs.get("device") is None
-    ):
+    model = args[0] if args and isinstance(args[0], torch.Tensor) and kwargs.get("device") is None else None
+    if model is not None and TensorBase.is_meta.__get__(model):
         return func(*args, **kwargs)  # like a tensor of the meta device, and so there
     if filling is None:
         out = func(*args, **kwargs)

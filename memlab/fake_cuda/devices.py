@@ -1,16 +1,13 @@
 """The device as Python sees it: `torch.cuda`, `torch.accelerator`, memory, generators, answered from the GPU's data.
 
-Work on its streams finishes at once, and memory belongs to the stream that requested it. Where C++ decides by device or
-by tensor class it would treat fake CUDA tensors wrongly: those decisions are made here as for CUDA.
+Where C++ decides by device or by tensor class it would treat fake CUDA tensors wrongly: those decisions are made here as for CUDA.
 """
 
 from __future__ import annotations
 
 import importlib
-import itertools
 import logging
 import sys
-import threading
 import types
 import warnings
 from collections import OrderedDict
@@ -26,11 +23,12 @@ from torch.nn import parameter
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import deferred_init, gpus, tensors
-from memlab.fake_cuda.cuda_graphs import PLUGGED, Capture, capture_graphs
+from memlab.fake_cuda.cuda_graphs import PLUGGED, capture_graphs
 from memlab.fake_cuda.gpus import GPUS, State, with_index
-from memlab.fake_cuda.kernel_rules import CUDA_KERNELS, operator
+from memlab.fake_cuda.kernel_rules import CUDA_KERNELS, flat, operator
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.fake_cuda.reductions import threads_per_multiprocessor
+from memlab.fake_cuda.streams import Current, DeviceContext, Event, Stream, StreamContext
 from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake, set_data
 from memlab.torch_internals import cuda_names
 from memlab.torch_internals.cuda_names import fake_tensor
@@ -82,29 +80,16 @@ def _exchange_tensors(patches: Patches) -> None:
     patches.put(torch, load=tensors.loading(torch.load))
     patches.put(torch.utils, swap_tensors=tensors.swap)
     patches.put(torch.UntypedStorage, data_ptr=_address_of)
-    patches.put(cuda_names.nn_functions, _parse_to=_parsing(cuda_names.nn_functions._parse_to))
     # Parameters that get their shape from the first input (`nn.LazyLinear`) remember that they were moved.
     lazy: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
-    patches.put(lazy, to=_lazy_to, cuda=_lazy_cuda, materialize=_materializing(lazy.materialize))
+    to_gpu = lambda self, device=None, **kwargs: _lazy_to(self, "cuda" if device is None else device)  # noqa: E731
+    patches.put(lazy, to=_lazy_to, cuda=to_gpu, materialize=_materializing(lazy.materialize))
 
 
 def _are_compatible(tensor: Any, other: Any) -> bool:
     """All tensors but those that wrap others, as DTensors do: `.data =` would leave what they wrap where it is."""
     wrapped = [local_part_or(one) for one in (tensor, other)]
     return None in wrapped or is_fake(wrapped[0]) == is_fake(wrapped[1])
-
-
-def _parsing(parse):
-    """`module.to(0)`: C++ would ask which accelerator that is."""
-
-    def parse_to(*args, **kwargs):
-        if args and type(args[0]) is int:
-            args = (with_index(args[0]), *args[1:])
-        if type(kwargs.get("device")) is int:
-            kwargs["device"] = with_index(kwargs["device"])
-        return parse(*args, **kwargs)
-
-    return parse_to
 
 
 def _make_subclass(cls: Any, data: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
@@ -139,10 +124,6 @@ def _lazy_to(self, *args, **kwargs):
     if isinstance(device, str | int | torch.device):
         self.__dict__["fake_device"] = with_index(device)
     return self
-
-
-def _lazy_cuda(self, device=None, **kwargs):
-    return _lazy_to(self, "cuda" if device is None else device)
 
 
 def _materializing(materialize):
@@ -187,147 +168,6 @@ class _LegacyKind(type):
 
     def __call__(cls, *args: Any) -> Any:
         return tensors.legacy_tensor(cls.dtype, args)
-
-
-_numbers = itertools.count(1)
-
-
-class StreamContext:
-    """`with torch.cuda.stream(s):`."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __enter__(self) -> Any:  # it returns None, like PyTorch's
-        self._before = gpus.current()
-        if self.stream is not None:
-            self._stream_before = Current.get(self.stream.device)
-        Current.set(self.stream)
-
-    def __exit__(self, *error):
-        if self.stream is not None:
-            Current.set(self._stream_before)
-        gpus.choose(self._before)
-
-
-class Stream(StreamContext):
-    """Replaces `torch.cuda.Stream`, which is a context manager in its generic form `torch.Stream`, too."""
-
-    stream: Any = property(lambda self: self)
-    synchronize = staticmethod(nothing)
-    query = staticmethod(constant(True))
-    priority_range = staticmethod(constant((0, -5)))
-
-    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        number = kwargs.get("stream_id", kwargs.get("stream_ptr"))
-        self.cuda_stream = next(_numbers) if number is None else number
-        self.device = with_index("cuda" if device is None else device)
-        self.stream_id, self.device_index, self.priority = self.cuda_stream, self.device.index, priority
-        self.device_type, self._as_parameter_ = 1, self.cuda_stream
-
-    def __enter__(self) -> Stream:
-        super().__enter__()
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and (self.cuda_stream, self.device) == (other.cuda_stream, other.device)
-
-    def __hash__(self) -> int:
-        return hash(self.cuda_stream)
-
-    def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
-
-    def record_event(self, event: Any = None) -> Event:
-        """An event at the end of its work."""
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def wait_event(self, event: Any) -> None:
-        """Wait for an event; if that belongs to a capture of a graph, the stream takes part in it."""
-        event.wait(self)
-
-    def wait_stream(self, stream: Any) -> None:
-        """Wait for all work of another stream."""
-        self.wait_event(stream.record_event())
-
-    def is_capturing(self) -> bool:
-        """Whether it takes part in a capture."""
-        return self.cuda_stream in Capture.underway
-
-
-class Event:
-    """Replaces `torch.cuda.Event`; it is always complete, and no time passes between two events."""
-
-    synchronize = staticmethod(nothing)
-    query = staticmethod(constant(True))
-    elapsed_time = staticmethod(constant(1.0))  # not zero, as code divides by it
-    device, cuda_event = GPUS[0], 0
-    _capture: Capture | None = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def record(self, stream: Any = None) -> None:
-        """At the end of the work of a stream."""
-        if Capture.underway:
-            self._capture = Capture.underway.get((stream or Current.get()).cuda_stream)
-
-    def wait(self, stream: Any = None) -> None:
-        """A stream waits for it."""
-        if self._capture is not None and self._capture.streams:
-            self._capture.join((stream or Current.get()).cuda_stream)
-
-
-class Current:
-    """The current streams of each thread, by GPU."""
-
-    of_thread = threading.local()
-
-    @staticmethod
-    def default(device: Any = None) -> Stream:
-        """The default stream of a GPU."""
-        return Stream(device, stream_id=0)
-
-    @classmethod
-    def get(cls, device: Any = None) -> Stream:
-        """The stream of this thread."""
-        number = with_index("cuda" if device is None else device).index
-        found: Stream | None = getattr(cls.of_thread, f"gpu{number}", None)
-        return cls.default(number) if found is None else found
-
-    @classmethod
-    def set(cls, stream):
-        """Make this stream the current one, and its GPU the current one."""
-        if stream is not None:
-            setattr(cls.of_thread, f"gpu{stream.device_index}", stream)
-            gpus.choose(stream.device_index)
-            if State.active is not None:
-                State.active.log.switch_stream(stream.cuda_stream, stream.device_index)
-
-
-class DeviceContext:
-    """`with torch.cuda.device(1):`, or `device_of(tensor)`, which is nothing for one of the host."""
-
-    def __init__(self, device: Any = None) -> None:
-        if isinstance(device, torch.Tensor):
-            device = device.device if device.is_cuda else None
-        elif type(device) is int and device < 0:
-            device = None
-        self._number = None if device is None else with_index(device).index
-
-    def __enter__(self) -> None:
-        self._before = gpus.current()
-        if self._number is not None:
-            gpus.choose(self._number)
-
-    def __exit__(self, *error: object) -> None:
-        gpus.choose(self._before)
-
-
-def _device_count() -> int:
-    return State.device_count
 
 
 def _set_device(device: Any) -> None:
@@ -402,7 +242,7 @@ def _exchange_cuda(cuda: Any, patches: Patches) -> None:
     patches.put_where_present(
         torch.cuda,
         is_available=constant(True), is_initialized=constant(True), init=nothing, _lazy_init=nothing,
-        device_count=_device_count, current_device=gpus.current, set_device=_set_device, synchronize=nothing,
+        device_count=lambda: State.device_count, current_device=gpus.current, set_device=_set_device, synchronize=nothing,
         get_device_properties=constant(_properties(gpu)), get_device_capability=constant(capability),
         get_device_name=constant(gpu.name), is_tf32_supported=constant(capability >= (8, 0)),
         is_bf16_supported=lambda including_emulation=True: including_emulation or capability >= (8, 0),
@@ -435,7 +275,7 @@ def _exchange_accelerator(memory: dict[str, Any], patches: Patches) -> None:
     )  # fmt: skip
     patches.put_where_present(
         torch.accelerator,
-        is_available=constant(True), device_count=_device_count, synchronize=nothing,
+        is_available=constant(True), device_count=lambda: State.device_count, synchronize=nothing,
         current_device_index=gpus.current, current_device_idx=gpus.current, set_device_index=_set_device,
         set_device_idx=_set_device, current_accelerator=constant(torch.device("cuda")),
         current_stream=Current.get, set_stream=Current.set, device_index=DeviceContext,
@@ -530,7 +370,7 @@ def put_composite_rules(cuda: Any, patches: Patches) -> None:
     def kernel(func, function):
         @tensors.without_frames
         def run(*args, **kwargs):
-            if not _has_fake(args) and not _has_fake(kwargs.values()):
+            if not any(map(is_fake, flat((*args, *kwargs.values())))):
                 return func.decompose(*args, **kwargs)  # for the tensors of shape functions
             return function(cuda, func, *args, **kwargs)
 
@@ -540,10 +380,6 @@ def put_composite_rules(cuda: Any, patches: Patches) -> None:
         warnings.simplefilter("ignore")  # PyTorch's kernel is overridden on purpose
         for func, function in cuda.composite_rules.items():
             library.impl(func, kernel(func, function), "AutogradCUDA", allow_override=True)
-
-
-def _has_fake(values: Any) -> bool:
-    return any(_has_fake(one) if isinstance(one, list | tuple) else is_fake(one) for one in values)
 
 
 def _refused(text: str, name: str = "") -> Any:

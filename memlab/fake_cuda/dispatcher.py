@@ -17,7 +17,7 @@ from memlab.fake_cuda import data_dependent, deferred_init, gpus, sparse
 from memlab.fake_cuda.allocation_log import AllocationLog
 from memlab.fake_cuda.assumed import AssumedValue
 from memlab.fake_cuda.gpus import CUDA0, GPUS, with_index
-from memlab.fake_cuda.kernel_rules import bytes_of, is_composite, name_of, operators, resolved
+from memlab.fake_cuda.kernel_rules import bytes_of, flat, is_composite, name_of, operators, resolved
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.shape_inference import ALIAS, Fresh, Shapes, made
 from memlab.fake_cuda.sparse import FakeSparseTensor
@@ -109,15 +109,15 @@ class OpDispatcher:
         return tensor
 
     @contextlib.contextmanager
-    def held(self, *sizes: int, op: Any = "scratch") -> Iterator[None]:
-        """Allocate memory without a tensor for the duration of a `with` block, released in reverse order."""
+    def held(self, *sizes: int, op: Any = "scratch", in_order: bool = False) -> Iterator[None]:
+        """Allocate memory without a tensor for the duration of a `with` block, released in reverse order, or `in_order`."""
         blocks: list[int] = []
         try:
             for size in sizes:
                 blocks.append(self.hold(size, op))
             yield
         finally:
-            for block in reversed(blocks):
+            for block in blocks if in_order else reversed(blocks):
                 self.release(block)
 
     def scratch(self, *sizes: int, op: Any = "scratch") -> None:
@@ -243,7 +243,8 @@ class SeveralGpus(OpDispatcher):
     def dispatch(self, func, types, args, kwargs):
         """Run one operator on the GPU that its `device` names, else on that of its tensors, which are on one."""
         device = gpu_for_meta(kwargs).get("device") if kwargs else None
-        found = dict.fromkeys(map(gpus.number_on, _fakes((*args, *kwargs.values()) if kwargs else args)))
+        given = flat((*args, *kwargs.values()) if kwargs else args)
+        found = dict.fromkeys(gpus.number_on(one) for one in given if is_fake(one))
         facts = self.facts(func)
         if len(found) > 1 and not (facts.is_composite or name_of(func).startswith(_ACROSS)):
             raise RuntimeError(
@@ -253,14 +254,6 @@ class SeveralGpus(OpDispatcher):
         number = device.index if device is not None and device.type == "cuda" else next(iter(found), gpus.current())
         with gpus.on(number):
             return super().dispatch(func, types, args, kwargs)
-
-
-def _fakes(values: Any) -> Iterator[Any]:
-    for one in values:
-        if type(one) is list or type(one) is tuple:
-            yield from _fakes(one)
-        elif is_fake(one):
-            yield one
 
 
 class FakeCudaMode(cuda_names.TorchDispatchMode):

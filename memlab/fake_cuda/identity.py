@@ -16,6 +16,7 @@ from memlab.fake_cuda import tensors
 from memlab.fake_cuda.gpus import with_index
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.fake_cuda.tensors import FakeCudaParameter, is_fake
+from memlab.torch_internals import cuda_names
 
 PROFILED = "torch.profiler recorded the host only: nothing ran on a card"
 _LIKE = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like")
@@ -34,7 +35,9 @@ def _accept_numbers(patches: Patches) -> None:
     """`device=0` is the GPU, also where C++ knows no accelerator."""
     for owner, names in ((torch, _LIKE), (torch.Tensor, _NEW)):
         for name in names:
-            patches.put(owner, **{name: _numbered(getattr(owner, name))})
+            patches.put(owner, **{name: numbered(getattr(owner, name))})
+    # `module.to(0)`: C++ would ask which accelerator that is.
+    patches.put(cuda_names.nn_functions, _parse_to=numbered(cuda_names.nn_functions._parse_to))
     new_tensor = torch.Tensor.new_tensor
 
     @functools.wraps(new_tensor)
@@ -56,9 +59,13 @@ def _accept_numbers(patches: Patches) -> None:
         _number_devices(patches)
 
 
-def _numbered(function: Any) -> Any:
+def numbered(function: Any) -> Any:
+    """A function whose device, named or the first argument, may be a number."""
+
     @functools.wraps(function)
     def call(*args, **kwargs):
+        if args and type(args[0]) is int:
+            args = (with_index(args[0]), *args[1:])
         if type(kwargs.get("device")) is int:
             kwargs["device"] = with_index(kwargs["device"])
         return function(*args, **kwargs)
@@ -100,12 +107,7 @@ def _number_devices(patches: Patches) -> None:
     def reduced(one: Any) -> Any:  # pickle looks for a device's class by its name
         return device, (one.type,) if one.index is None else (one.type, one.index)
 
-    before = copyreg.dispatch_table.get(_Device)
-    copyreg.dispatch_table[_Device] = reduced
-    if before is None:
-        patches.callback(copyreg.dispatch_table.pop, _Device, None)
-    else:
-        patches.callback(copyreg.dispatch_table.__setitem__, _Device, before)
+    patches.put_item(copyreg.dispatch_table, _Device, reduced)
     patches.put(torch, device=device)
 
 

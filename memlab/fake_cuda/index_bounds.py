@@ -41,21 +41,13 @@ def _length(tensor: Any, dim: int | None) -> int:
 
 
 def _index(func: Any, args: Any, out: Any) -> None:
-    """argmax, argmin: along a dimension, or of all elements."""
+    """Along a dimension, or of all elements."""
     _bound(out, 0, _length(args[0], args[1] if len(args) > 1 else None) - 1)
 
 
-def _indices(func: Any, args: Any, out: Any) -> None:
-    """The second result along a dimension: (tensor, dim), or (tensor, k, dim); a sort that is stable names its own."""
-    place = 2 if func in _WITH_NUMBER else 1
-    if func in _STABLE:
-        _bound(out[1], 0, max(args[0].shape, default=1) - 1)
-    else:
-        _bound(out[1], 0, _length(args[0], args[place] if len(args) > place else -1) - 1)
-
-
-def _samples(func: Any, args: Any, out: Any) -> None:
-    _bound(out, 0, _length(args[0], -1) - 1)
+def _indices(at: int) -> Callable[..., None]:
+    """The second result along a dimension, which is the argument at this place."""
+    return lambda func, args, out: _bound(out[1], 0, _length(args[0], args[at] if len(args) > at else -1) - 1)
 
 
 def _random(func: Any, args: Any, out: Any) -> None:
@@ -66,7 +58,7 @@ def _random(func: Any, args: Any, out: Any) -> None:
 
 def _count(func: Any, args: Any, out: Any) -> None:
     """How many are not zero, of all or along dimensions; a sum is that of booleans."""
-    if is_fake(args[0]) and (func in _COUNTS or args[0].dtype is torch.bool):
+    if is_fake(args[0]) and ("sum" not in func.name() or args[0].dtype is torch.bool):
         _bound(out, 0, args[0].numel() // max(out.numel(), 1))
 
 
@@ -76,24 +68,19 @@ def _one_of(func: Any, args: Any, out: Any) -> None:
         _bound(out, *of(args[0]))
 
 
-_WITH_NUMBER = operators(("topk.default", "kthvalue.default"))
-_STABLE = operators(("sort.stable",))
-_COUNTS = operators(("count_nonzero.default", "count_nonzero.dim_IntList"))
 HOOKS: dict[Any, Callable[..., None]] = {
-    **dict.fromkeys(operators(("argmax.default", "argmin.default")), _index),
-    **dict.fromkeys(
-        operators(
-            ("max.dim", "min.dim", "median.dim", "mode.default", "cummax.default", "cummin.default", "sort.default")
-        ),
-        _indices,
-    ),
-    **dict.fromkeys(_WITH_NUMBER | _STABLE, _indices),
-    **dict.fromkeys(operators(("multinomial.default",)), _samples),
-    **dict.fromkeys(
-        operators(("randint.default", "randint.generator", "randint.low", "randint.low_generator", "randperm.default")),
-        _random,
-    ),
-    **dict.fromkeys(_COUNTS | operators(("sum.default", "sum.dim_IntList")), _count),
-    **dict.fromkeys(operators(("max.default", "min.default")), _one_of),
-}
+    func: hook
+    for hook, names in (
+        (_index, ("argmax.default", "argmin.default")),
+        (_indices(1), ("max.dim", "min.dim", "median.dim", "mode.default", "cummax.default", "cummin.default", "sort.default")),
+        (_indices(2), ("topk.default", "kthvalue.default")),
+        # It names its dimension, which is not seen.
+        (lambda func, args, out: _bound(out[1], 0, max(args[0].shape, default=1) - 1), ("sort.stable",)),
+        (lambda func, args, out: _bound(out, 0, _length(args[0], -1) - 1), ("multinomial.default",)),
+        (_random, ("randint.default", "randint.generator", "randint.low", "randint.low_generator", "randperm.default")),
+        (_count, ("count_nonzero.default", "count_nonzero.dim_IntList", "sum.default", "sum.dim_IntList")),
+        (_one_of, ("max.default", "min.default")),
+    )
+    for func in operators(names)
+}  # fmt: skip
 """What to record after an operator."""

@@ -18,7 +18,7 @@ checkpoint is recomputed, and is made of differentiable calls; `func.decompose(*
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,14 +38,21 @@ CUDA_KERNELS = ("_fused_rms_norm.default", "silu_backward.default", "mish_backwa
 """Operators that are decomposed unless there is a kernel for the backend, and that have one for CUDA (2.12)."""
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of these operators; names that a version of PyTorch lacks are skipped."""
+def registering(table: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:
+    """A decorator that enters a function into a table under the names of operators; those that a PyTorch lacks are skipped."""
 
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
-        return function
+    def under(*names: str) -> Callable[[Rule], Rule]:
+        def register(function: Rule) -> Rule:
+            table.update(dict.fromkeys(names, function))
+            return function
 
-    return register
+        return register
+
+    return under
+
+
+rule = registering(RULES)
+"""Register a function as the rule of these operators."""
 
 
 def scratch(*names: str) -> Callable[[Rule], Rule]:
@@ -94,6 +101,15 @@ def is_composite(func: Any) -> bool:
     name = func.name()
     is_kernel = has_kernel(name, "CUDA") or str(func).removeprefix("aten.") in CUDA_KERNELS
     return not is_kernel and bool(has_kernel(name, "CompositeImplicitAutograd"))
+
+
+def flat(values: Iterable[Any]) -> Iterator[Any]:
+    """What is in lists and tuples, however they are nested."""
+    for one in values:
+        if isinstance(one, list | tuple):
+            yield from flat(one)
+        else:
+            yield one
 
 
 def bytes_of(tensor: Any) -> int:

@@ -10,15 +10,11 @@ from typing import Any
 
 import torch
 
-from memlab.fake_cuda import data_dependent, gpus, sparse
-from memlab.fake_cuda.gpus import META, State
 from memlab.fake_cuda.kernel_rules import CHANNELS_LAST, FLOAT, bytes_of, name_of, rule, scratch
-from memlab.fake_cuda.reductions import by_stride, power_below, reduce
-from memlab.fake_cuda.tensors import is_fake
+from memlab.fake_cuda.reductions import power_below, reduce
 from memlab.torch_internals.cuda_names import make_contiguous_strides_for
 
 aten = torch.ops.aten
-PEERS = "the GPUs reach each other's memory (peer access)"
 NONE, MEAN = 0, 1
 """at::Reduction."""
 
@@ -375,81 +371,3 @@ def angle(cuda, func, tensor):
     """The same, but that comes before the result (ATen/native/UnaryOps.cpp, angle)."""
     with cuda.held(*([bytes_of(tensor)] if tensor.is_complex() else []), op=func):
         return cuda.op(func, tensor)
-
-
-# --- copies between the host and the GPU --------------------------------------------------------------------------------------
-# What is computed of values and assumed about them is in `data_dependent`; here is what is held on the GPU meanwhile.
-
-
-def lie_alike(target: Any, source: Any) -> bool:
-    """Whether one copy of bytes does: both dense, in the same order of dimensions (Copy.cu, `iter.is_contiguous()`)."""
-    strides = source.expand(target.shape).stride()
-    pairs = [one for one in zip(target.shape, target.stride(), strides, strict=True) if one[0] != 1]
-    expected = 1
-    for size, stride in by_stride((size, stride) for size, stride, _ in pairs):
-        if stride != expected:
-            return False
-        expected *= size
-    return all(stride == other for _, stride, other in pairs)
-
-
-def temporaries(target: Any, source: Any, to_host: bool, non_blocking: bool) -> list[int]:
-    """Dense copies on the GPU: where a copy changes the dtype or the layout (ATen/native/cuda/Copy.cu, copy_kernel_cuda)."""
-    same_dtype = target.dtype == source.dtype
-    if not target.numel() or (same_dtype and lie_alike(target, source)):
-        return []
-    if not to_host:  # the host converts unless it must not wait
-        is_direct = target.is_contiguous() and (same_dtype or not non_blocking)
-        return [] if is_direct else [target.numel() * (source if non_blocking else target).element_size()]
-    sizes = []
-    if non_blocking and not same_dtype:
-        source = _looks_like(source, target.dtype)
-        sizes = [bytes_of(source)]
-    is_dense = source.expand(target.shape).is_contiguous()
-    return sizes if is_dense else [*sizes, target.numel() * source.element_size()]
-
-
-def _note_peers(cuda: Any, target: Any, source: Any) -> None:
-    """From one GPU to another no dense copies are made with peer access (ATen/native/cuda/Copy.cu, copy_requires_temporaries)."""
-    is_plain = target.dtype == source.dtype and lie_alike(target, source)
-    if gpus.number_on(target) != gpus.number_on(source) and not is_plain:
-        cuda.assume(PEERS)
-
-
-def _looks_like(tensor: Any, dtype: torch.dtype, form: torch.memory_format = torch.preserve_format) -> Any:
-    """The geometry of `tensor.to(dtype)`: dimensions keep their order, gaps are closed."""
-    looks = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-    return torch.empty_like(looks, dtype=dtype, memory_format=form)
-
-
-@rule("_to_copy.default")
-def to_copy(cuda, func, tensor, **kwargs):
-    """`.to(...)`, with the copies on the way."""
-    if tensor.layout is not torch.strided:
-        return sparse.to_gpu(cuda, func, tensor, kwargs.get("dtype"))
-    out = data_dependent.to_copy(cuda, func, tensor, **kwargs)
-    if is_fake(out) != is_fake(tensor):
-        target = _looks_like(tensor, out.dtype, kwargs.get("memory_format") or torch.preserve_format)
-        sizes = temporaries(target, tensor, is_fake(tensor), bool(kwargs.get("non_blocking")))
-        _in_turn(cuda, sizes)
-    elif State.devices > 1:
-        _note_peers(cuda, out, tensor)
-    return out
-
-
-@rule("copy_.default")
-def copy_(cuda, func, target, source, non_blocking=False):
-    """`target.copy_(source)`, with the copies on the way."""
-    torch.broadcast_shapes(target.shape, source.shape)
-    if is_fake(target) != is_fake(source):
-        _in_turn(cuda, temporaries(target, source, is_fake(source), non_blocking))
-    elif State.devices > 1:
-        _note_peers(cuda, target, source)
-    return data_dependent.copy_(cuda, func, target, source, non_blocking)
-
-
-def _in_turn(cuda: Any, sizes: list[int]) -> None:
-    """A copy of a copy: the first is released when the second is made."""
-    blocks = [cuda.hold(size, "aten.copy_") for size in sizes]
-    for block in blocks:
-        cuda.release(block)

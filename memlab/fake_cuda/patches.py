@@ -17,6 +17,12 @@ class Patches(contextlib.ExitStack):
             self.callback(delattr, owner, name) if before is _ABSENT else self.callback(setattr, owner, name, before)
             setattr(owner, name, value)
 
+    def put_item(self, table, key, value):
+        """Set an item of a mapping."""
+        before = table.get(key, _ABSENT)
+        self.callback(table.pop, key, None) if before is _ABSENT else self.callback(table.__setitem__, key, before)
+        table[key] = value
+
     def put_where_present(self, owner, **values):
         """Patch only those names that this version of PyTorch has."""
         self.put(owner, **{name: value for name, value in values.items() if hasattr(owner, name)})

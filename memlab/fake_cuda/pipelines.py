@@ -47,10 +47,8 @@ def exchange_shapes(cuda: Any, patches: Patches) -> None:
             return stage_module._StageBackwardMeta(stage_module._derive_grad_metas(output_shapes(stage)))
         before = max((one for one in cuda.groups.stages if one <= src_stage), default=None)
         if before is None or not cuda.groups.stages[before]:  # DTensors, which would need their mesh
-            what = (
-                f"stage {stage.stage_index} of a pipeline gets its shapes from stage {src_stage}, and they are unknown"
-            )
-            raise PredictionError(f"{what}: pass input_args and output_args to PipelineStage.")
+            what = f"stage {stage.stage_index} of a pipeline gets its shapes from stage {src_stage}"
+            raise PredictionError(f"{what}, and they are unknown: pass input_args and output_args to PipelineStage.")
         if before < src_stage:
             cuda.assume(f"stage {stage.stage_index} of the pipeline gets shapes as stage {before} sends them on")
         return stage_module._StageForwardMeta(

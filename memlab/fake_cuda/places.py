@@ -44,7 +44,11 @@ def where() -> str:
     while frame is not None:
         of = owner(frame)
         if of == USERS or (of == LIBRARYS and not nearest):
-            nearest = f"{_name(frame.f_code.co_filename)}:{frame.f_lineno}"
+            file = frame.f_code.co_filename
+            number = cell_number(file)  # the cell that is running is "cell", as its number changes when it runs again
+            cell = "cell" if number in (0, latest_number()) else f"cell [{number}]"
+            name = cell if number is not None else file.replace("\\", "/").rpartition("/")[2]
+            nearest = f"{name}:{frame.f_lineno}"
             if of == USERS:
                 break
         frame = frame.f_back
@@ -55,11 +59,3 @@ def key(what: str) -> str:
     """The key of an assumption: the line that asked, and what for, as in "train.py:41 nonzero"."""
     place = where()
     return f"{place} {what}" if place else what
-
-
-def _name(file: str) -> str:
-    """A file without its folder; the cell that is running is "cell", as its number changes when it runs again."""
-    number = cell_number(file)
-    if number is None:
-        return file.replace("\\", "/").rpartition("/")[2]
-    return "cell" if number in (0, latest_number()) else f"cell [{number}]"

@@ -26,7 +26,7 @@ from torch import distributed as dist
 from memlab.errors import PredictionError
 from memlab.fake_cuda import pipelines, sharding
 from memlab.fake_cuda.gpus import State
-from memlab.fake_cuda.kernel_rules import bytes_of, rule
+from memlab.fake_cuda.kernel_rules import bytes_of, flat, rule
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.torch_internals import distributed
 from memlab.torch_internals.dispatch import TensorBase
@@ -108,8 +108,8 @@ class Groups:
             self.backwards.append(len(log))
         self.reduced.update(log.block_of(TensorBase.untyped_storage(one)) for one in tensors)
 
-    def held(self, kind: Any, block: Any) -> Iterator[tuple[int, int, int | None]]:
-        """What NCCL may hold longer than the program: (row of the free, block, row at which it is certain to be gone).
+    def held(self, kind: Any, block: Any) -> Iterator[tuple[int, int | None]]:
+        """What NCCL may hold longer than the program: (row of the free, row at which it is certain to be gone).
 
         A collective that nobody waits for holds its tensors until a thread, which looks every 100 ms, sees that it has ended, and
         another one begins (ProcessGroupNCCL.cpp, shelvesToUnstash_). Assumed: at the latest in the third backward after, as two
@@ -117,7 +117,7 @@ class Groups:
         """
         for row in np.flatnonzero((kind == Kind.FREE) & np.isin(block, list(self.reduced))):
             later = bisect_right(self.backwards, int(row)) + 2
-            yield int(row), int(block[row]), self.backwards[later] if later < len(self.backwards) else None
+            yield int(row), self.backwards[later] if later < len(self.backwards) else None
 
     def sends(self, name: str, to: int) -> None:
         """Something is sent from one rank of a group to another, or received from it.
@@ -144,7 +144,8 @@ def form_groups(cuda: Any, patches: Patches) -> None:
         return
     c10d = distributed.c10d
     if cuda.groups.job is not None:
-        _describe(cuda.groups.job, patches)
+        for name, value in cuda.groups.job.environment.items():
+            patches.put_item(os.environ, name, value)
     _exchange_group_making(cuda, patches)
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, **kwargs: Any) -> None:
@@ -152,19 +153,21 @@ def form_groups(cuda: Any, patches: Patches) -> None:
         job = _joined(cuda, -1, nprocs)
         fn(job.rank % nprocs, *args)
 
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        """Every rank is assumed to send what this one sends."""
+        object_list[:] = [obj] * dist.get_world_size(group)
+
     def end() -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
 
     patches.callback(setattr, sys, "excepthook", sys.excepthook)  # torch puts the rank before each line of an error
-    was_initialized = dist.is_initialized()
-    if not was_initialized:
+    if not dist.is_initialized():
         patches.callback(end)
+    has_nccl = hasattr(c10d, "ProcessGroupNCCL")  # unless this is a build without CUDA
     for module in (c10d, dist):
-        patches.put(module, is_nccl_available=constant(True), all_gather_object=_all_gather_object)
-    if not hasattr(c10d, "ProcessGroupNCCL"):  # a build without CUDA
-        for module in (c10d, dist):
-            patches.put(module, ProcessGroupNCCL=_ProcessGroupNCCL)
+        patches.put(module, is_nccl_available=constant(True), all_gather_object=all_gather_object)
+        patches.put(module, **({} if has_nccl else {"ProcessGroupNCCL": _ProcessGroupNCCL}))
     patches.put(torch.cuda.nccl, version=constant((2, 27, 5)))
     patches.put(torch.multiprocessing, spawn=spawn)
     patches.put(dist, _verify_params_across_processes=nothing)
@@ -213,17 +216,6 @@ def _exchange_group_making(cuda: Any, patches: Patches) -> None:
     patches.put(c10d, _new_process_group_helper=new_group, _get_default_timeout=constant(timedelta(minutes=10)))
 
 
-def _describe(job: ThisRank, patches: Patches) -> None:
-    """Set the variables that torchrun sets."""
-    for name, value in job.environment.items():
-        before = os.environ.get(name)
-        if before is None:
-            patches.callback(os.environ.pop, name, None)
-        else:
-            patches.callback(os.environ.__setitem__, name, before)
-        os.environ[name] = value
-
-
 def _joined(cuda: Any, rank: int, world_size: int) -> ThisRank:
     """The job that a program joins: the one that was asked for, or what the program itself or its environment says."""
     job: ThisRank | None = cuda.groups.job or ThisRank.of(os.environ)
@@ -244,20 +236,11 @@ class _ProcessGroupNCCL:
     Options: Any = SimpleNamespace
 
 
-def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """Every rank is assumed to send what this one sends."""
-    object_list[:] = [obj] * dist.get_world_size(group)
-
-
 # --- collectives ---
 
 
-def _tensors(values: Any) -> Iterator[Any]:
-    for one in values if isinstance(values, list | tuple) else (values,):
-        if isinstance(one, list | tuple):
-            yield from _tensors(one)
-        elif isinstance(one, torch.Tensor):
-            yield one
+def _tensors(values: Any) -> list[Any]:
+    return [one for one in flat([values]) if isinstance(one, torch.Tensor)]
 
 
 _IN_PLACE = (
@@ -287,10 +270,10 @@ def collective(cuda, func, *args, **kwargs):
     if name == "barrier":
         cuda.scratch(4, op=func)
     if name in _FLATTENED:
-        flattened = list(_tensors(args[_FLATTENED[name]]))
+        flattened = _tensors(args[_FLATTENED[name]])
         if flattened and len({tuple(one.shape) for one in flattened}) == 1:
             cuda.scratch(sum(map(bytes_of, flattened)), op=func)
-    work = distributed.finished(list(_tensors(args[0])))
+    work = distributed.finished(_tensors(args[0]))
     return (args[0], work) if len(schema_of(func).returns) == 2 else work
 
 

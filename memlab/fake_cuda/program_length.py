@@ -49,6 +49,8 @@ _SAME_LENGTH = frozenset({
     "split", "chunk", "unbind", "tolist", "cpu", "cuda", "to", "squeeze", "flatten", "long", "unique", "nonzero", "item",
 }) | _LENGTHS  # fmt: skip
 """Calls whose result has the length of what they are given, or is that length."""
+_STATELESS = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
+"""Globals that keep no values."""
 _LOOPS = (ast.While, ast.For, ast.AsyncFor)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -67,7 +69,8 @@ def depends(is_size: bool, count: int) -> bool:
             if count == 1 and _stops_early(frame):
                 return True
             if flow != NOTHING:
-                found = _followed(frame.f_code, frame.f_lasti, flow, _globals(frame))
+                names = (name for name in frame.f_code.co_names if isinstance(frame.f_globals.get(name), _STATELESS))
+                found = _followed(frame.f_code, frame.f_lasti, flow, frozenset(names))
                 if found is None:
                     return count > 1
                 ends, flow = found
@@ -88,12 +91,6 @@ def _stops_early(frame: Any) -> bool:
     handler = getattr(one, "__dict__", {}).get("callback_handler")
     callbacks = getattr(handler, "__dict__", {}).get("callbacks", ())
     return any(_STOPPERS.search(type(each).__name__) for each in (one, *callbacks))
-
-
-def _globals(frame: Any) -> frozenset[str]:
-    """The names of modules, classes and functions, which keep no values."""
-    kinds = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
-    return frozenset(name for name in frame.f_code.co_names if isinstance(frame.f_globals.get(name), kinds))
 
 
 @functools.cache
@@ -188,13 +185,10 @@ class _Values:
             for node in ast.walk(tree):
                 if isinstance(node, ast.For | ast.AsyncFor) and node.iter is seed:
                     self._assign(node.target, flow.value, flow.size)
-        receiver = (
-            _path(seed.func.value if isinstance(seed.func, ast.Attribute) else seed.func)
-            if isinstance(seed, ast.Call)
-            else ""
-        )
-        receiver = _path(seed.value) if isinstance(seed, ast.Attribute) else receiver
-        self.values |= {f"{receiver}.{name}" for name in flow.attributes if receiver}
+        called = seed.func if isinstance(seed, ast.Call) else seed
+        receiver = called.value if isinstance(called, ast.Attribute) else called if called is not seed else None
+        if receiver is not None and (path := _path(receiver)):
+            self.values |= {f"{path}.{name}" for name in flow.attributes}
 
     def found(self) -> tuple[bool, Flow]:
         """Whether a loop of this function ends by it, and what leaves the function."""
@@ -294,25 +288,21 @@ class _Values:
 
     def _returns(self, node: ast.AST) -> bool:
         """Whether which result it gives is decided by the value."""
-        return (
-            isinstance(node, ast.If)
-            and self._decides(node.test)
-            and any(isinstance(one, ast.Return) for one in _nodes(node))
-        )
+        decides = isinstance(node, ast.If) and self._decides(node.test)
+        return decides and any(isinstance(one, ast.Return) for one in _nodes(node))
 
     def _ends(self, node: ast.AST) -> bool:
         """Whether a loop's length depends on the value."""
         if isinstance(node, ast.While) and self._decides(node.test):
             return True
         if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-            calls = [
-                one for one in (node.iter, *_nodes(node.iter)) if isinstance(one, ast.Call) and _called(one) in _RANGES
-            ]
+            iterated = (node.iter, *_nodes(node.iter))
+            calls = [one for one in iterated if isinstance(one, ast.Call) and _called(one) in _RANGES]
             is_read = self.flow.value and self.seed in calls  # `range(tensor)` reads it itself
             if (
                 is_read
                 or self.has_size(node.iter)
-                or any(map(self.has_value, itertools.chain(*map(_arguments, calls))))
+                or any(self.has_value(one) for call in calls for one in _arguments(call))
             ):
                 return True
         if isinstance(node, _LOOPS):

@@ -306,11 +306,8 @@ def pack(cuda, func, tensor, lengths, first):
     per_row = tensor[0, 0].numel() * tensor.element_size()
     copied = [batches.count(batch) * batch * per_row for batch in dict.fromkeys(batches)]
     is_whole = tensor.is_contiguous() and len(sizes) == batches[0]  # the first steps are contiguous already
-    blocks = [cuda.hold(nbytes, func) for nbytes in copied[is_whole:]]
-    out = cuda.empty((sum(batches), *tensor.shape[2:]), tensor.dtype, op=func)
-    for block in blocks:
-        cuda.release(block)
-    return out, torch.tensor(batches)
+    with cuda.held(*copied[is_whole:], op=func, in_order=True):
+        return cuda.empty((sum(batches), *tensor.shape[2:]), tensor.dtype, op=func), torch.tensor(batches)
 
 
 @rule("gru_cell.default", "lstm_cell.default")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memlab.fake_cuda.gpus import CUDA0, META
-from memlab.fake_cuda.tensors import FakeCudaTensor, new_tensor
+from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake, new_tensor
 from memlab.torch_internals.cuda_names import _disable_current_modes, meta_kernels, tree_map_only
 from memlab.torch_internals.dispatch import TensorBase
 from memlab.torch_internals.fakes import FakeTensor, FakeTensorMode
@@ -79,22 +79,23 @@ class Shapes:
         return known
 
     def _ask(self, func, args, kwargs):
-        twins = {key: self._fake(one) for key, one in _fakes(args, kwargs).items()}
+        twins = {key: twin(one, self.mode) for key, one in _fakes(args, kwargs).items()}
         args, kwargs = tree_map_only(FakeCudaTensor, lambda one: twins[id(one)], (args, kwargs))
         # A rule may call this from above, where the user's modes and ours are active.
         with self._asking, _disable_current_modes():
             out = self.mode.dispatch(func, (FakeTensor,), args, kwargs)
-        places = {id(twin): place for place, twin in enumerate(twins.values())}
-        storages = {storage_id(TensorBase.untyped_storage(twin)) for twin in twins.values()}
+        places = {id(one): place for place, one in enumerate(twins.values())}
+        storages = {storage_id(TensorBase.untyped_storage(one)) for one in twins.values()}
         return _described(out, places, storages)
 
-    def _fake(self, tensor):
-        """A tensor of the same geometry; on its own storage, as fake tensors make theirs warn when their address is read."""
-        with meta_kernels():
-            elem = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-            if tensor.dtype.is_complex and tensor.is_conj():
-                elem = elem.conj()
-        return FakeTensor(self.mode, elem, CUDA0)
+
+def twin(tensor: Any, mode: FakeTensorMode) -> FakeTensor:
+    """A tensor of the same geometry; on its own storage, as fake tensors make theirs warn when their address is read."""
+    with meta_kernels():
+        inner = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+        if tensor.dtype.is_complex and tensor.is_conj():
+            inner = inner.conj()
+    return FakeTensor(mode, inner, CUDA0 if is_fake(tensor) else torch.device("cpu"))
 
 
 def _fakes(args: Any, kwargs: Any) -> dict[int, Any]:

@@ -37,8 +37,11 @@ def shard(patches: Patches) -> None:
     def reset_sharded_param(shard: Any) -> None:
         """FSDP2 pads an uneven shard once, unless its tensor was replaced, which it tells of plain tensors only."""
         now = getattr(fsdp_module(shard), fsdp_name(shard))
-        if now is not shard.sharded_param or shard.pin_memory or not _share_memory(fsdp_shard(shard), now):
-            reset(shard)
+        if now is shard.sharded_param and not shard.pin_memory:
+            address, other = (one.untyped_storage().data_ptr() for one in (fsdp_shard(shard), local_part(now)))
+            if address == other > 0:
+                return
+        reset(shard)
 
     def device(tensor: Any) -> Any:
         local = local_part_or(tensor)
@@ -51,11 +54,6 @@ def shard(patches: Patches) -> None:
     patches.put(dtensor, is_meta=property(lambda tensor: device(tensor).type == "meta"))
     patches.put(dtensor, device=property(device))
     patches.put_where_present(torch._C, _get_accelerator=constant(torch.device("cuda")))  # the default mesh's device
-
-
-def _share_memory(one: Any, other: Any) -> bool:
-    local = local_part(other)
-    return one.untyped_storage().data_ptr() == local.untyped_storage().data_ptr() > 0
 
 
 def follow_resizes(cuda: Any, patches: Patches) -> None:
@@ -83,9 +81,8 @@ def split_with_sizes_copy(cuda, func, gathered, sizes, dim=0, *, out):
     if is_dense(gathered) and all(is_dense(one) and one.dtype == gathered.dtype for one in out):
         unit = gathered.stride(dim) * gathered.element_size()
         chunks = math.prod(gathered.shape[:dim])
-        resident = (
-            cuda.gpu.multiprocessors * threads_per_multiprocessor(tuple(cuda.gpu.compute_capability)) // _BLOCK * 2
-        )
+        threads = threads_per_multiprocessor(tuple(cuda.gpu.compute_capability))
+        resident = cuda.gpu.multiprocessors * threads // _BLOCK * 2
         factor = -(-sum(-(-size * unit // _TILE) for size in sizes) * chunks // resident)
         times = -(-factor // min(math.ceil(math.sqrt(factor)), chunks)) if factor else 1
         blocks = sum(-(-size * unit // (_TILE * times)) for size in sizes)
@@ -96,8 +93,6 @@ def split_with_sizes_copy(cuda, func, gathered, sizes, dim=0, *, out):
 def chunk_cat(cuda, func, tensors, dim, num_chunks, *, out):
     """Gradients before they are reduced: the table has six entries a tensor, one a block, and two ends."""
     if all(map(is_dense, tensors)):
-        padded = [
-            -(-one.shape[dim] // num_chunks) * math.prod(one.shape[dim + 1 :]) * out.element_size() for one in tensors
-        ]
-        blocks = sum(-(-size // _TILE) for size in padded)
-        cuda.scratch((6 * len(padded) + 2 + blocks) * LONG, op=func)
+        rows = [-(-one.shape[dim] // num_chunks) * math.prod(one.shape[dim + 1 :]) for one in tensors]
+        blocks = sum(-(-size * out.element_size() // _TILE) for size in rows)
+        cuda.scratch((6 * len(rows) + 2 + blocks) * LONG, op=func)

@@ -8,6 +8,7 @@ selections of keys in 32 bits, and scans by key, have the tiles of compute capab
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from typing import Any
 
@@ -216,17 +217,11 @@ def _add_sorted(cuda: Any, func: Any, tensor: Any, places: Any, values: Any) -> 
         bits = (max(math.prod(tensor.shape[: len(indices)]), 2) - 1).bit_length()
         sorting = 1 if count <= SINGLE_TILE[LONG] else sort_pairs(count, LONG, cuda.gpu, bits)
         # The values of all places, as a dense tensor (`expandedValue`).
-        numbers = count * math.prod(
-            size for size, one in zip(tensor.shape, _padded(places, tensor), strict=True) if one is None
-        )
+        whole = [size for size, one in itertools.zip_longest(tensor.shape, places) if one is None]
+        numbers = count * math.prod(whole)
         if is_fake(values) and (values.numel() < numbers or not values.is_contiguous()):
             stack.enter_context(cuda.held(numbers * values.element_size(), op="aten.contiguous"))
         cuda.scratch(nbytes, nbytes, nbytes, sorting, op=func)
-
-
-def _padded(places: Any, tensor: Any) -> list[Any]:
-    """An index, or None, per dimension."""
-    return [*places, *[None] * (tensor.dim() - len(places))]
 
 
 @rule("masked_scatter.default", "masked_scatter_.default")

@@ -10,16 +10,16 @@ Limits: of compressed layouts there is CSR, to be made, copied and multiplied wi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import sorting, values
-from memlab.fake_cuda.data_dependent import nonzero, on_host, to_copy
+from memlab.fake_cuda.data_dependent import nonzero, on_host
+from memlab.fake_cuda.data_dependent import to_gpu as dense_to_gpu
 from memlab.fake_cuda.gpus import METAS, current, with_index
-from memlab.fake_cuda.kernel_rules import FLOAT, LONG, name_of, rule
+from memlab.fake_cuda.kernel_rules import FLOAT, LONG, Rule, name_of, registering, rule
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.places import where
 from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake
@@ -102,18 +102,9 @@ def refuse(what: str) -> Any:
     raise PredictionError(f"{what} cannot be predicted ({line}): do this step with dense tensors, or leave it out.")
 
 
-RULES: dict[str, Callable[..., Any]] = {}
-"""Rules by the name of an operator that gets a sparse tensor: functions of (cuda, func, *args, **kwargs)."""
-
-
-def of_sparse(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the rule for sparse tensors, whatever the overload."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+RULES: dict[str, Rule] = {}
+"""Rules by the name of an operator that gets a sparse tensor, whatever the overload."""
+of_sparse = registering(RULES)
 
 
 def run(cuda: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -287,44 +278,23 @@ def _inferred(cuda: Any, indices: Any, found: Any) -> tuple[int, ...]:
 # --- parts and facts ---
 
 
-@of_sparse("_indices", "indices")
-def indices_of(cuda, func, tensor):
-    """A view of the indices."""
-    return aten.alias.default(tensor.indices_)
+def _view(place: int) -> Rule:
+    """A view of one of the parts: indices and values, or where rows begin, columns and values."""
+    return lambda cuda, func, tensor: aten.alias.default(tensor.parts[place])
 
 
-@of_sparse("_values", "values")
-def values_of(cuda, func, tensor):
-    """A view of the values."""
-    return aten.alias.default(tensor.values_)
-
-
-@of_sparse("crow_indices")
-def rows_of(cuda, func, tensor):
-    """A view of where rows begin."""
-    return aten.alias.default(tensor.parts[0])
-
-
-@of_sparse("col_indices")
-def columns_of(cuda, func, tensor):
-    """A view of the columns."""
-    return aten.alias.default(tensor.parts[1])
-
-
-RULES |= {
+RULES |= dict.fromkeys(("_indices", "indices", "crow_indices"), _view(0)) | {
+    "col_indices": _view(1),
+    "_values": _view(-1),
+    "values": _view(-1),
     "_nnz": lambda cuda, func, tensor: tensor.count,
     "sparse_dim": lambda cuda, func, tensor: int(tensor.indices_.shape[0]) if is_coo(tensor) else 2,
     "dense_dim": lambda cuda, func, tensor: tensor.values_.dim() - 1,
     "is_coalesced": lambda cuda, func, tensor: tensor.coalesced,
     "is_same_size": lambda cuda, func, tensor, other: tensor.shape == other.shape,
+    "_coalesced_": lambda cuda, func, tensor, coalesced: replace_parts(tensor, tensor.parts, coalesced),
+    "neg_": lambda cuda, func, tensor: tensor,  # only the values change
 }
-
-
-@of_sparse("_coalesced_")
-def mark(cuda, func, tensor, coalesced):
-    """Only a mark."""
-    tensor.coalesced = coalesced
-    return tensor
 
 
 @of_sparse("detach", "alias", "detach_", "view_as")
@@ -347,15 +317,15 @@ def clone(cuda, func, tensor, **kwargs):
     return FakeSparseTensor.of(tensor.shape, tuple(reversed(copies)), tensor.coalesced)
 
 
-def to_gpu(cuda: Any, func: Any, tensor: Any, dtype: Any = None) -> FakeSparseTensor:
+def to_gpu(cuda: Any, tensor: Any, dtype: Any = None) -> FakeSparseTensor:
     """A sparse tensor of the host on the GPU: of COO indices and values, of CSR the values first."""
     if tensor.layout is COO:
         indices, found = tensor._indices(), tensor._values()
-        made = to_copy(cuda, func, indices), to_copy(cuda, func, found, dtype=dtype)
+        made = dense_to_gpu(cuda, indices), dense_to_gpu(cuda, found, dtype)
         return FakeSparseTensor.of(tensor.shape, made, tensor.is_coalesced())
     if tensor.layout is CSR:
-        last = to_copy(cuda, func, tensor.values(), dtype=dtype)
-        rest = [to_copy(cuda, func, one) for one in (tensor.crow_indices(), tensor.col_indices())]
+        last = dense_to_gpu(cuda, tensor.values(), dtype)
+        rest = [dense_to_gpu(cuda, one) for one in (tensor.crow_indices(), tensor.col_indices())]
         return FakeSparseTensor.of(tensor.shape, (*rest, last))
     return refuse(f"a {tensor.layout} tensor on the GPU")
 
@@ -377,12 +347,6 @@ def replace_parts(target: FakeSparseTensor, parts: tuple[Any, ...], coalesced: b
     """The result of an operator in place."""
     target.parts, target.coalesced = parts, coalesced
     return target
-
-
-@of_sparse("neg_")
-def in_place(cuda, func, tensor):
-    """Only the values change."""
-    return tensor
 
 
 @of_sparse("zero_")

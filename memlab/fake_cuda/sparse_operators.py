@@ -40,18 +40,6 @@ def _joined(cuda: Any, dim: int, *parts: Any) -> Any:
     return cuda.empty(shape, parts[0].dtype, op=aten.cat.default)
 
 
-def _sorting(count: int) -> int:
-    """Temporary bytes of thrust's sort_by_key with a comparator (DeviceMergeSort): keys, values, and where tiles are cut."""
-    cuts = round_up((-(-count // _MERGED) + 1) * LONG, sorting.ALIGNED)
-    return 2 * round_up(count * LONG, sorting.ALIGNED) + cuts + sorting.SLACK
-
-
-def _selecting(count: int, capability: tuple[int, int]) -> int:
-    """Temporary bytes of thrust's unique_by_key: how many there are, and a state per tile."""
-    tile = 2688 if capability == (8, 0) else 640 if capability < (9, 0) else 9856
-    return sorting.ALIGNED + sorting.tiles(count, tile, 16)
-
-
 def _distinct(cuda: Any, tensor: FakeSparseTensor, what: str) -> int:
     """How many indices differ."""
     known = values.known(tensor.indices_)
@@ -65,9 +53,15 @@ def coalesce(cuda, func, tensor):
     """Equal indices are added up (_coalesce_sparse_cuda)."""
     count, dims = tensor.count, tensor.indices_.shape[0]
     flat = cuda.empty((1, count), torch.int64, op=func)
+    capability = tuple(cuda.gpu.compute_capability)
+    # Temporary bytes of thrust's sort_by_key with a comparator (DeviceMergeSort): keys, values, and where tiles are cut.
+    cuts = round_up((-(-count // _MERGED) + 1) * LONG, sorting.ALIGNED)
+    for_sorting = 2 * round_up(count * LONG, sorting.ALIGNED) + cuts + sorting.SLACK
+    # And of its unique_by_key: how many there are, and a state per tile.
+    tile = 2688 if capability == (8, 0) else 640 if capability < (9, 0) else 9856
     with cuda.held(count * LONG, count * LONG, op=func):
-        cuda.scratch(_sorting(count), op=func)
-        cuda.scratch(_selecting(count, tuple(cuda.gpu.compute_capability)), op=func)
+        cuda.scratch(for_sorting, op=func)
+        cuda.scratch(sorting.ALIGNED + sorting.tiles(count, tile, 16), op=func)
         distinct = _distinct(cuda, tensor, "coalesce")
         made = cuda.empty((distinct, *tensor.values_.shape[1:]), tensor.dtype, op=func)
         if made.numel():

@@ -38,8 +38,6 @@ _empty_strided = torch.empty_strided
 _NO_NUMPY = (
     "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 )
-
-
 NO_DLPACK = (
     "memory handed to another library (DLPack) cannot be predicted: keep the tensor in PyTorch, or leave this part out of "
     "the prediction."
@@ -304,14 +302,10 @@ def subclass(kind: Any) -> Any:
     if kind in (torch.Tensor, torch.nn.Parameter):
         return FakeCudaTensor if kind is torch.Tensor else FakeCudaParameter
     made = type(kind)(kind.__name__, (kind, _Handled), {"__module__": kind.__module__})
-    if "__torch_function__" not in _attributes(kind):
+    own = (name for one in kind.__mro__ if not issubclass(torch.Tensor, one) for name in vars(one))
+    if "__torch_function__" not in own:
         made.__torch_function__ = _plain_torch_function  # not in the body, where PyTorch switches it off
     return made
-
-
-def _attributes(kind: Any) -> set[str]:
-    """What a class has beyond those of `torch.Tensor`."""
-    return {name for one in kind.__mro__ if not issubclass(torch.Tensor, one) for name in vars(one)}
 
 
 _plain_torch_function: Any = vars(torch.Tensor)["__torch_function__"]
@@ -327,9 +321,8 @@ graph.PLAIN.update((FakeCudaTensor, FakeCudaParameter))
 
 def wrapped(tensor: Any) -> FakeCudaTensor:
     """A fake CUDA tensor on the storage of a meta tensor."""
-    made: FakeCudaTensor = make_subclass(
-        FakeCudaTensor, tensor, False, dispatch_device=False, device_for_backend_keys=CUDA0
-    )
+    how = {"dispatch_device": False, "device_for_backend_keys": CUDA0}
+    made: FakeCudaTensor = make_subclass(FakeCudaTensor, tensor, False, **how)
     return made
 
 

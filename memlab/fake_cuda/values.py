@@ -238,11 +238,10 @@ def _change(values: Values, func: Any, args: Any, kwargs: Any) -> None:
 @functools.cache
 def _writes(func: Any) -> tuple[tuple[int, ...], bool]:
     """The places of the arguments that an operator writes to, and whether it does so to results given by name."""
-    written = [one for one in schema_of(func).arguments if one.alias_info is not None and one.alias_info.is_write]
-    places = tuple(
-        place for place, one in enumerate(schema_of(func).arguments) if one in written and not one.kwarg_only
-    )
-    return places, any(one.kwarg_only for one in written)
+    arguments = enumerate(schema_of(func).arguments)
+    written = [pair for pair in arguments if pair[1].alias_info is not None and pair[1].alias_info.is_write]
+    places = tuple(place for place, one in written if not one.kwarg_only)
+    return places, len(places) < len(written)
 
 
 def written(func: Any, args: Any, out: Any) -> None:
@@ -267,16 +266,6 @@ def lose(given: Any) -> None:
             index_bounds.forget(one)
             if KEY in _storage(one).__dict__:
                 forget(one)
-
-
-def lose_statistics(func: Any, args: Any, out: Any) -> None:
-    """Batch norms change their running mean and variance, although their schema does not say so."""
-    lose(list(args[3:5]))
-
-
-def lose_first(func: Any, args: Any, out: Any) -> None:
-    """Collectives write to their first argument, although their schema does not say so."""
-    lose(args[0])
 
 
 def filled(func: Any, args: Any, out: Any) -> None:
@@ -322,7 +311,14 @@ def reason(func: Any, args: Any, out: Any) -> None:
     if KEY in _storage(out).__dict__:
         return
     unknown = torch.zeros((), dtype=torch.bool), torch.ones((), dtype=torch.bool)
-    low, high = (_answer(func, args, given, [(found or unknown)[end] for found in bounds]) for end in (0, 1))
+    shape = torch.broadcast_shapes(*(one.shape for one in given))
+
+    def answer(end: int) -> Any:
+        ends = [(found or unknown)[end] for found in bounds]
+        replaced = iter([one.expand(shape) for one in ends] if len(ends) > 1 else ends)
+        return func(*[next(replaced) if is_fake(one) else one for one in args])
+
+    low, high = answer(0), answer(1)
     if func in NEGATIONS:
         low, high = high, low
     if low.shape == high.shape == out.shape:
@@ -349,13 +345,6 @@ def _bounds(tensor: Any) -> Any:
     high = _seen(tensor, values.host)
     low = high if values.certain is None else _seen(tensor, values.certain)
     return low.bool(), high.bool()
-
-
-def _answer(func: Any, args: Any, given: list[Any], ends: list[Any]) -> Any:
-    shape = torch.broadcast_shapes(*(one.shape for one in given))
-    ends = [one.expand(shape) for one in ends] if len(ends) > 1 else ends
-    replaced = iter(ends)
-    return func(*[next(replaced) if is_fake(one) else one for one in args])
 
 
 NEGATIONS = operators(("logical_not.default", "bitwise_not.default"))
@@ -411,7 +400,8 @@ _HOOKS: dict[Any, Callable[..., None]] = {
     **dict.fromkeys(_FILLS, filled),
     **dict.fromkeys(_COMPUTED, computed),
     **dict.fromkeys(_JOINED, joined),
-    **dict.fromkeys(_BATCH_NORMS, lose_statistics),
+    # They change their running mean and variance, although their schema does not say so.
+    **dict.fromkeys(_BATCH_NORMS, lambda func, args, out: lose(list(args[3:5]))),
 }
 _SENDS = ("broadcast", "allreduce", "reduce_", "send", "barrier")
 """Collectives after which a rank is taken to have what it had: the others have the same."""
@@ -420,6 +410,6 @@ _SENDS = ("broadcast", "allreduce", "reduce_", "send", "barrier")
 def hook_of(func: Any) -> Callable[..., None] | None:
     """What to record after an operator."""
     namespace, _, name = schema_of(func).name.rpartition("::")
-    if namespace == "c10d":
-        return None if name.startswith(_SENDS) else lose_first
+    if namespace == "c10d":  # they write to their first argument, although their schema does not say so
+        return None if name.startswith(_SENDS) else lambda func, args, out: lose(args[0])
     return _HOOKS.get(func) or (written if schema_of(func).is_mutable else index_bounds.HOOKS.get(func))

@@ -11,7 +11,7 @@ from memlab.errors import PredictionError
 from memlab.fake_cuda.assumed import AssumedValue, shown
 from memlab.prediction.probe import NOTES
 from memlab.trace.trace import Trace
-from memlab.units import one_line
+from memlab.units import listed, one_line
 
 MOST_NAMED, MOST_KEYS = 2, 8
 _TRUTH = {"true": True, "false": False}
@@ -49,8 +49,7 @@ def assumed_in(trace: Trace) -> tuple[AssumedValue, ...]:
 def length_condition(trace: Trace) -> str:
     """What to add to an answer if how long the program runs depends on assumed values; "" if not."""
     found = [one_line(one.setting, 80) for one in assumed_in(trace) if one.decides == "length"]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f", if it runs as long as was assumed ({', '.join(found[:MOST_NAMED])}{more})" if found else ""
+    return f", if it runs as long as was assumed ({listed(found, MOST_NAMED)})" if found else ""
 
 
 def fewest(trace: Trace) -> dict[str, Any]:
@@ -99,8 +98,7 @@ def check_given(given: Mapping[str, Any], values: Iterable[AssumedValue]) -> Non
         one = known.get(key)
         if one is None:
             keys = [one_line(name, 80) for name in known]
-            more = f" and {len(keys) - MOST_KEYS} more" if len(keys) > MOST_KEYS else ""
-            exist = f"the keys are {', '.join(keys[:MOST_KEYS])}{more}" if keys else "it assumed no value"
+            exist = f"the keys are {listed(keys, MOST_KEYS)}" if keys else "it assumed no value"
             raise AssumeError(f"assume: the program never read {key!r:.120}; {exist}.")
         least, most = one.least, one.most
         is_outside = (least is not None and value < least) or (most is not None and value > most)

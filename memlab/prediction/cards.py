@@ -149,10 +149,8 @@ class Card:
             general = f"a line around {len(CONTEXTS)} out-of-memory messages of {count} cards"
             source = "; ".join([general, *(address for name, _, address in CONTEXTS if name == self.name)])
             if self.compute_capability == (9, 0):
-                likely, source = (
-                    ByteRange(likely.low, _CONTEXT_HOPPER_HIGH),
-                    f"{source}; above it {_CONTEXT_HOPPER_SOURCE}",
-                )
+                likely = ByteRange(likely.low, _CONTEXT_HOPPER_HIGH)
+                source += f"; above it {_CONTEXT_HOPPER_SOURCE}"
         half = self.usable_bytes // 2  # a small card is a partition of a larger one
         self._set(context_bytes=ByteRange(*(min(end, half) for end in likely)), context_source=source)
         self._set(f"the CUDA context takes {self.context_bytes}")
@@ -308,17 +306,15 @@ _SIZE_LIKE = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)? ?[kmgtpe]?i?b\w{0,3}|[-+][\d
 
 def _unknown(name: str) -> PredictionError:
     if _SIZE_LIKE.fullmatch(name.strip()):
-        return PredictionError(
-            f"{name[:80]!r} is neither a card nor a size. A size is a number and a unit, such as 8GiB."
-        )
+        what = "is neither a card nor a size. A size is a number and a unit, such as 8GiB."
+        return PredictionError(f"{name[:80]!r} {what}")
     near = difflib.get_close_matches(_plain_name(name), _index(), 6, 0.5)
     names = list(dict.fromkeys(_index()[each] for each in near))[:3] or ["RTX 4060", "T4", "A100 80GB"]
-    listed = ", ".join(names)
-    hint = (
-        f"Did you mean {listed}?"
-        if near
-        else f"Names are like {listed}; import memlab; memlab.cards lists all (in a terminal: memlab cards)."
-    )
+    hint = f"Did you mean {', '.join(names)}?"
+    if not near:
+        hint = (
+            f"Names are like {', '.join(names)}; import memlab; memlab.cards lists all (in a terminal: memlab cards)."
+        )
     return PredictionError(f"no card is known as {name[:80]!r}. {hint} A size such as 8GiB will do too.")
 
 

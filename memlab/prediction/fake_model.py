@@ -107,10 +107,8 @@ class FakeTensors:
         """The fake of a tensor, always the same one; on its device, or on the given one."""
         if id(tensor) not in self._of:
             if is_lazy(tensor):
-                raise MemlabError(
-                    "the model has lazy parameters, which get their size from the first input. "
-                    "Run it once, then ask for its size."
-                )
+                what = "the model has lazy parameters, which get their size from the first input"
+                raise MemlabError(f"{what}. Run it once, then ask for its size.")
             self._of[id(tensor)] = (tensor, self._make(tensor, device))
         return self._of[id(tensor)][1]
 

@@ -133,7 +133,8 @@ class Forward(fakes.TorchDispatchMode):
             tables = module.__dict__
             if "_forward_hooks" not in tables:
                 continue  # nn.Module.__init__ was not called: PyTorch raises its own error
-            tables["_forward_pre_hooks"]["memlab.size"] = self._begin
+            begin = lambda module, inputs: self._stack.append((id(module), self._paths.of(module, self._path)))  # noqa: E731
+            tables["_forward_pre_hooks"]["memlab.size"] = begin
             tables["_forward_pre_hooks"].move_to_end("memlab.size", last=False)
             tables["_forward_hooks"]["memlab.size"] = self._end
             tables["_forward_hooks_always_called"]["memlab.size"] = True
@@ -147,9 +148,6 @@ class Forward(fakes.TorchDispatchMode):
     def where(self, error: BaseException) -> str:
         """The path of the innermost module that this error passed through."""
         return self._failed[1] if self._failed[0] == id(error) else self._path
-
-    def _begin(self, module: nn.Module, inputs: Any) -> None:
-        self._stack.append((id(module), self._paths.of(module, self._path)))
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
         while self._stack:
@@ -309,9 +307,8 @@ class Graph:
     def gradient(self, leaf: Tensor, real: Tensor) -> Gradient | None:
         """The gradient that backward will compute for `leaf`, the fake of `real`; None if there is none."""
         key = storage_id(leaf.untyped_storage()) if leaf.layout == torch.strided else 0
-        senders = self._senders.get(
-            id(leaf), self._senders.get(id(real))
-        )  # a forward may access the real one in another way
+        # A forward may access the real one in another way.
+        senders = self._senders.get(id(leaf), self._senders.get(id(real)))
         if not leaf.requires_grad or (senders is None and not (self.recomputes and key in self._forward.read)):
             return None
         rows = self._forward.sparse_rows.get(key, 0)

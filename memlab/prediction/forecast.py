@@ -29,6 +29,7 @@ from memlab.units import ByteRange
 Fits = Literal["yes", "no", "close"]
 ANSWERS: dict[str, str] = {"yes": "fits", "no": "does not fit", "close": "too close to call"}
 HELD = "NCCL may hold gradients for a while that DDP has released"
+_ORDER = {"no": 0, "close": 1, "yes": 2}
 _UNLIMITED_BYTES = 1 << 62
 """A card on which everything fits: its peaks are what a program needs."""
 _HIGHEST_ADDRESS = 1 << 61
@@ -98,7 +99,6 @@ def forecast(
     asked: Trace,
     card: Card,
     conf: str = "",
-    environment: Mapping[str, str] | None = None,
     others: Iterable[Trace] = (),
 ) -> Forecast:
     """Predict the peaks of the requests in `asked` on `card`.
@@ -108,10 +108,10 @@ def forecast(
     """
     there = _devices_of(asked)
     used = [device for device in there if bool((asked.events.device == device).any())] or [DEVICE]
-    by_device = {device: _added(asked, card, environment, device) for device in used}
-    devices = sorted(
-        (_on_device(asked, card, conf, environment, others, *one) for one in by_device.items()), key=_need, reverse=True
-    )
+    by_device = {device: _added(asked, card, device) for device in used}
+    devices = [_on_device(asked, card, conf, others, *one) for one in by_device.items()]
+    # That which would fail, then that which needs most memory, comes first.
+    devices.sort(key=lambda one: (_ORDER[one.fits], -one.device_bytes.high, -one.allocated_bytes.high, one.index))
     worst = devices[0]
     context, extras = card.context_bytes.low, [extra for added in by_device.values() for extra in added.low]
     trace = simulate(asked, card.usable_high_bytes, conf, context, extras, devices=there)
@@ -135,16 +135,10 @@ def _devices_of(asked: Trace) -> tuple[int, ...]:
     return tuple(index for index in asked.device_indices if index != CPU) or (DEVICE,)
 
 
-def _need(one: DeviceForecast) -> tuple[int, int, int, int]:
-    """What GPUs of a program are compared by: which would fail, then the memory that they need."""
-    return ("yes", "close", "no").index(one.fits), one.device_bytes.high, one.allocated_bytes.high, -one.index
-
-
 def _on_device(
     asked: Trace,
     card: Card,
     conf: str,
-    environment: Mapping[str, str] | None,
     others: Iterable[Trace],
     device: int,
     added: Workspaces,
@@ -155,7 +149,7 @@ def _on_device(
     least = round(card.usable_bytes * (1 - _RESERVED_ERROR))
     most = round(card.usable_high_bytes * (1 + _RESERVED_ERROR))
     for one in (asked, *others):
-        extra = added if one is asked else _added(one, card, environment, device)
+        extra = added if one is asked else _added(one, card, device)
         for is_downwards in (False, True) if _hangs_on_places(one, conf) else (False,):
             best.append(_case(one, conf, most, fixed.low, extra.low, device, is_downwards))
             worst.append(_case(one, conf, least, fixed.high, extra.high, device, is_downwards))
@@ -180,7 +174,7 @@ def fits_for_certain(asked: Trace, card: Card, conf: str = "", others: Iterable[
     """Whether the requests fit on `card` in the worst case: what a forecast's "yes" depends on, in a third of its time."""
     least = round(card.usable_bytes * (1 - _RESERVED_ERROR))
     for one in (asked, *others):
-        added = _added(one, card, None)
+        added = _added(one, card)
         for place in (None, _below()) if _hangs_on_places(one, conf) else (None,):
             if _failure(simulate(one, least, conf, _outside(added, card).high, added.high, place)):
                 return False
@@ -192,31 +186,26 @@ def _outside(added: Workspaces, card: Card) -> ByteRange:
     return card.context_bytes + ByteRange(0, sum(part.high_bytes for part in added.outside if part.name == NCCL))
 
 
-def _added(asked: Trace, card: Card, environment: Mapping[str, str] | None, device: int = DEVICE) -> Workspaces:
+def _added(asked: Trace, card: Card, device: int = DEVICE) -> Workspaces:
     """The workspaces on one GPU."""
     if asked.made_by.current_engine != PREDICTING:
-        return workspaces(asked.events, (), card, environment=environment)
+        return workspaces(asked.events, (), card)
+    notes = asked.notes.get(NOTES, {})
     operators = [
         WorkspaceOperator(row, name, tuple(map(tuple, shapes)), dtype, in_backward, stream)
-        for row, name, stream, in_backward, shapes, dtype, *there in asked.notes.get(NOTES, {}).get("operators", ())
+        for row, name, stream, in_backward, shapes, dtype, *there in notes.get("operators", ())
         if (there or [DEVICE]) == [device]
     ]
-    version = asked.made_by.versions.get("torch", "")
-    groups = asked.notes.get(NOTES, {}).get("groups", {})
-    communicators = sum(size != 1 for size in groups.values())
-    cleared = [(row, stream) for row, stream, there in asked.notes.get(NOTES, {}).get("cleared", ()) if there == device]
     found = workspaces(
         asked.events,
         operators,
         card,
-        torch_version=version,
-        environment=environment,
-        communicators=communicators,
-        cleared=cleared,
+        torch_version=asked.made_by.versions.get("torch", ""),
+        communicators=sum(size != 1 for size in notes.get("groups", {}).values()),
+        cleared=[(row, stream) for row, stream, there in notes.get("cleared", ()) if there == device],
     )
     held = [
-        Workspace(row, size, stream, until, Category.OTHER, HELD)
-        for row, size, stream, until in asked.notes.get(NOTES, {}).get("held", ())
+        Workspace(row, size, stream, until, Category.OTHER, HELD) for row, size, stream, until in notes.get("held", ())
     ]
     low, high = found.low, tuple(sorted((*found.high, *held), key=lambda extra: extra.row))
     if device != DEVICE:
@@ -277,9 +266,10 @@ def _assumptions(asked: Trace, card: Card, conf: str) -> tuple[str, ...]:
     found += card.assumptions
     if _hangs_on_places(asked, conf):
         found.append(_PLACES)
-    for text, count in asked.notes.get(NOTES, {}).get("assumptions", ()):
+    notes = asked.notes.get(NOTES, {})
+    for text, count in notes.get("assumptions", ()):
         found.append(text if count == 1 else f"{text} ({count} times)")
-    if asked.notes.get(NOTES, {}).get("held"):
+    if notes.get("held"):
         found.append(f"{HELD}: only the upper bound includes it, for steps of 50 ms or more")
     if asked.made_by.current_engine == PREDICTING and len(_devices_of(asked)) > 1:
         born = asked.events.rows(asked.events.kind == Kind.ALLOC)

@@ -33,7 +33,10 @@ from memlab.prediction.fake_step import ForwardFailed, Gradient, Graph, Optimize
 from memlab.torch_internals.fakes import claim_cuda, fake_mode_is_on
 from memlab.torch_internals.frames import OWN_FILES
 from memlab.torch_internals.objects import written_model
-from memlab.units import format_bytes, number_of
+from memlab.units import format_bytes, listed, number_of
+
+_NAMED = 3
+_ELSEWHERE = "Take the model and its inputs to the CPU, or to meta."
 
 
 def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any = None) -> dict[str, Any]:
@@ -47,9 +50,8 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
     if not child.forks:
         held = [one.tensor for one in ModulePaths(written_model(model)).tensors()]
         if any(tensor.is_cuda for tensor in held + tensors_in(args, kwargs)):
-            raise MemlabError(  # a new process would allocate them on the real device
-                "sizes for CUDA need a forked process (Linux). Take the model and its inputs to the CPU, or to meta."
-            )
+            # A new process would allocate them on the real device.
+            raise MemlabError(f"sizes for CUDA need a forked process (Linux). {_ELSEWHERE}")
     for has_saved in (True, False):
         outcome = child.run(functools.partial(_sized, model, args, kwargs, optimizer, has_saved, _modes()))
         if outcome.result is None:
@@ -106,9 +108,8 @@ class _Step:
         self.paths = ModulePaths(written_model(model))
         modules = self.paths.modules
         if any(issubclass(type(module), torch.jit.ScriptModule) for module in modules):
-            raise MemlabError(
-                "TorchScript keeps its tensors out of reach. Ask for the size of the module it was made from."
-            )
+            what = "TorchScript keeps its tensors out of reach"
+            raise MemlabError(f"{what}. Ask for the size of the module it was made from.")
         self.is_compiled = any(type(module).__name__ == "OptimizedModule" for module in (model, *modules))
         self.is_compiled |= any(module.__dict__.get("_compiled_call_impl") is not None for module in modules)
         self.is_training = modules[0].training
@@ -116,9 +117,7 @@ class _Step:
         self.fakes = FakeTensors([one.tensor for one in self.mine], tensors_in(args, kwargs))
         if self.fakes.home.type == "cuda":
             if not torch.backends.cuda.is_built():
-                raise MemlabError(
-                    "sizes for CUDA need PyTorch's CUDA build. Take the model and its inputs to the CPU, or to meta."
-                )
+                raise MemlabError(f"sizes for CUDA need PyTorch's CUDA build. {_ELSEWHERE}")
             claim_cuda()
         args = tuple(map(self._input, args))
         kwargs = {name: self._input(value) for name, value in kwargs.items()}
@@ -169,7 +168,7 @@ class _Step:
         return Sizes(
             model=type(self.paths.modules[0]).__name__,
             device=str(self.fakes.home),
-            inputs=tuple(map(_described, self.inputs)),
+            inputs=tuple(f"{tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}" for one in self.inputs),
             is_training=self.is_training,
             optimizer=state.name if state else "",
             parameter_count=count,
@@ -216,29 +215,25 @@ class _Step:
         elif not any(self.gradients):
             yield "No parameter gets a gradient from the outputs of this forward."
         if self.is_lower_bound:
-            yield (
-                "Activations are a lower bound: recurrent layers keep a workspace for backward "
-                "whose size only oneDNN or cuDNN knows."
-            )
+            why = "recurrent layers keep a workspace for backward whose size only oneDNN or cuDNN knows"
+            yield f"Activations are a lower bound: {why}."
         if not self.forward.has_saved:
-            yield (
-                "A function in the forward forbids hooks for saved tensors: "
-                "all that the forward leaves counts as activations."
-            )
+            what = "A function in the forward forbids hooks for saved tensors"
+            yield f"{what}: all that the forward leaves counts as activations."
         if self.graph.recomputes:
             yield "Reentrant checkpoints hide what runs inside: parameters that are used there are taken to get a gradient."
         operators = self.forward.operators
         others = [what for name, what in _OTHERWISE_ON_CUDA.items() if any(name in one for one in operators)]
         others += ["RMSNorm"] if any(isinstance(module, nn.RMSNorm) for module in self.paths.modules) else []
         if self.fakes.home.type == "cpu" and others and torch.is_grad_enabled():
-            yield f"The activations are those of the CPU. CUDA's kernels keep other tensors for {_listed(others)}."
+            yield f"The activations are those of the CPU. CUDA's kernels keep other tensors for {listed(others, _NAMED)}."
         if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
             yield "Autocast is on: its casts of weights are among the activations, or held otherwise by its cache."
 
     def _about_parameters(self) -> Iterator[str]:
         tied = [f"{also} is {one.path}" for one in self.mine for also in one.also]
         if tied:
-            yield f"Counted once: {_listed(tied)}."
+            yield f"Counted once: {listed(tied, _NAMED)}."
         trained: list[tuple[str, Gradient | None]] = []
         for one, grad in zip(self.mine, self.gradients, strict=True):
             if grad and grad.rows:
@@ -249,10 +244,10 @@ class _Step:
                 trained.append((one.path, grad))
         unused = [path for path, grad in trained if grad is None]
         if unused and len(unused) < len(trained):
-            yield f"The outputs do not depend on {_listed(unused)}: no gradient, and no optimizer state."
+            yield f"The outputs do not depend on {listed(unused, _NAMED)}: no gradient, and no optimizer state."
         plain = [one for one in self.mine if one.kind == ATTRIBUTE and one.nbytes]
         if plain:
-            size, names = format_bytes(sum(one.nbytes for one in plain)), _listed([one.path for one in plain])
+            size, names = format_bytes(sum(one.nbytes for one in plain)), listed([one.path for one in plain], _NAMED)
             yield f"Counted with the buffers, though not registered: {names} ({size})."
 
     def _about_places(self) -> Iterator[str]:
@@ -260,7 +255,7 @@ class _Step:
         given = (tensor.device for tensor in self.fakes.originals(inputs) if tensor.dim())
         elsewhere = sorted({str(device) for device in given if device.type not in ("meta", home.type)})
         if elsewhere and self.fakes.moves_inputs:
-            where = f"Inputs lie on {_listed(elsewhere)} and the model on {home}"
+            where = f"Inputs lie on {listed(elsewhere, _NAMED)} and the model on {home}"
             yield f"{where}: sized as if they were there, a real call has to move them."
         taken = {key for one in self.mine for key in storage_bytes(one.tensor)}
         outside = storage_bytes(*self.forward.outside.values())
@@ -276,7 +271,7 @@ class _Step:
             yield "Sparse tensors take part without their elements: what operators make of those is not counted."
         homes = sorted({str(one.tensor.device) for one in self.mine if one.tensor.device.type != "meta"})
         if len(homes) > 1:
-            yield f"The model lies on {_listed(homes)}; the figures are of all of them together."
+            yield f"The model lies on {listed(homes, _NAMED)}; the figures are of all of them together."
         if self.elsewhere_bytes:
             size = format_bytes(self.elsewhere_bytes)
             yield f"{size} more lie on another device than the model and are not counted."
@@ -294,15 +289,6 @@ _OTHERWISE_ON_CUDA = {
     "mkldnn_rnn_layer": "recurrent layers",
     "_embedding_bag": "embedding bags",
 }
-
-
-def _described(tensor: Tensor) -> str:
-    shape = ", ".join(map(str, tensor.shape)) + ("," if tensor.dim() == 1 else "")
-    return f"({shape}) {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
 # --- why a forward could not be run without data ---

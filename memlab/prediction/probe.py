@@ -54,13 +54,11 @@ class FakeCudaProbe:
             marker.clocks = (*marker.clocks, self.log.mark)
             self.start_ns = time.time_ns()
             if self._lines is not None:
-                self._lines.start(sys._getframe(1), self.log.mark, self._event_times, self.log.mark)
+                times = lambda: self.log.columns()["time_ns"]  # noqa: E731
+                self._lines.start(sys._getframe(1), self.log.mark, times, self.log.mark)
         except BaseException:
             self._release()
             raise
-
-    def _event_times(self) -> Array:
-        return self.log.columns()["time_ns"]
 
     def _release(self) -> None:
         marker.clocks = tuple(clock for clock in marker.clocks if clock != self.log.mark)
@@ -121,17 +119,16 @@ class FakeCudaProbe:
             "out_of_memory": [
                 [row + shift, *asked, *_other(device)] for row, *asked, device in log.out_of_memory[full:]
             ],
-            "recorded_streams": [],
-            "operators": [],
+            "recorded_streams": [
+                [row + shift, int(number[block]), stream] for row, block, stream in log.recorded_streams[streams:]
+            ],
+            "operators": [
+                [one.row + shift, *one[1:4], [list(shape) for shape in one.shapes], one.dtype, *_other(one.device)]
+                for one in log.operators[operators:]
+            ],
             "assumptions": [[text, count] for text, count in self.fake.assumptions.items()],
             "assumed": facts(self.fake.assumed),
         }
-        for row, block, stream in log.recorded_streams[streams:]:
-            found["recorded_streams"].append([row + shift, int(number[block]), stream])
-        for one in log.operators[operators:]:
-            shapes = [list(shape) for shape in one.shapes]
-            entry = [one.row + shift, one.name, one.stream, one.in_backward, shapes, one.dtype, *_other(one.device)]
-            found["operators"].append(entry)
         if log.pools[pools:]:
             found["pools"] = [
                 [row + shift, what, pool, device, before - emptied]
@@ -143,13 +140,12 @@ class FakeCudaProbe:
             found["job"] = [groups.job.rank, groups.job.world_size, groups.job.local_world_size]
             found["groups"], found["peers"] = dict(groups.used), sorted(groups.peers)
             found["stages"] = list(groups.stages.items())
-            first = self._first
             columns = log.columns()
-            size = columns["nbytes"]
-            held = [one for one in groups.held(columns["kind"], columns["block"]) if one[0] >= first]
+            size, stream_of = columns["nbytes"], columns["stream"]
             found["held"] = [
-                [row + shift, int(size[row]), int(columns["stream"][row]), None if until is None else until + shift]
-                for row, _, until in held
+                [row + shift, int(size[row]), int(stream_of[row]), None if until is None else until + shift]
+                for row, until in groups.held(columns["kind"], columns["block"])
+                if row >= self._first
             ]
         return found
 

@@ -30,10 +30,8 @@ def checked_version(torch_version: object) -> str:
         what = 'a version of PyTorch is a text such as "2.14" or "2.12.1+cu130"'
         raise PredictionError(f"{what}, got {one_line(repr(torch_version), 80)}.")
     if not OLDEST <= release(torch_version) <= NEWEST:
-        known = f"{_text(OLDEST)} to {_text(NEWEST)}"
-        raise PredictionError(
-            f"memlab knows the memory of PyTorch {known}, not of {torch_version:.40}: name one of those."
-        )
+        known = f"memlab knows the memory of PyTorch {_text(OLDEST)} to {_text(NEWEST)}"
+        raise PredictionError(f"{known}, not of {torch_version:.40}: name one of those.")
     return torch.__version__ if release(torch_version) == release(torch.__version__) else torch_version
 
 

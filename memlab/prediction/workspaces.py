@@ -35,6 +35,10 @@ CUBLASLT = f"{WORKSPACE_OF}cuBLASLt"
 CUDNN = f"{WORKSPACE_OF}cuDNN"
 CUSPARSE = f"{WORKSPACE_OF}cuSPARSE"
 NCCL = "NCCL"
+_UNKNOWN = {
+    CUDNN: "more for a layer: cuDNN chooses; a bound that follows layers measured on an H200",
+    CUSPARSE: "for a product with a sparse matrix: only cuSPARSE knows; its operands once more, as a bound",
+}
 _NCCL_MOST = 2 * GiB
 _NCCL_SOURCE = (
     "{}, each with buffers of 0 to 2 GiB: 544 to 688 MB were reported on A100 (nccl#964), 6 GB of three (nccl#864)"
@@ -107,18 +111,11 @@ def workspaces(
     version = str(torch_version or torch.__version__)
     rules = BlasRules.of(card, version, os.environ if environment is None else environment)
     blas = tuple(_blas(events, noted, rules, cleared if version and release(version) >= (2, 12) else ()))
-    layers, products = tuple(_library(noted, len(events))), tuple(_products(noted, len(events)))
+    bounds = tuple(_bounds(noted, len(events)))
     sources = {CUBLAS: rules.source, CUBLASLT: rules.source}
-    if layers:
-        largest = format_bytes(max(extra.requested_bytes for extra in layers))
-        sources[CUDNN] = (
-            f"0 to {largest} more for a layer: cuDNN chooses; a bound that follows layers measured on an H200"
-        )
-    if products:
-        largest = format_bytes(max(extra.requested_bytes for extra in products))
-        sources[CUSPARSE] = (
-            f"0 to {largest} for a product with a sparse matrix: only cuSPARSE knows; its operands once more, as a bound"
-        )
+    for whose, why in _UNKNOWN.items():
+        if sizes := [extra.requested_bytes for extra in bounds if extra.source_text == whose]:
+            sources[whose] = f"0 to {format_bytes(max(sizes))} {why}"
     pages = "cudaMalloc hands out whole pages of 2 MiB and may refuse the last one"
     outside: tuple[WorkspacePart, ...] = (
         WorkspacePart("CUDA context", *card.context_bytes, card.context_source),
@@ -127,7 +124,6 @@ def workspaces(
     if communicators:
         source = _NCCL_SOURCE.format(number_of(communicators, "communicator"))
         outside = (*outside, WorkspacePart(NCCL, 0, communicators * _NCCL_MOST, source))
-    bounds = (*layers, *products)
     return Workspaces(blas, tuple(sorted((*blas, *bounds), key=lambda extra: extra.row)), outside, sources)
 
 
@@ -218,7 +214,10 @@ def _blas(
             wanted.append((CUBLAS, rules.workspace_bytes))
         if is_lt and not rules.is_shared:
             wanted.append((CUBLASLT, rules.lt_bytes))
-        row = _after_outputs(operator, len(events))
+        # Libraries are called after the result is allocated, if it is a new one.
+        parts = operator.name.replace("::", ".").split(".")
+        is_in_place = parts[-1] == "out" or (len(parts) > 1 and parts[1].endswith("_"))
+        row = min(operator.row + (not is_in_place), len(events))
         calls = shapes[1][0] if name == "addbmm" else 1
         for whose, size in wanted:
             key = (whose, operator.in_backward, stream_of(operator.stream))
@@ -254,34 +253,23 @@ def base_name(name: str) -> str:
     return parts[len(parts) > 1].rstrip("_")
 
 
-def _after_outputs(operator: WorkspaceOperator, rows: int, outputs: int = 1) -> int:
-    """The row before which a workspace is made: libraries are called after the result is allocated."""
-    parts = operator.name.replace("::", ".").split(".")
-    in_place = parts[-1] == "out" or (len(parts) > 1 and parts[1].endswith("_"))
-    return min(operator.row + (0 if in_place else outputs), rows)
+# --- cuDNN and cuSPARSE ---
 
 
-# --- cuDNN ---
+def _bounds(operators: Sequence[WorkspaceOperator], rows: int) -> Iterator[Workspace]:
+    """What convolutions and recurrent layers may take beyond what is in the trace, and products with a sparse matrix.
 
-
-def _library(operators: Sequence[WorkspaceOperator], rows: int) -> Iterator[Workspace]:
-    """What the workspaces of convolutions and recurrent layers may take beyond what is in the trace."""
+    The latter at most the elements of both operands once more.
+    """
     for operator in operators:
+        row, tensors = min(operator.row, rows), 0
         if operator.name == WORKSPACE:
-            ((more, tensors),) = operator.shapes
-            row = min(operator.row, rows)
-            if more:
-                yield Workspace(row, more, operator.stream, min(row + tensors, rows), Category.TEMPORARY, CUDNN)
-
-
-# --- cuSPARSE ---
-
-
-def _products(operators: Sequence[WorkspaceOperator], rows: int) -> Iterator[Workspace]:
-    """An upper bound: the elements of the sparse matrix and the dense one once more."""
-    for operator in operators:
-        if operator.name == PRODUCT:
+            ((bound, tensors),) = operator.shapes
+        elif operator.name == PRODUCT:
             found: Any = getattr(torch, operator.dtype, torch.float32)
-            row, bound = min(operator.row, rows), sum(map(math.prod, operator.shapes)) * found.itemsize
-            if bound:
-                yield Workspace(row, bound, operator.stream, row, Category.TEMPORARY, CUSPARSE)
+            bound = sum(map(math.prod, operator.shapes)) * found.itemsize
+        else:
+            continue
+        if bound:
+            whose, until = CUDNN if operator.name == WORKSPACE else CUSPARSE, min(row + tensors, rows)
+            yield Workspace(row, bound, operator.stream, until, Category.TEMPORARY, whose)

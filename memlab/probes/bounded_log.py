@@ -45,13 +45,11 @@ class BoundedLog:
         if len(self._flat) > self._limit * self._width and self._thinner != os.getpid():
             self._thinner = os.getpid()  # a fork may inherit the parent's, whose thread does not exist
             try:
-                rows = self._rows(0)
+                rows = np.array(self._flat, np.int64).reshape(-1, self._width)
                 kept = np.ascontiguousarray(self._thin(rows), np.int64)
                 fewer, dropped = array("q", kept.tobytes()), self._dropped + len(rows) - len(kept)
-                self._flat[: rows.size], self._dropped = (
-                    fewer,
-                    dropped,
-                )  # no call in between: nothing can see half of it
+                # No call in between: nothing can see half of it.
+                self._flat[: rows.size], self._dropped = fewer, dropped
             finally:
                 self._thinner = 0
 
@@ -68,6 +66,3 @@ class BoundedLog:
             flat = self._flat[max(since - dropped, 0) * self._width :]
             if dropped == self._dropped:  # else another thread has dropped rows in between
                 return np.array(flat, np.int64).reshape(-1, self._width).T
-
-    def _rows(self, first: int) -> Array:
-        return np.array(self._flat[first * self._width :], np.int64).reshape(-1, self._width)

@@ -30,7 +30,7 @@ from memlab.trace.columns import (
     MarkKind,
     Phase,
     Recategorised,
-)
+)  # fmt: skip
 from memlab.trace.spans import Steps
 from memlab.trace.trace import MadeBy, Trace
 
@@ -39,13 +39,8 @@ WORKSPACE = f"{WORKSPACE_OF}cuBLAS"
 _HANDLES = 2
 """How many workspaces of cuBLAS a stream has."""
 _ORDER = (
-    Category.PARAMETER,
-    Category.BUFFER,
-    Category.GRADIENT,
-    Category.OPTIMIZER,
-    Category.INPUT,
-    Category.ACTIVATION,
-)
+    Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER, Category.INPUT, Category.ACTIVATION,
+)  # fmt: skip
 _RANK = np.full(len(Category), len(_ORDER))
 _RANK[[*_ORDER]] = np.arange(len(_ORDER))
 

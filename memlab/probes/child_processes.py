@@ -67,9 +67,8 @@ class ChildProcesses:
                     times = process.cpu_times()
                     child.cpu_s = times.user + times.system
                     resident_bytes = process.memory_info().rss
-                    if (
-                        resident_bytes > _GROWN * child.resident_bytes
-                    ):  # else it is not worth 10 ms of the kernel's time
+                    # Else it is not worth 10 ms of the kernel's time.
+                    if resident_bytes > _GROWN * child.resident_bytes:
                         child.resident_bytes = resident_bytes
                         child.own_bytes = max(child.own_bytes, int(process.memory_full_info().uss))
 
@@ -83,12 +82,10 @@ class ChildProcesses:
         if not children or cpu_s < _SHARE_OF_CPU * own_cpu_s:
             return None
         largest = max(one.own_bytes for one in children)
-        count = f"{len(children)} child process{'es' if len(children) > 1 else ''} with PyTorch"
+        count, they = ("1 child process", "it") if len(children) == 1 else (f"{len(children)} child processes", "they")
         # They may have gone on since they were last looked at, which is rarely.
         cost = f"at least {format_seconds(cpu_s)} of CPU time, and {format_bytes(largest)} of memory in the largest"
-        text = (
-            f"{count} ran ({cost}), and what {'they' if len(children) > 1 else 'it'} allocated is not in these figures"
-        )
+        text = f"{count} with PyTorch ran ({cost}), and what {they} allocated is not in these figures"
         is_all = cpu_s >= own_cpu_s and largest > risen_bytes
         return Gap(WORK_IN_CHILDREN if is_all else CHILD_PROCESSES, text)
 

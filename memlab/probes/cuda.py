@@ -139,10 +139,8 @@ class CudaProbe:
             marker.columns(self.start_ns, self.end_ns, self.owner, self._first_mark),
             self.start_ns,
             self._labels_from_ns,
-            torch_internals.blas_workspace_sizes(
-                {torch.cuda.get_device_capability(one.device)[0] for one in recorder.devices}
-            ),
-        )
+            torch_internals.blas_workspace_sizes({torch.cuda.get_device_capability(one.device)[0] for one in recorder.devices}),
+        )  # fmt: skip
 
     def _device_rows(self, history: DeviceHistory) -> tuple[DeviceRows, DeviceRows]:
         """The state when the track began, and the rows since, as far as the recorder still has them."""

@@ -106,11 +106,8 @@ class DeviceHistory:
 
     def losses_since(self, first: Position) -> list[Lost]:
         """The losses after a position. Rows that were dropped later may precede it."""
-        return [
-            lost
-            for index, lost in enumerate(self.losses)
-            if (lost.end_row > first.rows if lost.end_row >= 0 else index >= first.losses)
-        ]
+        numbered = enumerate(self.losses)
+        return [one for at, one in numbered if (one.end_row > first.rows if one.end_row >= 0 else at >= first.losses)]
 
     def drop_oldest(self) -> None:
         """Drop the oldest rows when there are too many; their peaks are kept."""
@@ -243,10 +240,8 @@ class Recorder:
                     if self.owns_history:
                         torch_internals.record_history(self.entries)
                     else:
-                        text = (
-                            "the measured code recorded allocator history itself: from there on it was read as it was"
-                        )
-                        self._note("users history", text)
+                        whose = "the measured code recorded allocator history itself"
+                        self._note("users history", f"{whose}: from there on it was read as it was")
                     self._go_on(is_lost=False)
 
         self._our_switch = switch

@@ -20,7 +20,7 @@ _LOW_SHARE = 0.05
 _LOW_BYTES = 512 * MiB
 # Otherwise a container of 1 GiB would get a warning from its first import on.
 _LOW_SHARE_AT_MOST = 0.25
-_SOON_S = 10.0
+_SOON_S, _WINDOW_S = 10.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,16 @@ def oom_kills(root: str | os.PathLike[str] = "/") -> int | None:
 class HostGrowth:
     """How fast available memory shrinks, in bytes per second, over the last two seconds of readings."""
 
-    def __init__(self, window_s: float = 2.0) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._readings: deque[tuple[float, int]] = deque()
 
     def update(self, time_s: float, available_bytes: int) -> float:
         """Add a reading and return the rate; 0.0 until there are readings a quarter of the window apart."""
         self._readings.append((time_s, available_bytes))
-        while time_s - self._readings[0][0] > self._window_s:
+        while time_s - self._readings[0][0] > _WINDOW_S:
             self._readings.popleft()
         first_s, first_bytes = self._readings[0]
-        if time_s - first_s < self._window_s / 4:
+        if time_s - first_s < _WINDOW_S / 4:
             return 0.0
         return (first_bytes - available_bytes) / (time_s - first_s)
 

@@ -143,9 +143,8 @@ class Marker:
     def thinned(self, rows: Array) -> Array:
         """The newer half, and of the older one the steps of optimizers, by which the ranks of a job are aligned."""
         half = len(rows) // 2
-        steps = np.isin(
-            rows[:half, 1] // _KINDS, [self._names.get(name, -1) for name in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)]
-        )
+        of_steps = [self._names.get(name, -1) for name in (OPTIMIZER, OPTIMIZER_WITH_CLOSURE)]
+        steps = np.isin(rows[:half, 1] // _KINDS, of_steps)
         older = rows[:half][steps][-len(rows) // 4 :]
         return np.concatenate([older, rows[half:]])
 
@@ -155,11 +154,8 @@ class Marker:
             self.users += 1
             if self.users > 1:
                 return
-            step_before, step_after = self._optimizer_hooks()
-            self._handles = [
-                register_optimizer_step_pre_hook(step_before),
-                register_optimizer_step_post_hook(step_after),
-            ]
+            before, after = self._optimizer_hooks()
+            self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
             # Not by filterwarnings, which shows old warnings again.
             warnings.filters.insert(0, _HOOKS_WARNING)  # type: ignore[attr-defined]
             self._show()

@@ -22,12 +22,13 @@ from memlab.errors import ProbeError
 from memlab.probes import cuda
 from memlab.probes.child_processes import ChildProcesses
 from memlab.probes.counters import AcceleratorCounters, Nvml
-from memlab.probes.cpu import CpuProbe, StorageTracker
+from memlab.probes.cpu import CpuProbe
 from memlab.probes.history import RING_ENTRIES
 from memlab.probes.host import HostMemory
 from memlab.probes.line_marks import EdgeClock, Lines
 from memlab.probes.marks import marker
 from memlab.probes.sampler import Reading, Sample, Sampler, SampleReader, slow_every
+from memlab.probes.storage_tracker import StorageTracker
 from memlab.probes.tensor_labels import tensor_labels
 from memlab.trace.columns import Blocks, Events, Samples
 from memlab.trace.trace import CPU, Bounded, Device, Gap, MadeBy, Trace

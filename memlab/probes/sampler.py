@@ -88,9 +88,8 @@ class SampleReader:
         seen = self.nvml.read(device)
         used, total = seen.used_bytes, seen.total_bytes
         available = None if used is None or total is None else max(total - used, 0)
-        return reading._replace(
-            used_bytes=_known(used), own_bytes=_known(seen.own_bytes), available_bytes=_known(available)
-        )
+        own, available = _known(seen.own_bytes), _known(available)
+        return reading._replace(used_bytes=_known(used), own_bytes=own, available_bytes=available)
 
 
 def slow_every(rate_hz: float) -> int:

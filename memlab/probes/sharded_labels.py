@@ -5,8 +5,11 @@ FSDP1's and FSDP2's own functions report when these exist (`torch_internals.shar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import torch
 
 from memlab.probes.marks import marker
 from memlab.torch_internals import sharded
@@ -42,55 +45,51 @@ class ShardedLabels:
 
     def note(self, when: str, name: str, subject: Any) -> None:
         """FSDP is about to do something with a group of parameters, or has done it."""
-        source = _SOURCES.get((when, name))
-        if source is not None:
-            self._note((when, name, id(subject)), source(self, subject))
+        rows = _SOURCES.get((when, name))
+        if rows is not None:
+            self._note((when, name, id(subject)), self._labelled(rows, subject))
 
-    def _gathering(self, group: Any) -> Iterator[tuple[Any, int]]:
-        buffer = sharded.gathered(group)
-        if buffer is not None:
-            path = _path(group)
-            yield buffer, self._label(Category.TEMPORARY, path, f"all-gather buffer of {path}", buffer)
-
-    def _gathered(self, group: Any) -> Iterator[tuple[Any, int]]:
-        for module, name, tensor in sharded.whole_parameters(group):
-            path = marker.path_of(module)
-            yield tensor, self._label(Category.PARAMETER, path, f"{path}.{name}, gathered", tensor)
-
-    def _reducing(self, group: Any) -> Iterator[tuple[Any, int]]:
-        for module, name, tensor in sharded.whole_gradients(group):
-            path = marker.path_of(module)
-            yield tensor, self._label(Category.GRADIENT, path, f"grad of {path}.{name}, before reduce-scatter", tensor)
-
-    def _reduced(self, group: Any) -> Iterator[tuple[Any, int]]:
-        path, buffer = _path(group), sharded.being_reduced(group)
-        if buffer is not None:
-            yield buffer, self._label(Category.GRADIENT, path, f"reduce-scatter buffer of {path}", buffer)
-        for tensor in sharded.reduced_gradients(group):  # views of one flat buffer
-            yield tensor, self._label(Category.GRADIENT, path, f"gradient shards of {path}", tensor)
-
-    def _flat(self, handle: Any) -> Iterator[tuple[Any, int]]:
-        path = marker.path_of(sharded.module_of(handle))
-        for tensor in sharded.whole_flat_parameter(handle):
-            yield tensor, self._label(Category.PARAMETER, path, f"{path}._flat_param, gathered", tensor)
-
-    def _flat_gradients(self, handle: Any) -> Iterator[tuple[Any, int]]:
-        path = marker.path_of(sharded.module_of(handle))
-        for tensor in sharded.flat_gradients(handle):
-            yield tensor, self._label(Category.GRADIENT, path, f"grad of {path}._flat_param", tensor)
+    def _labelled(self, rows: Iterable[Row], subject: Any) -> Iterator[tuple[Any, int]]:
+        for parts, category, text in rows:
+            for module, name, tensor in parts(subject):
+                path = marker.path_of(module)
+                yield tensor, self._label(category, path, text.format(path=path, name=name), tensor)
 
 
-def _path(group: Any) -> str:
-    """The path of the module that a group of parameters belongs to; of several the first."""
-    return marker.path_of(sharded.modules_of(group)[0])
+Parts = Callable[[Any], Iterable[tuple[torch.nn.Module, str, Any]]]
+Row = tuple[Parts, Category, str]
+"""What gives (module, name, tensor) of a group or a handle, and how those are labelled."""
 
 
-_SOURCES: dict[tuple[str, str], Callable[[ShardedLabels, Any], Pairs]] = {
-    ("after", "FSDPParamGroup.unshard"): ShardedLabels._gathering,
-    ("after", "FSDPParamGroup.wait_for_unshard"): ShardedLabels._gathered,
-    ("before", "FSDPParamGroup.post_backward"): ShardedLabels._reducing,
-    ("after", "FSDPParamGroup.post_backward"): ShardedLabels._reduced,
-    ("after", "FlatParamHandle.unshard"): ShardedLabels._flat,
-    ("before", "_reduce_grad"): ShardedLabels._flat_gradients,
-    ("after", "_reduce_grad"): ShardedLabels._flat_gradients,
+def _of_module(module_of: Callable[[Any], torch.nn.Module], read: Callable[[Any], Iterable[Any]]) -> Parts:
+    """Tensors that belong to a module and none of its parameters; None are left out."""
+    return lambda subject: [(module_of(subject), "", one) for one in read(subject) if one is not None]
+
+
+_of_group = functools.partial(_of_module, lambda group: sharded.modules_of(group)[0])
+_of_handle = functools.partial(_of_module, sharded.module_of)
+_FLAT_GRADIENTS: Row = _of_handle(sharded.flat_gradients), Category.GRADIENT, "grad of {path}._flat_param"
+_SOURCES: dict[tuple[str, str], tuple[Row, ...]] = {
+    ("after", "FSDPParamGroup.unshard"): (
+        (_of_group(lambda group: [sharded.gathered(group)]), Category.TEMPORARY, "all-gather buffer of {path}"),
+    ),
+    ("after", "FSDPParamGroup.wait_for_unshard"): (
+        (sharded.whole_parameters, Category.PARAMETER, "{path}.{name}, gathered"),
+    ),
+    ("before", "FSDPParamGroup.post_backward"): (
+        (sharded.whole_gradients, Category.GRADIENT, "grad of {path}.{name}, before reduce-scatter"),
+    ),
+    ("after", "FSDPParamGroup.post_backward"): (
+        (_of_group(lambda group: [sharded.being_reduced(group)]), Category.GRADIENT, "reduce-scatter buffer of {path}"),
+        (
+            _of_group(sharded.reduced_gradients),
+            Category.GRADIENT,
+            "gradient shards of {path}",
+        ),  # views of one flat buffer
+    ),
+    ("after", "FlatParamHandle.unshard"): (
+        (_of_handle(sharded.whole_flat_parameter), Category.PARAMETER, "{path}._flat_param, gathered"),
+    ),
+    ("before", "_reduce_grad"): (_FLAT_GRADIENTS,),
+    ("after", "_reduce_grad"): (_FLAT_GRADIENTS,),
 }

@@ -78,8 +78,8 @@ def labels(holder: Any, role: str, kind: EdgeKind, met: Container[int]) -> dict[
     elif role == HOOKS:
         edges = ((hook, f" {_function_name(hook)}", "") for hook in values_of(holder))
     elif word in (CLOSURE, DEFAULT):
-        named = zip(tuple.__iter__(holder), names, strict=False)
-        edges = ((thing, f" -> {word} {name!r}", "") for thing, name in named)
+        pairs = zip(tuple.__iter__(holder), names, strict=False)
+        edges = ((thing, f" -> {word} {name!r}", "") for thing, name in pairs)
     else:
         edges = kind.named(holder)
     found: dict[int, Label] = {}
@@ -234,10 +234,6 @@ def _generator_edges(holder: Any) -> Edges:
             yield frame, "", ""
 
 
-def _traceback_edges(holder: Any) -> Edges:
-    yield from ((holder.tb_frame, "", ""), (holder.tb_next, "", ""))
-
-
 def _tensor_edges(holder: Any) -> Edges:
     yield memory.gradient(holder), ".grad", ""
     yield asked(graph.grad_fn, holder), ".grad_fn", ""
@@ -300,11 +296,6 @@ def _nothing(holder: Any) -> Any:
 
 def _far(steps: int) -> Callable[[Any], Held]:
     return lambda holder: ((steps, gc.get_referents(holder)),)
-
-
-def _in_order(holder: Any) -> Held:
-    """The items of a list or tuple; `gc.get_referents` gives them last to first."""
-    return ((1, gc.get_referents(holder)[::-1]),)
 
 
 def _mapping(holder: Any) -> Held:
@@ -405,10 +396,17 @@ def _optimizer(optimizer: Any) -> Held:
 ATOM = EdgeKind("atom", _nothing)
 _CONTAINER = EdgeKind("container", _far(1))
 _INSTANCE = EdgeKind("instance", _far(1), is_instance=True)
-_ORDERED, _MAPPING = EdgeKind("container", _in_order), EdgeKind("container", _mapping)
+# `gc.get_referents` gives the items of a list or tuple last to first.
+_ORDERED = EdgeKind("container", lambda holder: ((1, gc.get_referents(holder)[::-1]),))
+_MAPPING = EdgeKind("container", _mapping)
 _GENERATOR = EdgeKind("generator", _far(_DETOUR_CALL), _generator_edges)
 _ARRAY = EdgeKind("array", _array, _array_edges)
-_links: Any = lambda tb: ((1, (tb.tb_frame, tb.tb_next)),)  # noqa: E731
+_TRACEBACK = EdgeKind(
+    "traceback",
+    lambda tb: ((1, (tb.tb_frame, tb.tb_next)),),
+    lambda tb: iter(((tb.tb_frame, "", ""), (tb.tb_next, "", ""))),
+    entry=_DETOUR_FRAME,
+)
 
 _EXACT: dict[type, EdgeKind] = {
     dict: EdgeKind("dict", _mapping, _container_edges, is_dict=True),
@@ -421,19 +419,13 @@ _EXACT: dict[type, EdgeKind] = {
     types.BuiltinMethodType: EdgeKind("builtin method", _far(4)),
     types.CellType: EdgeKind("cell", _far(0), _cell_edges, is_instance=True),
     types.FrameType: EdgeKind("frame", _frame, _frame_edges, entry=_DETOUR_FRAME),
-    types.TracebackType: EdgeKind("traceback", _links, _traceback_edges, entry=_DETOUR_FRAME),
-    types.GeneratorType: _GENERATOR,
-    types.CoroutineType: _GENERATOR,
-    types.AsyncGeneratorType: _GENERATOR,
-    types.CodeType: ATOM,
-    types.MethodDescriptorType: ATOM,
-    types.WrapperDescriptorType: ATOM,
-    types.ClassMethodDescriptorType: ATOM,
-    types.GetSetDescriptorType: ATOM,
-    types.MemberDescriptorType: ATOM,
-    types.MethodWrapperType: ATOM,
-    torch.Size: ATOM,
-}
+    types.TracebackType: _TRACEBACK,
+    **dict.fromkeys((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), _GENERATOR),
+    **dict.fromkeys((
+        types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+        types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType, torch.Size,
+    ), ATOM),
+}  # fmt: skip
 # Only the names of a module, not `gc.get_referents`: `_asyncio` of 3.12.1 gives freed objects, and the collector hangs.
 names_of_module: Any = attributes_of_class(types.ModuleType)["__dict__"].__get__
 _BASES: tuple[tuple[type, EdgeKind], ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,10 +34,9 @@ def name_of(thing: Any) -> str:
     return next((name for name, value in notebook_names().items() if value is thing), "")
 
 
-def modules_and_optimizers(namespace: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any]]:
+def modules_and_optimizers() -> Iterator[tuple[str, Any]]:
     """(path, object) of every outermost module and every optimizer, the shortest paths first."""
-    names = notebook_names() if namespace is None else namespace
-    waiting = deque((name, value, 0) for name, value in names.items())
+    waiting = deque((name, value, 0) for name, value in notebook_names().items())
     seen: set[int] = set()
     while waiting and len(seen) < MAX_OBJECTS:
         path, thing, depth = waiting.popleft()

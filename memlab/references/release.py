@@ -28,6 +28,7 @@ LEAST_OUTPUT_BYTES = 1 << 16
 """Smaller outputs are kept: they may still be useful."""
 SEARCH_S = 3.0
 """The time limit of the search for holders."""
+_WIDTH = 100
 _OUTPUT = re.compile(r"(?:Out|_oh)\[(\d+)\]|(_{1,3}|_\d+)(?=$|[.\[ ])")
 
 
@@ -153,10 +154,10 @@ def first_argument(error: BaseException) -> str:
     return args[0] if args and type(args[0]) is str else ""
 
 
-def in_words(error: BaseException, limit: int = 100) -> str:
+def in_words(error: BaseException) -> str:
     """An error in one line, by its class and first argument."""
-    text = " ".join(first_argument(error)[: 10 * limit].split())
-    short = text if len(text) <= limit else f"{text[: limit - 1].rstrip('.')}…"
+    text = " ".join(first_argument(error)[: 10 * _WIDTH].split())
+    short = text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1].rstrip('.')}…"
     name = class_name(type(error))
     return f"{name}: {short}" if short else name
 

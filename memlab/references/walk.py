@@ -27,6 +27,7 @@ _CLAIMS = {
     "optimizer": (("state", OPTIMIZER), ("param_groups", PARAMETER)),
 }
 """Name of an `EdgeKind` -> the attributes whose tensors are of a category."""
+_ITERATE: tuple[tuple[type, Any], ...] = ((dict, edges.values_of), (list, list.__iter__), (tuple, tuple.__iter__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,11 +215,8 @@ class Walk:
             if memory.is_tensor(thing):
                 self.table.enter(thing, category)
             elif depth < 5:
-                if derives(kind, dict):
-                    inside = edges.values_of(thing)
-                else:
-                    base = next((base for base in (list, tuple) if derives(kind, base)), None)
-                    inside = list(base.__iter__(thing)) if base is not None else []
+                iterate = next((each for base, each in _ITERATE if derives(kind, base)), lambda thing: ())
+                inside = list(iterate(thing))
                 waiting += [(value, depth + 1) for value in inside]
 
     def __enter__(self) -> Self:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
 
+from memlab.torch_internals.replacement import Replacement
+
 _EXECUTE, _CLOSE = "send_execute_request", "close"
 _METHODS = (_EXECUTE, "send_apply_request", _CLOSE)
 
@@ -26,9 +28,8 @@ class Engines:
 
     def __init__(self, begin: Callable[[int], str], end: str, limit_s: float) -> None:
         self._begin, self._end, self._limit_s = begin, end, limit_s
-        self._theirs: dict[str, Any] = {}
-        self._ours: dict[str, Any] = {}
-        self._class: Any = None
+        self._replaced: dict[str, Replacement] = {}
+        self._is_on = False
         # The client and the name of an engine -> client, socket, and the future of the last request.
         self._last: dict[tuple[int, bytes], tuple[Any, Any, Any]] = {}
 
@@ -36,18 +37,17 @@ class Engines:
         """Begin, if ipyparallel was imported."""
         found = getattr(sys.modules.get("ipyparallel"), "Client", None)
         if found is not None and all(callable(vars(found).get(name)) for name in _METHODS):
-            self._class = found
+            self._is_on = True
             for name in _METHODS:
-                self._theirs[name] = vars(found)[name]
-                self._ours[name] = (self._closing if name == _CLOSE else self._sending)(self._theirs[name])
-                setattr(found, name, self._ours[name])
+                ours = (self._closing if name == _CLOSE else self._sending)(vars(found)[name])
+                self._replaced[name] = Replacement(found, name, ours)
+                self._replaced[name].put()
 
     def leave(self) -> None:
         """End, unless somebody has wrapped ours meanwhile."""
-        found, self._class = self._class, None
-        for name, ours in self._ours.items():
-            if vars(found)[name] is ours:
-                setattr(found, name, self._theirs[name])
+        self._is_on = False
+        for one in self._replaced.values():
+            one.restore()
         self._finish([*self._last])
 
     def _sending(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,7 +55,7 @@ class Engines:
         def send(client: Any, socket: Any, *args: Any, **kwargs: Any) -> Any:
             ident = kwargs.get("ident")
             with contextlib.suppress(Exception):  # what goes wrong here is none of the request's business
-                if self._class is not None and isinstance(ident, bytes) and (id(client), ident) not in self._last:
+                if self._is_on and isinstance(ident, bytes) and (id(client), ident) not in self._last:
                     number = {name.encode(): number for number, name in client._engines.items()}[ident]
                     begun = self._request(client, socket, self._begin(number), ident)
                     self._last[id(client), ident] = client, socket, begun
@@ -77,7 +77,7 @@ class Engines:
 
     def _request(self, client: Any, socket: Any, code: str, ident: bytes) -> Any:
         """Send code that shows nothing and is not in the client's history."""
-        future = self._theirs[_EXECUTE](client, socket, code, silent=True, ident=ident)
+        future = self._replaced[_EXECUTE].theirs(client, socket, code, silent=True, ident=ident)
         with contextlib.suppress(ValueError):
             client.history.remove(future.msg_id)
         return future

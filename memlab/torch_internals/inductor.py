@@ -114,20 +114,13 @@ def _lowered(
     )
     with virtual.set_graph_handler(lowering):
         lowering.run(*examples)
-        strides = [_stride(one) for one in lowering.graph_outputs]
-        written = ast.parse(lowering.codegen()[0].value)
-    kept = [one for one in written.body if isinstance(one, ast.ClassDef | ast.FunctionDef) or _makes_runner(one)]
+        are_tensors = [getattr(one, "has_tensor_output", lambda: False)() for one in lowering.graph_outputs]
+        pairs = zip(lowering.graph_outputs, are_tensors, strict=True)
+        strides = [tuple(map(int, one.get_stride())) if is_tensor else None for one, is_tensor in pairs]
+        written = ast.parse(lowering.codegen()[0].value).body
+    runs = [one for one in written if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) in ("runner", "call")]
+    kept = [one for one in written if isinstance(one, ast.ClassDef | ast.FunctionDef) or one in runs]
     return ast.Module(kept, []), strides
-
-
-def _stride(result: Any) -> tuple[int, ...] | None:
-    if not getattr(result, "has_tensor_output", lambda: False)():
-        return None
-    return tuple(int(one) for one in result.get_stride())
-
-
-def _makes_runner(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in ("runner", "call")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from memlab.torch_internals.replacement import Replacement
+
 _mro: Any = type.__dict__["__mro__"].__get__
 _attributes: Any = type.__dict__["__dict__"].__get__
 
@@ -70,7 +72,7 @@ class Wrapped:
 
     def __init__(self, before: Callable[[str, Any], None], after: Callable[[str, Any], None]) -> None:
         self._before, self._after = before, after
-        self._theirs: dict[tuple[str, str, str], tuple[Any, Any, Any]] = {}  # holder, the original, ours
+        self._replaced: dict[tuple[str, str, str], Replacement] = {}
         self.is_on = True
 
     def install(self) -> None:
@@ -80,20 +82,18 @@ class Wrapped:
             holder = sys.modules.get(module)
             if holder is not None and holder_name:
                 holder = getattr(holder, holder_name, None)
-            if place in self._theirs or holder is None or not callable(vars(holder).get(name)):
+            if place in self._replaced or holder is None or not callable(vars(holder).get(name)):
                 continue
-            theirs = vars(holder)[name]
-            ours = self._around(f"{holder_name}.{name}".lstrip("."), theirs)
-            self._theirs[place] = holder, theirs, ours
-            setattr(holder, name, ours)
+            ours = self._around(f"{holder_name}.{name}".lstrip("."), vars(holder)[name])
+            self._replaced[place] = Replacement(holder, name, ours)
+            self._replaced[place].put()
 
     def restore(self) -> None:
         """Put the originals back; where somebody has wrapped ours meanwhile, it stays and only forwards calls."""
         self.is_on = False
-        for (_, _, name), (holder, theirs, ours) in self._theirs.items():
-            if vars(holder).get(name) is ours:
-                setattr(holder, name, theirs)
-        self._theirs.clear()
+        for one in self._replaced.values():
+            one.restore()
+        self._replaced.clear()
 
     def _around(self, name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
         # The subject is `self`; of `_reduce_grad(state, handle)` it is the second.
@@ -183,10 +183,14 @@ def flat_gradients(handle: Any) -> Iterator[Any]:
 
 def data_parallel_modules() -> list[Any]:
     """Every DistributedDataParallel that is alive; the heap is walked only where there is a process group."""
-    parallel = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
-    if parallel is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return []
-    return [one for one in gc.get_objects() if any(base is parallel for base in _mro(type(one)))]
+    return [one for one in gc.get_objects() if _is_data_parallel(one)]
+
+
+def _is_data_parallel(thing: Any) -> bool:
+    parallel = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
+    return parallel is not None and any(base is parallel for base in _mro(type(thing)))
 
 
 def bucket_bytes(module: Any) -> tuple[int, ...] | None:
@@ -194,8 +198,7 @@ def bucket_bytes(module: Any) -> tuple[int, ...] | None:
 
     Nothing of Python's references them. () if the gradients themselves lie in the buckets.
     """
-    parallel = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
-    if parallel is None or not any(base is parallel for base in _mro(type(module))):
+    if not _is_data_parallel(module):
         return None
     facts = module._get_ddp_logging_data()
     return () if facts.get("gradient_as_bucket_view") else (*_sizes(facts, ""), *_sizes(facts, "rebuilt_"))
@@ -228,26 +231,3 @@ class HiddenBuckets:
 
 def _sizes(facts: dict[str, Any], kind: str) -> tuple[int, ...]:
     return tuple(int(size) for size in str(facts.get(f"{kind}bucket_sizes", "")).split(",") if size.strip().isdigit())
-
-
-# --- storages resized without an operator ------------------------------------------------------------------------------
-
-
-def replace_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `UntypedStorage.resize_` be this function; return the one that was there.
-
-    FSDP makes and frees the memory of gathered parameters by it, and no operator is called.
-    """
-    theirs: Callable[..., Any] = torch.UntypedStorage.resize_
-    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
-    return theirs
-
-
-def restore_resize(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:
-    """Take `replace_resize` back, unless somebody has wrapped ours meanwhile."""
-    if vars(torch.UntypedStorage).get("resize_") is not ours:
-        return
-    # The method is inherited from C's class, unless somebody had replaced it before.
-    del torch.UntypedStorage.resize_
-    if torch.UntypedStorage.resize_ is not theirs:
-        torch.UntypedStorage.resize_ = theirs  # type: ignore[method-assign]

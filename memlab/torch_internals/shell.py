@@ -50,7 +50,7 @@ class Funnel:
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
             kernel._allow_stdin = False
-            type(kernel.session).send = self._sender()
+            type(kernel.session).send = lambda session, *args, **kwargs: self._send(*args, **kwargs)
         if not hasattr(shell.display_pub, "pub_socket"):  # a terminal's, or that of %%capture
             shell.display_pub.publish = self._publish
             shell.display_pub.clear_output = lambda wait=False: self._say("clear_output", {"wait": wait})
@@ -77,18 +77,15 @@ class Funnel:
     def _higher(self) -> None:
         self._depth -= 1
 
-    def _sender(self) -> Callable[..., None]:
-        """What stands for Session.send(stream, msg_or_type, content=None, ...)."""
-
-        def send(session: Any, stream: Any, kind: Any, content: Any = None, *args: Any, **kwargs: Any) -> None:
-            if isinstance(kind, dict):
-                kind, content = kind["msg_type"], kind["content"]
-            if kind == "stream":
-                self._print(content["name"], content["text"])
-            elif kind in SHOWN:
-                self._show(kind, content)
-
-        return send
+    def _send(self, stream: Any, msg_or_type: Any, content: Any = None, *args: Any, **kwargs: Any) -> None:
+        """What stands for Session.send."""
+        kind = msg_or_type
+        if isinstance(kind, dict):
+            kind, content = kind["msg_type"], kind["content"]
+        if kind == "stream":
+            self._print(content["name"], content["text"])
+        elif kind in SHOWN:
+            self._show(kind, content)
 
     def _results_as_outputs(self, hook: Any) -> None:
         """Let the last value be an output, which the parent shows as its own shell does, and not text."""

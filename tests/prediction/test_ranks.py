@@ -345,25 +345,26 @@ model(torch.randn(2, 1024, device=DEVICE)).sum().backward()
 def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "memlab", "predict", "--card", "RTX 4060"]
-    fits = subprocess.run(
-        [*command, "--nproc-per-node", "2", "--json", str(script)], capture_output=True, text=True, check=False
-    )
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        given = [sys.executable, "-m", "memlab", "predict", "--card", "RTX 4060", *words, str(script)]
+        return subprocess.run(given, capture_output=True, text=True, check=False)
+
+    fits = command("--nproc-per-node", "2", "--json")
     assert fits.returncode == 0 and '"world_size": 2' in fits.stdout and '"ranks": {"0": [' in fits.stdout
-    alone = subprocess.run([*command, str(script)], capture_output=True, text=True, check=False)
-    table = subprocess.run(
-        [*command, "--nproc-per-node", "1,2", str(script)], capture_output=True, text=True, check=False
-    )
+    table = command("--nproc-per-node", "1,2")
     assert table.returncode == 0 and "fits on 1 GPU" in table.stdout
-    wrong = subprocess.run([*command, "--nnodes", "0", str(script)], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1 and "'0'" in wrong.stderr
-    mesh = subprocess.run(
-        [*command, "--mesh", "2,2", "--json", str(script)], capture_output=True, text=True, check=False
-    )
+    mesh = command("--mesh", "2,2", "--json")
     assert mesh.returncode == 0 and sorted(json.loads(mesh.stdout)["ranks"]) == ["0", "1", "2", "3"]
-    for given, why in ((["--mesh", "2;2"], "'2;2'"), (["--mesh", "2,2", "--nnodes", "3"], "2,2 has 4 ranks")):
-        wrong = subprocess.run([*command, *given, str(script)], capture_output=True, text=True, check=False)
+    refused = {
+        ("--nnodes", "0"): "'0'",
+        ("--mesh", "2;2"): "'2;2'",
+        ("--mesh", "2,2", "--nnodes", "3"): "2,2 has 4 ranks",
+    }
+    for words, why in refused.items():
+        wrong = command(*words)
         assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1 and why in wrong.stderr
+    alone = command()
     said, line, hint = alone.stderr.splitlines()
     assert alone.returncode == 3 and "--nproc-per-node 8" in said and "at train.py:" in said
     assert "LOCAL_RANK" in line and "--traceback" in hint

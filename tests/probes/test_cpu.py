@@ -13,7 +13,7 @@ import memlab
 from memlab.analysis.curves import curves
 from memlab.analysis.leak import leaks
 from memlab.analysis.peak import peak
-from memlab.probes import cpu, tensor_labels
+from memlab.probes import storage_tracker, tensor_labels
 from memlab.probes.cpu import CpuProbe
 from memlab.probes.host import HostMemory
 from memlab.probes.line_marks import Lines
@@ -75,7 +75,7 @@ def test_lines_that_cannot_be_made_out_leave_the_run(monkeypatch):
 def test_the_error_of_a_failed_start_keeps_no_tensor_alive(monkeypatch):
     tensor = torch.ones(1000)
     alive = weakref.ref(tensor)
-    monkeypatch.setattr(cpu.StorageTracker, "add_preexisting", lambda *_: out_of_memory())
+    monkeypatch.setattr(storage_tracker.StorageTracker, "add_preexisting", lambda *_: out_of_memory())
     measurement = Measurement(Target.parse("cpu"))
     with pytest.raises(MemoryError) as caught:
         measurement.start()
@@ -99,7 +99,7 @@ def test_a_storage_resized_by_no_operator_is_followed():
             gathered.untyped_storage().resize_(12_000_000)
             del view
         gathered.untyped_storage().resize_(0)
-    assert vars(torch.UntypedStorage).get("resize_") is before and not cpu.resizes.trackers
+    assert vars(torch.UntypedStorage).get("resize_") is before and not storage_tracker.resizes.trackers
     for one in (run, inner):
         base = one.devices[0].levels[0].start_bytes
         assert one.peak_allocated_bytes == base - 16_000_000 + 8_000_000 + 8_000_000 + 12_000_000

@@ -267,7 +267,7 @@ def test_an_error_that_is_kept_keeps_it_off_and_that_is_said(is_closed):
 
 def test_what_is_closed():
     from memlab.probes.backward import Backward, tensors_in
-    from memlab.probes.cpu import StorageTracker
+    from memlab.probes.storage_tracker import StorageTracker
 
     def is_closed(function: Any) -> bool:
         code = inspect.unwrap(function).__code__  # an imported compiler wraps some

@@ -248,9 +248,8 @@ def test_a_module_whose_own_call_runs_no_hooks_is_named_as_not_seen(device):
 @pytest.mark.simulated
 @pytest.mark.parametrize("in_module", [False, True])
 def test_two_thousand_allocations_fall_between_their_marks(in_module):
-    def wait() -> (
-        None
-    ):  # history has a clock of its own, which drifts from that of the marks by some hundred nanoseconds
+    def wait() -> None:
+        """History has a clock of its own, which drifts from that of the marks by some hundred nanoseconds."""
         begin = time.perf_counter_ns()
         while time.perf_counter_ns() < begin + 20_000:
             pass

@@ -14,7 +14,7 @@ from storage_tracking import KB, Counting, block_of, curve, rise, tracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import ProbeError
-from memlab.probes.cpu import StorageTracker
+from memlab.probes.storage_tracker import StorageTracker
 from memlab.trace import Kind
 
 
@@ -142,7 +142,7 @@ def test_frees_are_dated_by_the_next_mark_and_by_readers() -> None:
 PROFILED = """
 import gc, json, sys, time, torch
 from memlab import workloads
-from memlab.probes.cpu import StorageTracker
+from memlab.probes.storage_tracker import StorageTracker
 torch.set_num_threads(1)
 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
     step = getattr(workloads, sys.argv[1])()

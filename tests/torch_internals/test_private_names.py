@@ -68,9 +68,9 @@ REPLACED = {
         "_foreach_supported_types",
         "_group_tensors_by_device_and_dtype",
         "_has_foreach_support",
-        "_parse_to",
     },
     "fake_cuda/dispatcher.py": {"_device_constructors"},
+    "fake_cuda/identity.py": {"_parse_to"},
     "fake_cuda/sparse.py": {"_values"},
     "prediction/fake_model.py": {"_values"},
     "fake_cuda/pipelines.py": {

@@ -8,6 +8,7 @@ import torch
 from processes import python
 
 from memlab.torch_internals import sharded
+from memlab.torch_internals.replacement import Replacement
 
 BEGIN = """
     import warnings; warnings.simplefilter("ignore")
@@ -111,15 +112,18 @@ def test_a_function_that_somebody_has_wrapped_since_stays_and_only_forwards(monk
 
 
 def test_the_method_of_a_storage_is_put_back_as_it_was():
-    theirs = sharded.replace_resize(lambda storage, size: theirs(storage, size))
-    ours = vars(torch.UntypedStorage)["resize_"]
+    replaced = Replacement(torch.UntypedStorage, "resize_", lambda storage, size: replaced.theirs(storage, size))
+    replaced.put()
     storage = torch.ones(4).untyped_storage()
     storage.resize_(8)
     assert storage.nbytes() == 8
-    sharded.restore_resize(lambda: None, theirs)
-    assert torch.UntypedStorage.resize_ is ours
-    sharded.restore_resize(ours, theirs)
-    assert "resize_" not in vars(torch.UntypedStorage) and torch.UntypedStorage.resize_ is theirs
+    over = Replacement(torch.UntypedStorage, "resize_", lambda *args: replaced.ours(*args))
+    over.put()
+    replaced.restore()
+    assert torch.UntypedStorage.resize_ is over.ours
+    over.restore()
+    replaced.restore()
+    assert "resize_" not in vars(torch.UntypedStorage) and torch.UntypedStorage.resize_ is replaced.theirs
 
 
 def test_a_tensor_that_wraps_none_is_itself():

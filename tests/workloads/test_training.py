@@ -12,7 +12,7 @@ from job_runs import JOBS, jobs  # noqa: F401
 from torch import nn
 
 import memlab
-from memlab.probes.cpu import StorageTracker
+from memlab.probes.storage_tracker import StorageTracker
 from memlab.workloads import SIZES, workloads
 from memlab.workloads.job import Job, seeded
 from memlab.workloads.workload import inference

@@ -41,10 +41,8 @@ def leave(parent: int, out: int, err: int) -> None:
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call
         os._exit(0)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(
-            "1000"
-        )  # if host memory runs out, this process is killed first, not the kernel
+    with contextlib.suppress(OSError):  # if host memory runs out, this process is killed first, not the kernel
+        Path("/proc/self/oom_score_adj").write_text("1000")
     signal.set_wakeup_fd(-1)  # a signal would wake the parent's event loop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
