@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
@@ -69,12 +70,9 @@ def given(text: str) -> str:
 
 def add_script(parser: argparse.ArgumentParser) -> None:
     """The last arguments: a script or `-m MODULE`, and what it gets."""
-    parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does"
-    )
-    parser.add_argument(
-        "script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS...]", help="the script and its arguments"
-    )
+    add = functools.partial(parser.add_argument, nargs=argparse.REMAINDER)
+    add("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
+    add("script", metavar="SCRIPT [ARGS...]", help="the script and its arguments")
 
 
 def script_of(asked: argparse.Namespace, parser: Parser) -> Script:

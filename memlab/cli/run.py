@@ -39,14 +39,10 @@ def main(arguments: Sequence[str]) -> int:
     add("--out", metavar="DIR", type=given, help="keep the run and a page about it in this folder")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="the report as one line of JSON")
-    output.add_argument(
-        "--quiet", action="store_true", help="no report and no live line on stderr; what --out keeps is as ever"
-    )
-    add(
-        "--nproc-per-node",
-        metavar="N",
-        help="run it by torchrun on so many ranks of this machine: a number, gpu or cpu",
-    )
+    quiet = "no report and no live line on stderr; what --out keeps is as ever"
+    output.add_argument("--quiet", action="store_true", help=quiet)
+    ranks = "run it by torchrun on so many ranks of this machine: a number, gpu or cpu"
+    add("--nproc-per-node", metavar="N", help=ranks)
     add_script(parser)
     asked = parser.parse_args(arguments)
     script = script_of(asked, parser)

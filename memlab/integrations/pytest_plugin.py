@@ -21,6 +21,7 @@ from memlab.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from memlab.api.run import Run  # torch is imported when a marked test runs, not with every pytest
+    from memlab.api.track import Track
 
 MARK = "memory_budget"
 BY = ("module", "line", "category")
@@ -32,12 +33,10 @@ PEAKS = "memlab_peaks"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of the baseline."""
     group = parser.getgroup("memlab", "memory of tests")
-    group.addoption(
-        "--memlab-baseline", metavar="FILE", help="compare the peaks of marked tests with those in this file"
-    )
-    group.addoption(
-        "--memlab-update", action="store_true", help="write the peaks of this session to the baseline's file"
-    )
+    compare = "compare the peaks of marked tests with those in this file"
+    update = "write the peaks of this session to the baseline's file"
+    group.addoption("--memlab-baseline", metavar="FILE", help=compare)
+    group.addoption("--memlab-update", action="store_true", help=update)
     parser.addini("memlab_tolerance", "by how much a peak may grow over its baseline, as a share", default="0.02")
 
 
@@ -93,7 +92,12 @@ class Baseline:
         """What is wrong with the peak of a run; "" if nothing is, or if the baseline is being written."""
         from memlab.api.regression import most_grown, torch_version, why_unknown
 
-        shares, device, version = {by: _shares(run, by) for by in BY}, _device_of(run), torch_version(run.trace)
+        shares, version = {by: _shares(run, by) for by in BY}, torch_version(run.trace)
+        # The GPU, and whether the peak was measured, predicted, or that of a simulated GPU.
+        where = run.devices[0].device if run.devices else None
+        device = "cpu"
+        if where is not None and where.label != "cpu":
+            device = f"{where.name}, {run.trace.remark or run.trace.provenance}"
         now = self.found[name] = {"peak_bytes": run.peak_bytes, "device": device, "torch": version, "by": shares}
         before = self.known.get(name)
         if self.updates or before is None:
@@ -145,14 +149,6 @@ class Baseline:
             self.path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _device_of(run: Run) -> str:
-    """Where a peak was: "cpu", or the GPU and whether it was measured, predicted, or that of a simulated GPU."""
-    device = run.devices[0].device if run.devices else None
-    if device is None or device.label == "cpu":
-        return "cpu"
-    return f"{device.name}, {run.trace.remark or run.trace.provenance}"
-
-
 def _shares(run: Run, by: str) -> dict[str, int]:
     """Who held the peak; nothing if the run does not know, where all of it would be "elsewhere"."""
     if by != "category" and not (getattr(run.trace.blocks, by) >= 0).any():
@@ -171,13 +167,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return (yield)
     budget, device = _asked(mark)
     if _is_measured(device):
-        from memlab.api.track import track
-
-        try:
-            tracked = track(pyfuncitem.name, device=device, show=False, functions=[pyfuncitem.obj])
-        except MemlabError as error:
-            raise _failed(f"{MARK}: {error} Name a card, and the test is predicted.") from None
-        with tracked as run:
+        hint = " Name a card, and the test is predicted."
+        with _tracked(pyfuncitem.name, device, hint, functions=[pyfuncitem.obj]) as run:
             result = yield
         _verdict(pyfuncitem, pyfuncitem.nodeid, run, budget)
         return result
@@ -202,25 +193,28 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     mark = item.get_closest_marker(MARK)
     if mark is None or not issubclass(getattr(item, "cls", None) or object, unittest.TestCase):
         return (yield)
-    from memlab.api.track import track
-
     budget, device = _asked(mark)
     if not _is_measured(device):
         raise _failed(f"{MARK}: a method of a TestCase can be measured, not predicted: make it a function of pytest.")
-    try:
-        tracked = track(item.name, device=device, show=False)
-    except MemlabError as error:
-        raise _failed(f"{MARK}: {error}") from None
-    with tracked as run:
+    with _tracked(item.name, device) as run:
         result = yield
     _verdict(item, item.nodeid, run, budget)
     return result
 
 
+def _tracked(name: str, device: str, hint: str = "", **settings: Any) -> Track:
+    from memlab.api.track import track
+
+    try:
+        return track(name, device=device, show=False, **settings)
+    except MemlabError as error:
+        raise _failed(f"{MARK}: {error}{hint}") from None
+
+
 @pytest.fixture
 def memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Measure a part of a test: `with memory("forward", budget="1GiB") as run: ...`; its peak is in the baseline too."""
-    from memlab.api.track import Track, track
+    from memlab.api.track import track
 
     class Part:
         def __init__(self, name: str, budget: str | None = None, device: str | None = None) -> None:

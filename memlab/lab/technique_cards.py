@@ -52,9 +52,8 @@ class TechniqueCards:
         for name, card in self.cards.items():
             box, text = card.children
             box.value, box.disabled = name in self._chosen, name in why
-            text.value = _about(
-                self._techniques[name], why.get(name, ""), estimates.get(name)
-            )  # the same again is not sent
+            # The same text again is not sent.
+            text.value = _about(self._techniques[name], why.get(name, ""), estimates.get(name))
         self._sift()
 
     def rank(self, estimates: Mapping[str, Estimate | None]) -> None:
@@ -88,13 +87,8 @@ def _about(one: Technique, why: str, estimate: Estimate | None) -> str:
     """The text below a check box."""
     myth = "<b>Myth.</b> " if one.kind == "myth" else ""
     cannot = f"<div><b>Cannot be added now:</b> {prose(why)}</div>" if why else ""
-    facts = {
-        "Attacks": ", ".join(one.attacks),
-        "Results": str(one.equality),
-        "Price": one.price,
-        "Not when": one.not_when,
-    }
-    facts = {key: text for key, text in facts.items() if text}
+    facts = {"Attacks": ", ".join(one.attacks), "Results": str(one.equality)}
+    facts |= {key: text for key, text in (("Price", one.price), ("Not when", one.not_when)) if text}
     about = "".join(f"<div>{key}: {prose(text)}</div>" for key, text in facts.items())
     title = escape("\n".join([one.idea, *(f"{key}: {text}" for key, text in facts.items())]).replace("`", ""))
     idea = f"<div class='memlab-idea'>{myth}{prose(one.idea)}</div>"
