@@ -16,9 +16,9 @@ from memlab.api.predict import predict
 from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.errors import ClaimRefuted, MemlabError
-from memlab.lesson import claim, price, progress_file
+from memlab.lesson import price, progress_file
 from memlab.lesson.check import Check, Verdict
-from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, Claim, Measured
+from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, AccountTerm, Claim, Measured, saving
 from memlab.lesson.guess import Answer, Choice, Guess, Share, Size
 from memlab.lesson.guess_plot import GuessPlot
 from memlab.lesson.guess_widget import show_guess
@@ -148,19 +148,25 @@ class Lesson:
     def saves(
         self, what: str, before: Measured, after: Measured, at_least: float = LEAST_SAVING, of: str = "allocated"
     ) -> Claim:
-        """Assert that `what` saves at least this share of the peak of `of`."""
-        return self._claimed(what, claim.saves(what, before, after, at_least, of))
+        """Assert that `what` saves at least this share of the peak of `of`, else raise ClaimRefuted."""
+        if not 0 < at_least < 1:
+            raise MemlabError(f"at_least is a share between 0 and 1, got {at_least!r:.80}.")
+        claim = saving(what, before, after, of)
+        return self._claimed(what, claim, claim.saved_share >= at_least, f"At least {at_least:.0%}")
 
     def saves_nothing(
         self, what: str, before: Measured, after: Measured, at_most: float = MOST_OF_A_MYTH, of: str = "allocated"
     ) -> Claim:
-        """Assert that `what` does not change the peak of `of`."""
-        return self._claimed(what, claim.saves_nothing(what, before, after, at_most, of))
+        """Assert that `what` does not change the peak of `of` by more than this share, else raise ClaimRefuted."""
+        claim = saving(what, before, after, of)
+        return self._claimed(what, claim, abs(claim.saved_share) <= at_most, f"At most {at_most:.0%}")
 
-    def _claimed(self, what: str, claimed: Claim) -> Claim:
-        self._claims[what] = claimed
-        self.headlines[f"{what}: share of the peak saved"] = round(claimed.saved_share, 4)
-        return claimed
+    def _claimed(self, what: str, claim: Claim, is_so: bool, claimed: str) -> Claim:
+        if not is_so:
+            raise ClaimRefuted(f"not so here: {claim.sentence} {claimed} was claimed.")
+        self._claims[what] = claim
+        self.headlines[f"{what}: share of the peak saved"] = round(claim.saved_share, 4)
+        return claim
 
     def holds(self, sentence: str, is_so: bool, *by: Maker) -> Claim:
         """Assert anything else that the lesson says; `by` is what the figures were taken from, if not computed here."""
@@ -225,7 +231,7 @@ class Lesson:
         source = source_of(by if isinstance(total, int) else [total])
         # cuBLAS has one for the thread of forward and one for that of backward, and cuBLASLt one while it multiplies.
         workspaces = 3 * max(blas_workspace_sizes()) if self.device == "cuda" else 0
-        return claim.account(title, total_bytes, terms, source, workspaces)
+        return Account(title, total_bytes, tuple(AccountTerm(*term) for term in terms), source, workspaces).checked()
 
     def check(self, yours: Callable[[], object]) -> Check:
         """Check an exercise: `lesson.check(yours).same_as(reference).peak_below("2 GiB")`."""
