@@ -92,12 +92,9 @@ def _about(one: Technique, why: str, estimate: Estimate | None) -> str:
     about = "".join(f"<div>{key}: {prose(text)}</div>" for key, text in facts.items())
     title = escape("\n".join([one.idea, *(f"{key}: {text}" for key, text in facts.items())]).replace("`", ""))
     idea = f"<div class='memlab-idea'>{myth}{prose(one.idea)}</div>"
-    return f"<div title='{title}'>{_bar(estimate)}{cannot}{idea}<div class='memlab-about'>{about}</div></div>"
-
-
-def _bar(estimate: Estimate | None) -> str:
-    """What it would save, as a share of the peak; empty until it is known."""
+    # What it would save, as a share of the peak; empty until it is known.
     share = 0.0 if estimate is None or estimate.why else max(-1.0, min(estimate.share, 1.0))
     kind = " class='memlab-costs'" if share < 0 else ""
     bar = f"<div class='memlab-share' aria-hidden='true'><div{kind} style='width:{100 * abs(share):.0f}%'></div></div>"
-    return f"{bar}<div>{prose(estimate.text) if estimate is not None else '…'}</div>"
+    saves = f"<div>{prose(estimate.text) if estimate is not None else '…'}</div>"
+    return f"<div title='{title}'>{bar}{saves}{cannot}{idea}<div class='memlab-about'>{about}</div></div>"
