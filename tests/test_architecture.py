@@ -54,8 +54,9 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     # Whether a file can be written is asked before a script runs.
     "cli": ({"api", "language_models", "lesson", "prediction", "scripts", "simulated_gpu", "trace", "units", "errors"},
             {"torch"}),
-    # The callbacks of trainers record as `memlab run` does, and take figures of traces as they are logged.
-    "integrations": ({"analysis", "api", "prediction", "scripts", "torch_internals", "units", "errors"},
+    # The callbacks of trainers record as `memlab run` does, and take figures of traces as they are logged. Their batches are
+    # nested as those of workloads are.
+    "integrations": ({"analysis", "api", "prediction", "scripts", "torch_internals", "workloads.nested", "units", "errors"},
                      {"pytest", "torch", "transformers"}),
     "magics": (MEASURE | {"cells", "api", "lesson", "lab"}, {"IPython"}),
     # The public face: names are imported when they are asked for.

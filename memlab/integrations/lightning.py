@@ -20,7 +20,7 @@ import torch
 
 from memlab.errors import MemlabError
 from memlab.integrations.first_step import DEVICE, STEPS, autocast, move, on_card, predict_first_step, refuse
-from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs, say
+from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs
 
 
 def _library() -> Any:
@@ -52,7 +52,7 @@ class MemoryCallback(MeasuringCallback, _library().Callback):  # type: ignore[mi
         if self.options.card is not None and not self._is_asked:
             self._is_asked = True
             steps = functools.partial(_steps, trainer, pl_module, batch)
-            self.prediction = predict_first_step(steps, self.options.card, say)
+            self.prediction = predict_first_step(steps, self.options.card)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A batch has ended, and often an optimizer step with it."""

@@ -24,7 +24,8 @@ import torch
 
 from memlab.integrations import first_step
 from memlab.integrations.first_step import DEVICE, STEPS, autocast
-from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs, say
+from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs
+from memlab.scripts.recording import say
 from memlab.torch_internals.frames import locals_of
 
 try:
@@ -131,7 +132,7 @@ class MemoryCallback(MeasuringCallback, transformers.TrainerCallback):
         if self._undo is None and trainer is not None:
             self._undo = self._log_with(trainer)
         if self.options.card is not None and trainer is not None:
-            self.prediction = first_step.predict_first_step(functools.partial(_steps, trainer), self.options.card, say)
+            self.prediction = first_step.predict_first_step(functools.partial(_steps, trainer), self.options.card)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An optimizer step has ended."""

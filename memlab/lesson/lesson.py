@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -13,15 +14,17 @@ from typing import Any, Literal
 import torch
 
 from memlab.api.predict import predict
+from memlab.api.provenance import provenance_here
 from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.errors import ClaimRefuted, MemlabError
-from memlab.lesson import price, progress_file
+from memlab.lesson import progress_file
 from memlab.lesson.check import Check, Verdict
 from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, AccountTerm, Claim, Measured, saving
 from memlab.lesson.guess import Answer, Choice, Guess, Share, Size
 from memlab.lesson.guess_plot import GuessPlot
 from memlab.lesson.guess_widget import show_guess
+from memlab.lesson.price import PAIRS, flops_ratio, seconds_ratios
 from memlab.lesson.progress import CourseProgress
 from memlab.lesson.progress_file import FinishedLesson, StoredExercise, StoredGuess
 from memlab.lesson.sources import Maker, source_of
@@ -186,12 +189,19 @@ class Lesson:
         Of seconds the low end of the spread is compared, since other work on the machine only adds to them; a simulated GPU
         has none, and says so.
         """
-        paid = price.price(what, before, after, at_most, of, self.device)
-        if paid.source == "simulated":
-            return paid.sentence
         if of == "FLOPs":
-            self.headline(f"{what}: times the FLOPs", round(paid.middle, 3))
-        return self._held(paid.sentence, paid.low <= at_most, paid.source)
+            ratio = flops_ratio(before, after)
+            self.headline(f"{what}: times the FLOPs", round(ratio, 3))
+            return self.holds(f"{what}: {ratio:.2f} times the FLOPs (at most {at_most:g})", ratio <= at_most)
+        if of != "seconds":
+            raise MemlabError(f'a price is in "FLOPs" or "seconds", got {of!r:.80}.')
+        source = provenance_here([self.device])
+        if source == "simulated":
+            return f"{what}: not measurable here: a simulated GPU has no times"
+        ratios = seconds_ratios(before, after)
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {PAIRS} pairs"
+        sentence = f"{what}: {statistics.median(ratios):.2f} times the seconds ({spread}; at most {at_most:g})"
+        return self._held(sentence, ratios[0] <= at_most, f"{source} on {self.device}")
 
     def accuracy(self, what: str, off: float, at_most: float = math.inf, at_least: float = 0.0) -> None:
         """Assert how far `what` is off, as a share of the exact values; a simulated GPU computes none, and says so."""
