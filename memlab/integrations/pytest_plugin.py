@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import unittest
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,7 @@ class Baseline:
 
     def compare(self, name: str, run: Run) -> str:
         """What is wrong with the peak of a run; "" if nothing is, or if the baseline is being written."""
-        from memlab.api.regression import most_grown, torch_version, why_unknown
+        from memlab.api.regression import torch_version
 
         shares, version = {by: _shares(run, by) for by in BY}, torch_version(run.trace)
         # The GPU, and whether the peak was measured, predicted, or that of a simulated GPU.
@@ -98,7 +98,7 @@ class Baseline:
         device = "cpu"
         if where is not None and where.label != "cpu":
             device = f"{where.name}, {run.trace.remark or run.trace.provenance}"
-        now = self.found[name] = {"peak_bytes": run.peak_bytes, "device": device, "torch": version, "by": shares}
+        self.found[name] = {"peak_bytes": run.peak_bytes, "device": device, "torch": version, "by": shares}
         before = self.known.get(name)
         if self.updates or before is None:
             return ""
@@ -108,15 +108,8 @@ class Baseline:
         if growth <= self.tolerance * before["peak_bytes"]:
             return ""
         sizes = f"{format_bytes(before['peak_bytes'])} -> {format_bytes(run.peak_bytes)} (+{format_bytes(growth)})"
-        lines = [f"the peak of allocated memory grew by more than {self.tolerance:.1%} over its baseline: {sizes}"]
-        for by in BY:
-            old, new = before["by"].get(by, {}), now["by"][by]
-            most = most_grown({one: new[one] - old.get(one, 0) for one in new})
-            if most:
-                lines.append(f"  {by}: {most} {format_bytes(old.get(most, 0))} -> {format_bytes(new[most])}")
-            else:
-                lines.append(f"  {by}: not known, {why_unknown(by, run.trace.provenance == 'predicted')}")
-        return "\n".join(lines)
+        grew = f"the peak of allocated memory grew by more than {self.tolerance:.1%} over its baseline: {sizes}"
+        return "\n".join([grew, *_culprits(run, before["by"])])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -280,21 +273,27 @@ def _predicted(test: Callable[..., object], arguments: dict[str, Any], card: str
     return found
 
 
-def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
-    """Fail the test if its peak is above its budget or its baseline."""
+def _culprits(run: Run, before: dict[str, dict[str, int]] | None) -> Iterator[str]:
+    """What holds most of the peak, or has grown most since a baseline, by module, line and category."""
     from memlab.api.regression import most_grown, why_unknown
 
+    for by in BY:
+        new, old = _shares(run, by), (before or {}).get(by, {})
+        most = most_grown({one: new[one] - old.get(one, 0) for one in new})
+        if most:
+            was = "" if before is None else f"{format_bytes(old.get(most, 0))} -> "
+            yield f"  {by}: {most} {was}{format_bytes(new[most])}"
+        else:
+            yield f"  {by}: not known, {why_unknown(by, run.trace.provenance == 'predicted')}"
+
+
+def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
+    """Fail the test if its peak is above its budget or its baseline."""
     wrong = []
     if budget is not None and run.peak_bytes > budget:
-        lines = [
-            f"the peak of allocated memory is {format_bytes(run.peak_bytes)}, above the budget of {format_bytes(budget)}"
-        ]
-        for by in BY:
-            shares = _shares(run, by)
-            largest = most_grown(shares)
-            why = f"not known, {why_unknown(by, run.trace.provenance == 'predicted')}"
-            lines.append(f"  {by}: {largest} {format_bytes(shares[largest])}" if largest else f"  {by}: {why}")
-        wrong.append("\n".join(lines))
+        peak, most = format_bytes(run.peak_bytes), format_bytes(budget)
+        above = f"the peak of allocated memory is {peak}, above the budget of {most}"
+        wrong.append("\n".join([above, *_culprits(run, None)]))
     baseline = node.config.pluginmanager.get_plugin("memlab-baseline")
     if baseline is not None:
         wrong.append(baseline.compare(name, run))
