@@ -38,24 +38,15 @@ from memlab.simulated_gpu import kernelspec, launch
         (["--card", "T4", "--install-kernel", "--machine", "x"], "a kernel has a machine of its own"),
     ],
 )
-def test_a_wrong_question_gets_one_line(arguments, said, capsys):
-    with pytest.raises(SystemExit, match="1"):
-        main(["simulate", *arguments])
-    found = capsys.readouterr()
-    assert found.err.startswith("memlab simulate: ")
-    assert said in found.err
-    assert found.err.count("\n") == 1
-    assert found.out == ""
+def test_a_wrong_question_gets_one_line(arguments, said, refused):
+    line = refused(1, "simulate", *arguments)
+    assert line.startswith("memlab simulate: ") and said in line
 
 
 @pytest.mark.parametrize("arguments", [["--devices", "two"], ["--card"], ["--user", "--sys-prefix"]])
-def test_wrong_options_get_one_line(arguments, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["simulate", *arguments])
-    found = capsys.readouterr().err
-    assert found.startswith("memlab simulate: ")
-    assert found.endswith("memlab simulate --help shows how it is used.\n")
-    assert found.count("\n") == 1
+def test_wrong_options_get_one_line(arguments, refused):
+    line = refused(2, "simulate", *arguments)
+    assert line.startswith("memlab simulate: ") and line.endswith("memlab simulate --help shows how it is used.\n")
 
 
 def test_help_has_examples_and_needs_no_torch():
@@ -143,11 +134,10 @@ def test_hostile_names_are_made_safe(jupyter, label, name):
     assert len(shown) < 120
 
 
-def test_a_folder_that_cannot_be_written(jupyter, capsys):
+def test_a_folder_that_cannot_be_written(jupyter, refused):
     jupyter.write_text("")
-    with pytest.raises(SystemExit, match="1"):
-        main(["simulate", "--install-kernel", "--card", "T4", "--prefix", str(jupyter)])
-    assert "cannot write the kernel under" in capsys.readouterr().err
+    line = refused(1, "simulate", "--install-kernel", "--card", "T4", "--prefix", str(jupyter))
+    assert "cannot write the kernel under" in line
 
 
 def test_where_a_kernel_goes(monkeypatch, tmp_path):
