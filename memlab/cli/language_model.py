@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memlab.cli.parser import UNKNOWN, Parser, add_limit, add_torch, given, status_of
+from memlab.cli.parser import UNKNOWN, Parser, given, status_of
 from memlab.language_models.configuration import is_model
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def _parser(quiet: bool = False) -> Parser:
     serve("--new-tokens", metavar="N", type=int, default=8, help="so many of them are generated (default: 8)")
     serve("--cache", metavar="NAME", default="dynamic", help=caches)
     add("--trust-remote-code", action="store_true", help="run Python code that the model brings")
-    add_torch(parser)
-    add_limit(parser)
+    parser.add_prediction()
     add("--json", action="store_true", help="one line of JSON, sizes in bytes")
     return parser
 

@@ -16,17 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlab.cli import language_model
 from memlab.cli.language_model import REFERENCE
-from memlab.cli.parser import (
-    UNKNOWN,
-    WRONG_USAGE,
-    Parser,
-    add_limit,
-    add_script,
-    add_torch,
-    given,
-    script_of,
-    status_of,
-)
+from memlab.cli.parser import UNKNOWN, WRONG_USAGE, Parser, given, status_of
 from memlab.errors import MemlabError
 from memlab.scripts.script import Script
 from memlab.units import number_of, one_line
@@ -60,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         return language_model.main(arguments)
     parser = _parser()
     asked = parser.parse_args(arguments)
-    script = script_of(asked, parser)
+    script = parser.script_of(asked)
     if asked.steps is not None and asked.steps < 1:
         parser.error(f"--steps is a number of optimizer steps, 1 or more, got {asked.steps}")
     with parser.refusing():
@@ -130,15 +120,14 @@ def _parser() -> Parser:
     add("--nnodes", metavar="M", type=given, help="and on so many machines; several numbers, 1,2,4, give a table")
     mesh = "the mesh that the ranks form, as init_device_mesh gets it: its corners are predicted"
     add("--mesh", metavar="4,2", type=given, help=mesh)
-    add_torch(parser)
     add("--lines", action="store_true", help="what each line of the script held, in what --out keeps; slower")
     assume = "take this for a value that the report lists as assumed; may be repeated"
     add("--assume", metavar="KEY=VALUE", action="append", default=[], help=assume)
     add("--out", metavar="FILE", type=given, help="keep the prediction: memlab show, compare and check read it")
-    add_limit(parser)
+    parser.add_prediction()
     add("--traceback", action="store_true", help="if the script raises: where, as python shows it")
     add("--json", action="store_true", help="one line of JSON; what the script prints goes to stderr")
-    add_script(parser)
+    parser.add_script()
     return parser
 
 

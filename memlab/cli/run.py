@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memlab.cli.parser import Parser, add_script, given, script_of
+from memlab.cli.parser import Parser, given
 from memlab.errors import MemlabError
 from memlab.scripts.measured_script import MeasuredScript
 from memlab.scripts.recording import Wanted, folder
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     output.add_argument("--quiet", action="store_true", help=quiet)
     ranks = "run it by torchrun on so many ranks of this machine: a number, gpu or cpu"
     add("--nproc-per-node", metavar="N", help=ranks)
-    add_script(parser)
+    parser.add_script()
     asked = parser.parse_args(arguments)
-    script = script_of(asked, parser)
+    script = parser.script_of(asked)
     with parser.refusing():
         script.check()
         if asked.budget is not None:

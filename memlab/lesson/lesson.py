@@ -97,11 +97,7 @@ class Lesson:
         return list(self._claims.values())
 
     def guess(
-        self,
-        question: str,
-        *,
-        between: tuple[str | int, str | int] | None = None,
-        choices: Sequence[str] = (),
+        self, question: str, *, between: tuple[str | int, str | int] | None = None, choices: Sequence[str] = ()
     ) -> Guess:
         """Ask before the run: a size `between` two, one of `choices`, or else a share in percent."""
         answer: Answer = Choice(tuple(choices)) if choices else Share()
