@@ -69,7 +69,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
 
             return {"show": files.show, "compare": files.compare, "fit": files.fit, "check": files.check}[name]
         case "simulate":
-            from memlab.simulated_gpu.command import main as simulate
+            from memlab.cli.simulate import main as simulate
 
             return simulate
         case "calibrate":

@@ -8,12 +8,14 @@ import gc
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch  # here, so that `leftovers` knows torch's functions before any test could have replaced them
 from leftovers import leftovers, record
+
+from memlab.__main__ import main
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +34,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command of memlab that has to end with a status and with one line on stderr alone; the line."""
+
+    def line_of(status: int, *words: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out, err.count("\n")) == (status, "", 1), err
+        return err
+
+    return line_of
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

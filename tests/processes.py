@@ -8,11 +8,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from simulated_machines import machine_at
 
 TESTS = Path(__file__).resolve().parent
+REPOSITORY = TESTS.parent
 
 
 def python(*command: object, timeout: float = 280, gpu: Mapping[str, Any] | None = None, **environment: str) -> str:
@@ -27,3 +28,28 @@ def python(*command: object, timeout: float = 280, gpu: Mapping[str, Any] | None
         done = subprocess.run(arguments, env=env, cwd=folder, capture_output=True, text=True, timeout=timeout)
     assert not done.returncode, done.stderr[-3000:]
     return done.stdout
+
+
+def started(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """Python with these words and this memlab, started in a folder; its streams are pipes."""
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | environment
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, *words], cwd=folder, env=variables, text=True, **pipes)
+
+
+def ran(folder: Path, *words: str, **environment: str) -> tuple[int, str, str]:
+    """The exit status of such a process, and what it wrote to stdout and stderr."""
+    process = started(folder, *words, **environment)
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err
+
+
+def memlab_ran(folder: Path, *words: str, **environment: str) -> tuple[int, str, str]:
+    return ran(folder, "-m", "memlab", *words, **environment)
+
+
+def read_until(stream: IO[str] | None, text: str) -> None:
+    """Read the lines of a process up to the one with this text, or to its end."""
+    assert stream is not None
+    while (line := stream.readline()) and text not in line:
+        pass

@@ -52,13 +52,15 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     # What is run outside notebooks: nothing of IPython, and torch only when the script has imported it.
     "scripts": ({"analysis", "api", "views", "units", "errors"}, {"torch", "psutil"}),
     # Whether a file can be written is asked before a script runs.
-    "cli": ({"api", "language_models", "lesson", "prediction", "scripts", "trace", "units", "errors"}, {"torch"}),
-    # The callbacks of trainers record as `memlab run` does, and take figures of traces as they are logged.
-    "integrations": ({"analysis", "api", "prediction", "scripts", "torch_internals", "units", "errors"},
+    "cli": ({"api", "language_models", "lesson", "prediction", "scripts", "simulated_gpu", "trace", "units", "errors"},
+            {"torch"}),
+    # The callbacks of trainers record as `memlab run` does, and take figures of traces as they are logged. Their batches are
+    # nested as those of workloads are.
+    "integrations": ({"analysis", "api", "prediction", "scripts", "torch_internals", "workloads.nested", "units", "errors"},
                      {"pytest", "torch", "transformers"}),
     "magics": (MEASURE | {"cells", "api", "lesson", "lab"}, {"IPython"}),
     # The public face: names are imported when they are asked for.
-    "__main__": ({"__version__", "cli", "prediction", "simulated_gpu"}, set()),
+    "__main__": ({"__version__", "cli"}, set()),
     "__init__": (MEASURE | {"api", "lesson", "lab", "magics"}, set()),
 }  # fmt: skip
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from kernel import ROOT
+from processes import started
 
 # Typed into the simple prompt, a cell magic ends with two blank lines.
 SCRIPT = """
@@ -50,18 +47,8 @@ print("modes:", torch._C._len_torch_dispatch_stack())
 
 
 def python(*arguments: str, text: str = "", folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder), "NO_COLOR": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=text,
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", done.stdout + done.stderr)
+    process = started(folder, *arguments, IPYTHONDIR=str(folder), NO_COLOR="1")
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", "".join(process.communicate(text, timeout=600)))
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,12 +24,10 @@ def show(arguments: Sequence[str]) -> int:
         "Show the report of a saved run, of a PyTorch snapshot, or of all runs in a folder; the ranks of a job side by side.",
         "  memlab show runs/train.memlab\n  memlab show --html page.html runs/train.memlab\n  memlab show --json runs",
     )  # fmt: skip
-    parser.add_argument(
-        "path", metavar="FILE|DIR", type=given, help="what `memlab run --out`, %%memtrack --save or PyTorch wrote"
-    )
-    parser.add_argument(
-        "--html", metavar="FILE", type=given, help="write a page that needs nothing else; for one run or job"
-    )
+    what = "what `memlab run --out`, %%memtrack --save or PyTorch wrote"
+    parser.add_argument("path", metavar="FILE|DIR", type=given, help=what)
+    page = "write a page that needs nothing else; for one run or job"
+    parser.add_argument("--html", metavar="FILE", type=given, help=page)
     parser.add_argument("--json", action="store_true", help="one line of JSON for each run or job")
     asked = parser.parse_args(arguments)
     from memlab.scripts import run_page
@@ -51,10 +49,7 @@ def _runs(path: str) -> Iterator[Run | Ranks]:
     from memlab.api.load import load
     from memlab.api.ranks import folder_of, ranks_of
 
-    is_folder = False
-    with contextlib.suppress(OSError):  # `load` says what is wrong with the name
-        is_folder = Path(path).is_dir()
-    if not is_folder:
+    if not _is_folder(path):
         yield load(path)
         return
     found = folder_of(path)
@@ -79,16 +74,19 @@ def _run_of(path: str, command: str) -> tuple[Run, bool]:
     from memlab.api.load import load
     from memlab.api.ranks import Ranks
 
-    with contextlib.suppress(OSError):  # `load` says what is wrong with the name
-        if Path(path).is_dir():
-            runs = _runs(path)
-            first = next(runs)  # a job comes before other runs, which need not be read then
-            if isinstance(first, Ranks):
-                return _worst_of(first, Path(path), command)
-            if more := len(list(runs)):
-                raise MemlabError(f"{path!r:.200} has {more + 1} runs and no job of several ranks. Name one file.")
-            return first, True
-    return load(path), True
+    if not _is_folder(path):
+        return load(path), True
+    runs = _runs(path)
+    first = next(runs)  # a job comes before other runs, which need not be read then
+    if isinstance(first, Ranks):
+        return _worst_of(first, Path(path), command)
+    if more := len(list(runs)):
+        raise MemlabError(f"{path!r:.200} has {more + 1} runs and no job of several ranks. Name one file.")
+    return first, True
+
+
+def _is_folder(path: str) -> bool:
+    return any(map(os.path.isdir, [path]))  # False if there can be no such name: `load` says what is wrong with it
 
 
 def _worst_of(job: Ranks, folder: Path, command: str) -> tuple[Run, bool]:
@@ -162,23 +160,21 @@ def check(arguments: Sequence[str]) -> int:
         "  memlab check runs/train.memlab --baseline main.memlab --tolerance 2%",
     )  # fmt: skip
     parser.add_argument("run", metavar="RUN", type=given, help="the file of a run, or a folder of ranks")
-    parser.add_argument(
-        "--baseline", metavar="FILE", type=given, required=True, help="the file of the run to compare with"
-    )
-    parser.add_argument(
-        "--tolerance", metavar="SHARE", default="2%", help="by how much the peak may grow (default: 2%%)"
-    )
+    other, share = "the file of the run to compare with", "by how much the peak may grow (default: 2%%)"
+    parser.add_argument("--baseline", metavar="FILE", type=given, required=True, help=other)
+    parser.add_argument("--tolerance", metavar="SHARE", default="2%", help=share)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     asked = parser.parse_args(arguments)
     from memlab.api.compare import compare as compared
     from memlab.api.regression import regression_of
 
     with parser.refusing():
-        tolerance = _share(asked.tolerance)
-        (baseline, is_worst_before), (run, is_worst_after) = (
-            _run_of(one, "check") for one in (asked.baseline, asked.run)
+        tolerance, baseline, run = (
+            _share(asked.tolerance),
+            _run_of(asked.baseline, "check"),
+            _run_of(asked.run, "check"),
         )
-        found = regression_of(compared(baseline, run), tolerance, (is_worst_before, is_worst_after))
+        found = regression_of(compared(baseline[0], run[0]), tolerance, (baseline[1], run[1]))
         print(json.dumps(found.facts) if asked.json else found.text)
     return UNKNOWN if found.is_regression is None else int(found.is_regression)
 

@@ -11,12 +11,7 @@ from memlab.cli.parser import Parser
 
 def show_cards(arguments: Sequence[str]) -> int:
     """`memlab cards`: the GPUs that runs can be predicted for."""
-    parser = Parser(
-        "cards",
-        "[--json]",
-        "List the GPUs that runs can be predicted for.",
-        "  memlab cards",
-    )
+    parser = Parser("cards", "[--json]", "List the GPUs that runs can be predicted for.", "  memlab cards")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     asked = parser.parse_args(arguments)
     from memlab.prediction.cards import cards
@@ -27,12 +22,8 @@ def show_cards(arguments: Sequence[str]) -> int:
 
 def show_doctor(arguments: Sequence[str]) -> int:
     """`memlab doctor`: what memlab can see here; 1 if something is wrong."""
-    parser = Parser(
-        "doctor",
-        "[--json]",
-        "Check what memlab can see on this machine: 1 if something is wrong.",
-        "  memlab doctor",
-    )
+    what = "Check what memlab can see on this machine: 1 if something is wrong."
+    parser = Parser("doctor", "[--json]", what, "  memlab doctor")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     asked = parser.parse_args(arguments)
     from memlab.api.doctor import doctor
@@ -44,15 +35,10 @@ def show_doctor(arguments: Sequence[str]) -> int:
 
 def calibrate(arguments: Sequence[str]) -> int:
     """`memlab calibrate [DEVICE]`: measure a GPU of this machine once, for predictions."""
-    parser = Parser(
-        "calibrate",
-        "[--json] [DEVICE]",
-        "Measure the context of a GPU of this machine, once; predictions for it use the result from then on.",
-        "  memlab calibrate\n  memlab calibrate 1",
-    )
-    parser.add_argument(
-        "device", metavar="DEVICE", nargs="?", type=int, default=0, help="the number of the GPU (default: 0)"
-    )
+    what = "Measure the context of a GPU of this machine, once; predictions for it use the result from then on."
+    parser = Parser("calibrate", "[--json] [DEVICE]", what, "  memlab calibrate\n  memlab calibrate 1")
+    number = "the number of the GPU (default: 0)"
+    parser.add_argument("device", metavar="DEVICE", nargs="?", type=int, default=0, help=number)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     asked = parser.parse_args(arguments)
     from memlab.prediction.calibration import calibrate as measured

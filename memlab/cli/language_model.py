@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memlab.cli.parser import UNKNOWN, Parser, add_limit, add_torch, given, status_of
+from memlab.cli.parser import UNKNOWN, Parser, given, status_of
 from memlab.language_models.configuration import is_model
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def _parser(quiet: bool = False) -> Parser:
     serve("--new-tokens", metavar="N", type=int, default=8, help="so many of them are generated (default: 8)")
     serve("--cache", metavar="NAME", default="dynamic", help=caches)
     add("--trust-remote-code", action="store_true", help="run Python code that the model brings")
-    add_torch(parser)
-    add_limit(parser)
+    parser.add_prediction()
     add("--json", action="store_true", help="one line of JSON, sizes in bytes")
     return parser
 
@@ -95,9 +94,8 @@ def numbers(text: str) -> tuple[int, ...]:
     """The type of an argument with one or several whole numbers: "4", "1,2,4", "32k"."""
     found = [re.fullmatch(r"([1-9]\d{0,8})([kK]?)", word.strip()) for word in text.split(",")]
     if not all(found):
-        raise argparse.ArgumentTypeError(
-            f"a whole number of 1 or more such as 4 or 32k, or several, 1,2,4, got {text!r:.80}"
-        )
+        wanted = "a whole number of 1 or more such as 4 or 32k, or several, 1,2,4"
+        raise argparse.ArgumentTypeError(f"{wanted}, got {text!r:.80}")
     return tuple(sorted({int(one[1]) * (1024 if one[2] else 1) for one in found if one is not None}))
 
 
@@ -112,11 +110,8 @@ def _steps(asked: Any) -> list[Step]:
         known |= {"cache": asked.cache, "new_tokens": asked.new_tokens}
     else:
         make, name, lengths = TrainingStep, "tokens", asked.seq
-        known |= {
-            "lora": asked.lora,
-            "optimizer": asked.optimizer,
-            "gradient_checkpointing": asked.gradient_checkpointing,
-        }
+        known |= {"lora": asked.lora, "optimizer": asked.optimizer}
+        known |= {"gradient_checkpointing": asked.gradient_checkpointing}
     make = functools.partial(make, trust_remote_code=asked.trust_remote_code, **known)
     first = make(asked.model, batch=asked.batch[0], **{name: lengths[0]})
     return [make(first.model, batch=batch, **{name: length}) for length in lengths for batch in asked.batch]

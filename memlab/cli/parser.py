@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
@@ -35,22 +36,34 @@ class Parser(argparse.ArgumentParser):
         except MemlabError as error:
             self.exit(status, f"{self.prog}: {error}\n")
 
+    def add_prediction(self) -> None:
+        """The options of every prediction: for which PyTorch, and how long it may take."""
+        of = "the PyTorch that will run there, 2.10 to 2.15 (default: the one that runs here)"
+        self.add_argument("--torch", metavar="VERSION", type=given, help=of)
+        self.add_argument("--limit", metavar="SECONDS", type=_seconds, help="give up after so long")
+
+    def add_script(self) -> None:
+        """The last arguments: a script or `-m MODULE`, and what it gets."""
+        add = functools.partial(self.add_argument, nargs=argparse.REMAINDER)
+        add("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
+        add("script", metavar="SCRIPT [ARGS...]", help="the script and its arguments")
+
+    def script_of(self, asked: argparse.Namespace) -> Script:
+        """The script that was named; wrong usage if there is none."""
+        words = asked.module if asked.module is not None else asked.script
+        if not words:
+            self.error("which script? Name one, or -m MODULE")
+        if words[0] == "-":
+            self.error("a script is a file; '-', which is stdin, is none")
+        if words[0].startswith("-"):
+            self.error(f"unknown option {words[0]!r:.80}; options stand before the script")
+        return Script(words[0], tuple(words[1:]), is_module=asked.module is not None)
+
 
 def status_of(answers: Iterable[str]) -> int:
     """The exit status of predictions, "yes", "no" or "close": whether it fits with any of these cards, jobs or sizes."""
     found = set(answers)
     return FITS if "yes" in found else UNKNOWN if "close" in found else DOES_NOT_FIT
-
-
-def add_torch(parser: Parser) -> None:
-    """The option for the PyTorch that a prediction is for."""
-    of = "the PyTorch that will run there, 2.10 to 2.15 (default: the one that runs here)"
-    parser.add_argument("--torch", metavar="VERSION", type=given, help=of)
-
-
-def add_limit(parser: Parser) -> None:
-    """The option for how long a prediction may take."""
-    parser.add_argument("--limit", metavar="SECONDS", type=_seconds, help="give up after so long")
 
 
 def _seconds(text: str) -> float:
@@ -65,25 +78,3 @@ def given(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty")
     return text
-
-
-def add_script(parser: argparse.ArgumentParser) -> None:
-    """The last arguments: a script or `-m MODULE`, and what it gets."""
-    parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does"
-    )
-    parser.add_argument(
-        "script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS...]", help="the script and its arguments"
-    )
-
-
-def script_of(asked: argparse.Namespace, parser: Parser) -> Script:
-    """The script that was named; wrong usage if there is none."""
-    words = asked.module if asked.module is not None else asked.script
-    if not words:
-        parser.error("which script? Name one, or -m MODULE")
-    if words[0] == "-":
-        parser.error("a script is a file; '-', which is stdin, is none")
-    if words[0].startswith("-"):
-        parser.error(f"unknown option {words[0]!r:.80}; options stand before the script")
-    return Script(words[0], tuple(words[1:]), is_module=asked.module is not None)

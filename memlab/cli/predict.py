@@ -16,17 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlab.cli import language_model
 from memlab.cli.language_model import REFERENCE
-from memlab.cli.parser import (
-    UNKNOWN,
-    WRONG_USAGE,
-    Parser,
-    add_limit,
-    add_script,
-    add_torch,
-    given,
-    script_of,
-    status_of,
-)
+from memlab.cli.parser import UNKNOWN, WRONG_USAGE, Parser, given, status_of
 from memlab.errors import MemlabError
 from memlab.scripts.script import Script
 from memlab.units import number_of, one_line
@@ -60,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         return language_model.main(arguments)
     parser = _parser()
     asked = parser.parse_args(arguments)
-    script = script_of(asked, parser)
+    script = parser.script_of(asked)
     if asked.steps is not None and asked.steps < 1:
         parser.error(f"--steps is a number of optimizer steps, 1 or more, got {asked.steps}")
     with parser.refusing():
@@ -70,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         from memlab.prediction.cards import find
         from memlab.prediction.torch_versions import checked_version
 
-        mesh = _mesh(asked.mesh)
+        mesh = tuple(_numbers("--mesh is the shape of a mesh of ranks such as 4,2", asked.mesh)) if asked.mesh else ()
         jobs = _jobs(asked, mesh)
         card = find(asked.card or REFERENCE)
         assume, version = parsed(asked.assume), checked_version(asked.torch)
@@ -122,49 +112,24 @@ def _parser() -> Parser:
     )
     parser = Parser("predict", usage, DESCRIPTION, EXAMPLES)
     add = parser.add_argument
-    add(
-        "--card",
-        metavar="NAME|SIZE",
-        type=given,
-        help='"RTX 4060", 24GiB (default: every card known, and 0 if it fits on any)',
-    )
+    every = '"RTX 4060", 24GiB (default: every card known, and 0 if it fits on any)'
+    add("--card", metavar="NAME|SIZE", type=given, help=every)
     add("--steps", metavar="N", type=int, help="predict so many optimizer steps, then end (default: the whole script)")
     add("--devices", metavar="N", type=int, default=1, help="so many of the card, as cuda:0, cuda:1, ... (default: 1)")
-    add(
-        "--nproc-per-node",
-        metavar="N",
-        type=given,
-        help="as one of so many ranks on a machine, each with a GPU of its own",
-    )
+    ranks = "as one of so many ranks on a machine, each with a GPU of its own"
+    add("--nproc-per-node", metavar="N", type=given, help=ranks)
     add("--nnodes", metavar="M", type=given, help="and on so many machines; several numbers, 1,2,4, give a table")
-    add(
-        "--mesh",
-        metavar="4,2",
-        type=given,
-        help="the mesh that the ranks form, as init_device_mesh gets it: its corners are predicted",
-    )
-    add_torch(parser)
+    mesh = "the mesh that the ranks form, as init_device_mesh gets it: its corners are predicted"
+    add("--mesh", metavar="4,2", type=given, help=mesh)
     add("--lines", action="store_true", help="what each line of the script held, in what --out keeps; slower")
-    add(
-        "--assume",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="take this for a value that the report lists as assumed; may be repeated",
-    )
+    assume = "take this for a value that the report lists as assumed; may be repeated"
+    add("--assume", metavar="KEY=VALUE", action="append", default=[], help=assume)
     add("--out", metavar="FILE", type=given, help="keep the prediction: memlab show, compare and check read it")
-    add_limit(parser)
+    parser.add_prediction()
     add("--traceback", action="store_true", help="if the script raises: where, as python shows it")
     add("--json", action="store_true", help="one line of JSON; what the script prints goes to stderr")
-    add_script(parser)
+    parser.add_script()
     return parser
-
-
-def _mesh(text: str | None) -> tuple[int, ...]:
-    words = () if text is None else text.split(",")
-    if not all(word.strip().isdecimal() and int(word) for word in words):
-        raise MemlabError(f"--mesh is the shape of a mesh of ranks such as 4,2, got {text!r:.80}.")
-    return tuple(map(int, words))
 
 
 def _jobs(asked: Any, mesh: tuple[int, ...]) -> list[ThisRank]:
@@ -173,7 +138,10 @@ def _jobs(asked: Any, mesh: tuple[int, ...]) -> list[ThisRank]:
 
     if asked.nproc_per_node is None and asked.nnodes is None:
         return [first_rank(math.prod(mesh), None)] if mesh else []
-    local, nodes = _numbers("--nproc-per-node", asked.nproc_per_node), _numbers("--nnodes", asked.nnodes)
+    local, nodes = (
+        sorted(set(_numbers(f"{option} is a number of 1 or more, or several such as 1,2,4", text or "1")))
+        for option, text in (("--nproc-per-node", asked.nproc_per_node), ("--nnodes", asked.nnodes))
+    )
     if len(local) > 1 and len(nodes) > 1:
         raise MemlabError("--nproc-per-node and --nnodes both have several numbers; give several of one.")
     jobs = [first_rank(each * count, each) for each in local for count in nodes]
@@ -183,11 +151,12 @@ def _jobs(asked: Any, mesh: tuple[int, ...]) -> list[ThisRank]:
     return jobs
 
 
-def _numbers(option: str, text: str | None) -> list[int]:
-    words = (text or "1").split(",")
+def _numbers(what: str, text: str) -> list[int]:
+    """The numbers, 1 or more, between commas; `what` says in the error what the option takes."""
+    words = text.split(",")
     if not all(word.strip().isdecimal() and int(word) for word in words):
-        raise MemlabError(f"{option} is a number of 1 or more, or several such as 1,2,4, got {text!r:.80}.")
-    return sorted({int(word) for word in words})
+        raise MemlabError(f"{what}, got {text!r:.80}.")
+    return list(map(int, words))
 
 
 def _traceback(error: MemlabError) -> str:

@@ -16,9 +16,8 @@ def main(arguments: Sequence[str]) -> int:
         "Show what was guessed, held and solved in the lessons of the course; of several files, a class.",
         "  memlab progress\n  memlab progress --html class.html collected/*.json",
     )  # fmt: skip
-    parser.add_argument(
-        "files", metavar="FILE", nargs="*", type=given, help="what lessons wrote (default: that of this folder)"
-    )
+    what = "what lessons wrote (default: that of this folder)"
+    parser.add_argument("files", metavar="FILE", nargs="*", type=given, help=what)
     parser.add_argument("--html", metavar="FILE", type=given, help="write a page that needs nothing else")
     parser.add_argument("--json", action="store_true", help="one line of JSON: one row per lesson, and per learner")
     asked = parser.parse_args(arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memlab.cli.parser import Parser, add_script, given, script_of
+from memlab.cli.parser import Parser, given
 from memlab.errors import MemlabError
 from memlab.scripts.measured_script import MeasuredScript
 from memlab.scripts.recording import Wanted, folder
@@ -39,17 +39,13 @@ def main(arguments: Sequence[str]) -> int:
     add("--out", metavar="DIR", type=given, help="keep the run and a page about it in this folder")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="the report as one line of JSON")
-    output.add_argument(
-        "--quiet", action="store_true", help="no report and no live line on stderr; what --out keeps is as ever"
-    )
-    add(
-        "--nproc-per-node",
-        metavar="N",
-        help="run it by torchrun on so many ranks of this machine: a number, gpu or cpu",
-    )
-    add_script(parser)
+    quiet = "no report and no live line on stderr; what --out keeps is as ever"
+    output.add_argument("--quiet", action="store_true", help=quiet)
+    ranks = "run it by torchrun on so many ranks of this machine: a number, gpu or cpu"
+    add("--nproc-per-node", metavar="N", help=ranks)
+    parser.add_script()
     asked = parser.parse_args(arguments)
-    script = script_of(asked, parser)
+    script = parser.script_of(asked)
     with parser.refusing():
         script.check()
         if asked.budget is not None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from memlab.errors import MemlabError
+from memlab.scripts.recording import say
 from memlab.units import one_line
+from memlab.workloads.nested import mapped
 
 if TYPE_CHECKING:
     from memlab.api.prediction import Prediction
@@ -23,7 +25,7 @@ STEPS = 2
 DEVICE = torch.device("cuda", 0)
 
 
-def predict_first_step(steps: Callable[[], object], card: str, say: Callable[[str], None]) -> Prediction | None:
+def predict_first_step(steps: Callable[[], object], card: str) -> Prediction | None:
     """Predict some training steps on a card, and say the answer, or why there is none, in one line."""
     from memlab.api.predict_step import StepToPredict, configured, predict_step
     from memlab.api.prediction import asks_for_nothing, verdict
@@ -69,13 +71,7 @@ def first_batches(loader: Any, count: int) -> list[Any]:
 
 def on_card(batch: Any) -> Any:
     """The tensors of a batch, on the card."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(DEVICE)
-    if isinstance(batch, Mapping):
-        return type(batch)({name: on_card(value) for name, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, list | tuple):
-        return type(batch)(map(on_card, batch)) if not hasattr(batch, "_fields") else type(batch)(*map(on_card, batch))
-    return batch
+    return mapped(batch, lambda one: one.to(DEVICE))
 
 
 def autocast(kind: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:

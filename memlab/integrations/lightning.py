@@ -14,16 +14,13 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from memlab.errors import MemlabError
 from memlab.integrations.first_step import DEVICE, STEPS, autocast, move, on_card, predict_first_step, refuse
-from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs, say
-
-if TYPE_CHECKING:
-    pass
+from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs
 
 
 def _library() -> Any:
@@ -55,7 +52,7 @@ class MemoryCallback(MeasuringCallback, _library().Callback):  # type: ignore[mi
         if self.options.card is not None and not self._is_asked:
             self._is_asked = True
             steps = functools.partial(_steps, trainer, pl_module, batch)
-            self.prediction = predict_first_step(steps, self.options.card, say)
+            self.prediction = predict_first_step(steps, self.options.card)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A batch has ended, and often an optimizer step with it."""
@@ -93,18 +90,14 @@ class MemoryCallback(MeasuringCallback, _library().Callback):  # type: ignore[mi
 def _steps(trainer: Any, module: Any, batch: Any) -> None:
     """The first training steps of a module, on the card, in the order of Lightning's automatic optimization; in the child only."""
     clip = trainer.gradient_clip_val
-    refuse(
-        [
-            (type(trainer.strategy).__name__ != "SingleDeviceStrategy", "it trains on several devices"),
-            (not module.automatic_optimization or len(trainer.optimizers) != 1, "it takes its optimizer steps itself"),
-            (trainer.global_step > 0, "it goes on from a checkpoint"),
-            (
-                str(trainer.precision) not in ("32-true", "bf16-mixed"),
-                f"precision {trainer.precision} is not predicted",
-            ),
-            (bool(clip) and trainer.gradient_clip_algorithm == "value", "gradients clipped by value are not predicted"),
-        ]
-    )
+    is_other = str(trainer.precision) not in ("32-true", "bf16-mixed")
+    refuse([
+        (type(trainer.strategy).__name__ != "SingleDeviceStrategy", "it trains on several devices"),
+        (not module.automatic_optimization or len(trainer.optimizers) != 1, "it takes its optimizer steps itself"),
+        (trainer.global_step > 0, "it goes on from a checkpoint"),
+        (is_other, f"precision {trainer.precision} is not predicted"),
+        (bool(clip) and trainer.gradient_clip_algorithm == "value", "gradients clipped by value are not predicted"),
+    ])  # fmt: skip
     optimizer = trainer.optimizers[0]
     if trainer.strategy.root_device.type == "cpu":
         move(module, optimizer)

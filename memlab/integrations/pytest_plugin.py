@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import unittest
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from memlab.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from memlab.api.run import Run  # torch is imported when a marked test runs, not with every pytest
+    from memlab.api.track import Track
 
 MARK = "memory_budget"
 BY = ("module", "line", "category")
@@ -32,12 +33,10 @@ PEAKS = "memlab_peaks"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of the baseline."""
     group = parser.getgroup("memlab", "memory of tests")
-    group.addoption(
-        "--memlab-baseline", metavar="FILE", help="compare the peaks of marked tests with those in this file"
-    )
-    group.addoption(
-        "--memlab-update", action="store_true", help="write the peaks of this session to the baseline's file"
-    )
+    compare = "compare the peaks of marked tests with those in this file"
+    update = "write the peaks of this session to the baseline's file"
+    group.addoption("--memlab-baseline", metavar="FILE", help=compare)
+    group.addoption("--memlab-update", action="store_true", help=update)
     parser.addini("memlab_tolerance", "by how much a peak may grow over its baseline, as a share", default="0.02")
 
 
@@ -91,10 +90,15 @@ class Baseline:
 
     def compare(self, name: str, run: Run) -> str:
         """What is wrong with the peak of a run; "" if nothing is, or if the baseline is being written."""
-        from memlab.api.regression import most_grown, torch_version, why_unknown
+        from memlab.api.regression import torch_version
 
-        shares, device, version = {by: _shares(run, by) for by in BY}, _device_of(run), torch_version(run.trace)
-        now = self.found[name] = {"peak_bytes": run.peak_bytes, "device": device, "torch": version, "by": shares}
+        shares, version = {by: _shares(run, by) for by in BY}, torch_version(run.trace)
+        # The GPU, and whether the peak was measured, predicted, or that of a simulated GPU.
+        where = run.devices[0].device if run.devices else None
+        device = "cpu"
+        if where is not None and where.label != "cpu":
+            device = f"{where.name}, {run.trace.remark or run.trace.provenance}"
+        self.found[name] = {"peak_bytes": run.peak_bytes, "device": device, "torch": version, "by": shares}
         before = self.known.get(name)
         if self.updates or before is None:
             return ""
@@ -104,15 +108,8 @@ class Baseline:
         if growth <= self.tolerance * before["peak_bytes"]:
             return ""
         sizes = f"{format_bytes(before['peak_bytes'])} -> {format_bytes(run.peak_bytes)} (+{format_bytes(growth)})"
-        lines = [f"the peak of allocated memory grew by more than {self.tolerance:.1%} over its baseline: {sizes}"]
-        for by in BY:
-            old, new = before["by"].get(by, {}), now["by"][by]
-            most = most_grown({one: new[one] - old.get(one, 0) for one in new})
-            if most:
-                lines.append(f"  {by}: {most} {format_bytes(old.get(most, 0))} -> {format_bytes(new[most])}")
-            else:
-                lines.append(f"  {by}: not known, {why_unknown(by, run.trace.provenance == 'predicted')}")
-        return "\n".join(lines)
+        grew = f"the peak of allocated memory grew by more than {self.tolerance:.1%} over its baseline: {sizes}"
+        return "\n".join([grew, *_culprits(run, before["by"])])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -145,14 +142,6 @@ class Baseline:
             self.path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _device_of(run: Run) -> str:
-    """Where a peak was: "cpu", or the GPU and whether it was measured, predicted, or that of a simulated GPU."""
-    device = run.devices[0].device if run.devices else None
-    if device is None or device.label == "cpu":
-        return "cpu"
-    return f"{device.name}, {run.trace.remark or run.trace.provenance}"
-
-
 def _shares(run: Run, by: str) -> dict[str, int]:
     """Who held the peak; nothing if the run does not know, where all of it would be "elsewhere"."""
     if by != "category" and not (getattr(run.trace.blocks, by) >= 0).any():
@@ -171,13 +160,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return (yield)
     budget, device = _asked(mark)
     if _is_measured(device):
-        from memlab.api.track import track
-
-        try:
-            tracked = track(pyfuncitem.name, device=device, show=False, functions=[pyfuncitem.obj])
-        except MemlabError as error:
-            raise _failed(f"{MARK}: {error} Name a card, and the test is predicted.") from None
-        with tracked as run:
+        hint = " Name a card, and the test is predicted."
+        with _tracked(pyfuncitem.name, device, hint, functions=[pyfuncitem.obj]) as run:
             result = yield
         _verdict(pyfuncitem, pyfuncitem.nodeid, run, budget)
         return result
@@ -202,25 +186,28 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     mark = item.get_closest_marker(MARK)
     if mark is None or not issubclass(getattr(item, "cls", None) or object, unittest.TestCase):
         return (yield)
-    from memlab.api.track import track
-
     budget, device = _asked(mark)
     if not _is_measured(device):
         raise _failed(f"{MARK}: a method of a TestCase can be measured, not predicted: make it a function of pytest.")
-    try:
-        tracked = track(item.name, device=device, show=False)
-    except MemlabError as error:
-        raise _failed(f"{MARK}: {error}") from None
-    with tracked as run:
+    with _tracked(item.name, device) as run:
         result = yield
     _verdict(item, item.nodeid, run, budget)
     return result
 
 
+def _tracked(name: str, device: str, hint: str = "", **settings: Any) -> Track:
+    from memlab.api.track import track
+
+    try:
+        return track(name, device=device, show=False, **settings)
+    except MemlabError as error:
+        raise _failed(f"{MARK}: {error}{hint}") from None
+
+
 @pytest.fixture
 def memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Measure a part of a test: `with memory("forward", budget="1GiB") as run: ...`; its peak is in the baseline too."""
-    from memlab.api.track import Track, track
+    from memlab.api.track import track
 
     class Part:
         def __init__(self, name: str, budget: str | None = None, device: str | None = None) -> None:
@@ -287,21 +274,27 @@ def _predicted(test: Callable[..., object], arguments: dict[str, Any], card: str
     return found
 
 
-def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
-    """Fail the test if its peak is above its budget or its baseline."""
+def _culprits(run: Run, before: dict[str, dict[str, int]] | None) -> Iterator[str]:
+    """What holds most of the peak, or has grown most since a baseline, by module, line and category."""
     from memlab.api.regression import most_grown, why_unknown
 
+    for by in BY:
+        new, old = _shares(run, by), (before or {}).get(by, {})
+        most = most_grown({one: new[one] - old.get(one, 0) for one in new})
+        if most:
+            was = "" if before is None else f"{format_bytes(old.get(most, 0))} -> "
+            yield f"  {by}: {most} {was}{format_bytes(new[most])}"
+        else:
+            yield f"  {by}: not known, {why_unknown(by, run.trace.provenance == 'predicted')}"
+
+
+def _verdict(node: Any, name: str, run: Run, budget: int | None) -> None:
+    """Fail the test if its peak is above its budget or its baseline."""
     wrong = []
     if budget is not None and run.peak_bytes > budget:
-        lines = [
-            f"the peak of allocated memory is {format_bytes(run.peak_bytes)}, above the budget of {format_bytes(budget)}"
-        ]
-        for by in BY:
-            shares = _shares(run, by)
-            largest = most_grown(shares)
-            why = f"not known, {why_unknown(by, run.trace.provenance == 'predicted')}"
-            lines.append(f"  {by}: {largest} {format_bytes(shares[largest])}" if largest else f"  {by}: {why}")
-        wrong.append("\n".join(lines))
+        peak, most = format_bytes(run.peak_bytes), format_bytes(budget)
+        above = f"the peak of allocated memory is {peak}, above the budget of {most}"
+        wrong.append("\n".join([above, *_culprits(run, None)]))
     baseline = node.config.pluginmanager.get_plugin("memlab-baseline")
     if baseline is not None:
         wrong.append(baseline.compare(name, run))

@@ -7,7 +7,6 @@ Both are bounded in memory, and the second in time: rows that come too fast shar
 from __future__ import annotations
 
 import os
-import sys
 import time
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlab.errors import MemlabError
 from memlab.scripts import measured_script
-from memlab.scripts.recording import Recording, Wanted, folder
+from memlab.scripts.recording import Recording, Wanted, folder, say
 from memlab.scripts.script import frame_of_script
 from memlab.units import number_of, parse_bytes
 
@@ -101,7 +100,7 @@ class MeasuredTraining:
             begin_s = time.monotonic()
             run = self._close()
             if not self._rows and run.trace.remark:  # rows of a log have numbers only
-                self.recording.say(f"memlab: the figures in the log are of a {run.trace.remark}.")
+                say(f"memlab: the figures in the log are of a {run.trace.remark}.")
             found, peak_bytes = self._figures(run)
             if peak_bytes > self._peak_bytes or not self._rows:
                 self._highest, self._peak_bytes = found, peak_bytes
@@ -177,11 +176,6 @@ class MeasuredTraining:
 def needs(module: str, package: str) -> ImportError:
     """The error of an integration whose library is not installed."""
     return ImportError(f"{module} needs {package}, which is not installed: pip install {package}.", name=package)
-
-
-def say(text: str) -> None:
-    """A line about a training, to stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class MeasuringCallback:

@@ -18,30 +18,20 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from memlab.integrations.first_step import (
-    DEVICE,
-    STEPS,
-    autocast,
-    first_batches,
-    move,
-    on_card,
-    predict_first_step,
-    refuse,
-)
-from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs, say
+from memlab.integrations import first_step
+from memlab.integrations.first_step import DEVICE, STEPS, autocast
+from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs
+from memlab.scripts.recording import say
 from memlab.torch_internals.frames import locals_of
 
 try:
     import transformers
 except ImportError:
     raise needs(__name__, "transformers") from None
-
-if TYPE_CHECKING:
-    pass
 
 
 class MemoryCallback(MeasuringCallback, transformers.TrainerCallback):
@@ -142,7 +132,7 @@ class MemoryCallback(MeasuringCallback, transformers.TrainerCallback):
         if self._undo is None and trainer is not None:
             self._undo = self._log_with(trainer)
         if self.options.card is not None and trainer is not None:
-            self.prediction = predict_first_step(functools.partial(_steps, trainer), self.options.card, say)
+            self.prediction = first_step.predict_first_step(functools.partial(_steps, trainer), self.options.card)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An optimizer step has ended."""
@@ -164,20 +154,16 @@ def _steps(trainer: Any) -> None:
     """The first training steps of a Trainer, on the card: its own `training_step` and optimizer; in the child only."""
     args, accelerator, optimizer, model = trainer.args, trainer.accelerator, trainer.optimizer, trainer.model
     mixed = accelerator.mixed_precision
-    refuse(
-        [
-            (
-                trainer.model_wrapped is not model or args.world_size > 1 or args.n_gpu > 1,
-                "it trains on several devices",
-            ),
-            (trainer.state.global_step > 0, "it goes on from a checkpoint"),
-            (args.torch_compile, "it is compiled, and would be predicted as if it were not"),
-            (mixed not in ("no", "bf16"), f"mixed precision {mixed} needs a scaler that is not predicted"),
-        ]
-    )
+    are_several = trainer.model_wrapped is not model or args.world_size > 1 or args.n_gpu > 1
+    first_step.refuse([
+        (are_several, "it trains on several devices"),
+        (trainer.state.global_step > 0, "it goes on from a checkpoint"),
+        (args.torch_compile, "it is compiled, and would be predicted as if it were not"),
+        (mixed not in ("no", "bf16"), f"mixed precision {mixed} needs a scaler that is not predicted"),
+    ])  # fmt: skip
     loop: dict[str, Any] = {}  # the variables that the Trainer's loop holds on to from one step to the next
     if args.device.type == "cpu":
-        move(model, optimizer)
+        first_step.move(model, optimizer)
         loop["tr_loss"] = torch.tensor(0.0, device=DEVICE)
         # What a Trainer and its Accelerator have found out about this machine, for that with the card.
         vars(args)["_setup_devices"] = vars(accelerator.state)["device"] = DEVICE
@@ -192,7 +178,8 @@ def _steps(trainer: Any) -> None:
             model.forward = in_bf16
     count = STEPS * args.gradient_accumulation_steps
     # As accelerate's loader does it, all batches of an optimizer step go to the card before its first one, and stay for it.
-    batches = map(on_card, first_batches(trainer.callback_handler.train_dataloader, count))
+    loader = trainer.callback_handler.train_dataloader
+    batches = map(first_step.on_card, first_step.first_batches(loader, count))
     for _ in range(STEPS):
         samples, items = trainer.get_batch_samples(batches, args.gradient_accumulation_steps, DEVICE)
         if not samples:

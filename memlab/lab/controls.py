@@ -18,13 +18,15 @@ import ipywidgets
 from memlab import simulated_gpu
 from memlab.api.display import LevelNow
 from memlab.api.provenance import remark_here
-from memlab.lab import technique_cards, widgets
+from memlab.lab import widgets
 from memlab.lab.estimates import Estimates
 from memlab.lab.experiment import error_details, error_line
 from memlab.lab.runs_panel import RunsPanel
 from memlab.lab.session import LabSession
 from memlab.lab.state import MAX_STEPS, MAX_WORLD_SIZE
+from memlab.lab.technique_cards import TechniqueCards
 from memlab.lab.widgets import button, clickable, flowing, line, problem, set_options
+from memlab.saving_techniques import techniques
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.views import theme
 from memlab.views.live import LiveView
@@ -60,14 +62,13 @@ class LabControls:
         text = "measure even if host memory may not be enough"
         self.force = self._observed(clickable(ipywidgets.Checkbox(description=text, indent=False), "auto"), "force")
         self.idea, self.settings = ipywidgets.HTML(), ipywidgets.VBox()
-        self.run = button(
-            "Run", self._guarded(self._run), "Run the selection, and its baseline if it has not been run yet"
-        )
+        what = "Run the selection, and its baseline if it has not been run yet"
+        self.run = button("Run", self._guarded(self._run), what)
         self.run.button_style = "primary"
         self.bar = ipywidgets.IntProgress(description="Progress", max=1, layout=ipywidgets.Layout(width="150px"))
         self.bar.style.description_width = "initial"
         self.more, more = self._opening("More settings", self.steps, self.settings, self.force)
-        self.techniques = technique_cards.TechniqueCards(choices.techniques, self._toggled)
+        self.techniques = TechniqueCards(techniques, self._toggled)
         self.verdict, self.status, self.problem = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
         self.verdict.add_class("memlab-verdict")
         self.runs = RunsPanel(session, self._guarded, self.say)
@@ -87,9 +88,8 @@ class LabControls:
         self.techniques.box.add_class("memlab-choice")
         columns = ipywidgets.HBox([fields, self.techniques.box])
         columns.add_class("memlab-columns")
-        colours = (
-            f"--memlab-less: {theme.SERIES['allocated']}; --memlab-more: {theme.CAPACITY}; --memlab-grid: {theme.GRID}"
-        )
+        less = theme.SERIES["allocated"]
+        colours = f"--memlab-less: {less}; --memlab-more: {theme.CAPACITY}; --memlab-grid: {theme.GRID}"
         rules = f".memlab-lab {{ {colours} }}\n{theme.static('lab.css')}"
         style = ipywidgets.HTML(f"<style>{rules}</style>{widgets.hiding_style(name)}")
         style.layout.display = "none"
@@ -224,7 +224,7 @@ class LabControls:
     def show_estimates(self) -> None:
         """Show what each technique would save, and in one line what those that are chosen save."""
         session, state = self._session, self._session.chosen
-        known = {name: self.estimates.of(state, (name,)) for name in session.choices.techniques}
+        known = {name: self.estimates.of(state, (name,)) for name in techniques}
         with self._as_shown():
             self.techniques.show(state.techniques, session.choices.excluded(state), known)
             if None not in known.values():
@@ -257,10 +257,9 @@ class LabControls:
     def level(self, now: LevelNow) -> None:
         """Draw what a measured run holds, on one curve for a baseline and what is compared with it."""
         if self._live is None:
-            remark = remark_here([self._session.chosen.device])
-            self._live = LiveView(
-                str(self._session.choices.work(self._session.chosen)), ("allocated",), now.capacity_bytes, remark=remark
-            )
+            state = self._session.chosen
+            work, remark = str(self._session.choices.work(state)), remark_here([state.device])
+            self._live = LiveView(work, ("allocated",), now.capacity_bytes, remark=remark)
             self.live.children = (self._live,)
         since_s = time.monotonic() - self.began_s
         self._live.push(

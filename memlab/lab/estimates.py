@@ -38,7 +38,6 @@ class Estimate:
 
     peak_bytes: ByteRange = _NOTHING
     before_bytes: ByteRange = _NOTHING
-    verdict: str = ""
     why: str = ""
     applies: bool = True
     of_pattern: bool = False
@@ -69,10 +68,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one prediction has shown: the peak, the verdict, and who held the peak by category."""
+    """What one prediction has shown: the peak, and who held it by category."""
 
     peak_bytes: ByteRange
-    verdict: str
     shares: Mapping[str, int]
 
 
@@ -113,7 +111,7 @@ class Estimates:
         names = tuple(names)
         before, after = (self.peaks.get(_key(state, one)) for one in (_plain(names), (names, ())))
         if isinstance(before, Found) and isinstance(after, Found):
-            return Estimate(after.peak_bytes, before.peak_bytes, after.verdict, of_pattern=bool(_plain(names)[1]))
+            return Estimate(after.peak_bytes, before.peak_bytes, of_pattern=bool(_plain(names)[1]))
         problem = before if isinstance(before, Exception) else after
         if isinstance(problem, Exception):
             why = error_line(problem).removeprefix(f"{names[0]}: " if names else "")
@@ -126,12 +124,11 @@ class Estimates:
 
     def best(self, state: LabState) -> tuple[str, Estimate] | None:
         """The technique that saves most of those that leave the training as it is."""
-        found = ((name, self.of(state, (name,))) for name, one in techniques.items() if one.equality.kind != "changes")
-        useful = [
-            (name, one)
-            for name, one in found
-            if one is not None and not (one.why or one.of_pattern) and one.share >= LEAST_SHARE
-        ]
+        useful: list[tuple[str, Estimate]] = []
+        for name, technique in techniques.items():
+            one = self.of(state, (name,)) if technique.equality.kind != "changes" else None
+            if one is not None and not (one.why or one.of_pattern) and one.share >= LEAST_SHARE:
+                useful.append((name, one))
         return max(useful, key=lambda pair: pair[1].share, default=None)
 
     def sentence(self, state: LabState) -> str:
@@ -206,7 +203,7 @@ class Estimates:
             world_size=state.world_size, is_quiet=True,
         )  # fmt: skip
         assert isinstance(run, Prediction)
-        return Found(run.allocated_bytes, run.verdict, shares_of(run))
+        return Found(run.allocated_bytes, shares_of(run))
 
 
 def _subject(state: LabState) -> Any:
@@ -215,8 +212,7 @@ def _subject(state: LabState) -> Any:
 
 
 def _key(state: LabState, job: tuple[Names, Names]) -> Any:
-    names, habits = job
-    return _subject(state), tuple(sorted(names)), tuple(sorted(habits))
+    return _subject(state), *(tuple(sorted(names)) for names in job)
 
 
 def _plain(names: Names) -> tuple[Names, Names]:

@@ -14,7 +14,7 @@ from memlab.api.workload_run import WORLD_SIZE, Work, work_of
 from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, cards, find
 from memlab.probes import cuda
-from memlab.saving_techniques import Technique, techniques
+from memlab.saving_techniques import techniques
 from memlab.workloads.workload import SIZES, Workload
 
 DEVICES = ("cpu", "cuda", "card")
@@ -86,11 +86,6 @@ class LabChoices:
     def workloads(self) -> list[str]:
         """The names of all workloads, the user's own first."""
         return list(dict.fromkeys([*self.own, *known_workloads()]))
-
-    @property
-    def techniques(self) -> dict[str, Technique]:
-        """All of them."""
-        return dict(techniques)
 
     @property
     def cards(self) -> list[str]:

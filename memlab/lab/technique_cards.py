@@ -52,9 +52,8 @@ class TechniqueCards:
         for name, card in self.cards.items():
             box, text = card.children
             box.value, box.disabled = name in self._chosen, name in why
-            text.value = _about(
-                self._techniques[name], why.get(name, ""), estimates.get(name)
-            )  # the same again is not sent
+            # The same text again is not sent.
+            text.value = _about(self._techniques[name], why.get(name, ""), estimates.get(name))
         self._sift()
 
     def rank(self, estimates: Mapping[str, Estimate | None]) -> None:
@@ -88,22 +87,14 @@ def _about(one: Technique, why: str, estimate: Estimate | None) -> str:
     """The text below a check box."""
     myth = "<b>Myth.</b> " if one.kind == "myth" else ""
     cannot = f"<div><b>Cannot be added now:</b> {prose(why)}</div>" if why else ""
-    facts = {
-        "Attacks": ", ".join(one.attacks),
-        "Results": str(one.equality),
-        "Price": one.price,
-        "Not when": one.not_when,
-    }
-    facts = {key: text for key, text in facts.items() if text}
+    facts = {"Attacks": ", ".join(one.attacks), "Results": str(one.equality)}
+    facts |= {key: text for key, text in (("Price", one.price), ("Not when", one.not_when)) if text}
     about = "".join(f"<div>{key}: {prose(text)}</div>" for key, text in facts.items())
     title = escape("\n".join([one.idea, *(f"{key}: {text}" for key, text in facts.items())]).replace("`", ""))
     idea = f"<div class='memlab-idea'>{myth}{prose(one.idea)}</div>"
-    return f"<div title='{title}'>{_bar(estimate)}{cannot}{idea}<div class='memlab-about'>{about}</div></div>"
-
-
-def _bar(estimate: Estimate | None) -> str:
-    """What it would save, as a share of the peak; empty until it is known."""
+    # What it would save, as a share of the peak; empty until it is known.
     share = 0.0 if estimate is None or estimate.why else max(-1.0, min(estimate.share, 1.0))
     kind = " class='memlab-costs'" if share < 0 else ""
     bar = f"<div class='memlab-share' aria-hidden='true'><div{kind} style='width:{100 * abs(share):.0f}%'></div></div>"
-    return f"{bar}<div>{prose(estimate.text) if estimate is not None else '…'}</div>"
+    saves = f"<div>{prose(estimate.text) if estimate is not None else '…'}</div>"
+    return f"<div title='{title}'>{bar}{saves}{cannot}{idea}<div class='memlab-about'>{about}</div></div>"

@@ -7,7 +7,7 @@ placeholder, one in the placeholder hides the output that has lost its controls.
 
 from __future__ import annotations
 
-import re
+import functools
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import ipywidgets
 
 from memlab.torch_internals import let_clicks_through
+from memlab.views.table import safe
 
 USE = "Run this cell to use the Lab: its controls need a running kernel. The last result is below."
 CLOSED = "This Lab is closed: run this cell to use it again."
@@ -22,6 +23,8 @@ CONTROLS = "memlab-lab"
 """The class of the controls."""
 _CHILD = ".jp-OutputArea-child"
 _LOST = "jupyter-widgets-disconnected"
+prose = functools.partial(safe, limit=2000)
+"""Text as HTML, with `code` in backticks as code."""
 
 
 def placeholder(name: str) -> dict[str, Any]:
@@ -97,11 +100,6 @@ def problem(text: str, details: str) -> str:
     """What went wrong in one line, with details to open."""
     more = f"<details><summary>Details</summary><pre>{escape(details)}</pre></details>" if details else ""
     return f"<div role='alert' class='memlab-problem'><b>{prose(text)}</b>{more}</div>" if text else ""
-
-
-def prose(text: str) -> str:
-    """Text as HTML, with `code` in backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def close_all(widget: Any) -> None:

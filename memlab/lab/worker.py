@@ -50,9 +50,8 @@ class ExecutionLock:
 
     def _wait_for_run(self) -> None:
         with self._changed:
-            while self._run is not None or (
-                self._waiting and not self._cells
-            ):  # in a nested cell the run waits for the outer
+            # In a nested cell the run waits for the outer.
+            while self._run is not None or (self._waiting and not self._cells):
                 self._changed.wait(0.2)  # with short timeouts: signals are only handled in between
 
     def cell_ends(self, *_: Any) -> None:

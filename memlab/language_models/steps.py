@@ -73,21 +73,16 @@ class _OfModel:
         transformers.logging.set_verbosity_error()
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
-                self.model,
-                dtype=getattr(torch, self.dtype),
-                attn_implementation=self.attention,
+                self.model, dtype=getattr(torch, self.dtype), attn_implementation=self.attention,
                 trust_remote_code=self.trust_remote_code,
-            )
+            )  # fmt: skip
         quantizer = None
         if self.nf4:
-            quantizer = transformers.quantizers.AutoHfQuantizer.from_config(
-                transformers.BitsAndBytesConfig(
-                    load_in_4bit=True,
-                    bnb_4bit_quant_type="nf4",
-                    bnb_4bit_use_double_quant=True,
-                    bnb_4bit_compute_dtype=getattr(torch, self.dtype),
-                )
-            )
+            bits = transformers.BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=getattr(torch, self.dtype),
+            )  # fmt: skip
+            quantizer = transformers.quantizers.AutoHfQuantizer.from_config(bits)
             quantizer.preprocess_model(model, device_map=None)
             model.hf_quantizer = quantizer  # which from_pretrained sets
         made: dict[int, Any] = {}  # tied weights stay tied
@@ -175,19 +170,11 @@ class TrainingStep(_OfModel):
         accelerate.state.check_cuda_p2p_ib_support = lambda: True  # it would start nvidia-smi, in this child process
         is_half = self.dtype == "float16"
         settings = transformers.TrainingArguments(
-            output_dir=tempfile.gettempdir(),
-            per_device_train_batch_size=self.batch,
-            max_steps=_STEPS,
-            bf16=not is_half,
-            fp16=is_half,
-            optim=self.optimizer,
-            gradient_checkpointing=self.gradient_checkpointing,
-            gradient_checkpointing_kwargs=recompute,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
+            output_dir=tempfile.gettempdir(), per_device_train_batch_size=self.batch, max_steps=_STEPS,
+            bf16=not is_half, fp16=is_half, optim=self.optimizer,
+            gradient_checkpointing=self.gradient_checkpointing, gradient_checkpointing_kwargs=recompute,
+            save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True,
+        )  # fmt: skip
         row = torch.ones(self.tokens, dtype=torch.long)
         sequences = [{"input_ids": row, "labels": row}] * (_STEPS * self.batch)
         trainer = transformers.Trainer(model, settings, train_dataset=sequences)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -40,27 +39,8 @@ class Claim:
     __repr__ = __str__
 
 
-def saves(what: str, before: Measured, after: Measured, at_least: float = LEAST_SAVING, of: str = "allocated") -> Claim:
-    """Assert that `what` saves at least this share of the peak, else raise ClaimRefuted."""
-    if not 0 < at_least < 1:
-        raise MemlabError(f"at_least is a share between 0 and 1, got {at_least!r:.80}.")
-    claim = _claim(what, before, after, of)
-    if claim.saved_share < at_least:
-        raise ClaimRefuted(f"not so here: {claim.sentence} At least {at_least:.0%} was claimed.")
-    return claim
-
-
-def saves_nothing(
-    what: str, before: Measured, after: Measured, at_most: float = MOST_OF_A_MYTH, of: str = "allocated"
-) -> Claim:
-    """Assert that `what` does not change the peak by more than this share, else raise ClaimRefuted."""
-    claim = _claim(what, before, after, of)
-    if abs(claim.saved_share) > at_most:
-        raise ClaimRefuted(f"not so here: {claim.sentence} At most {at_most:.0%} was claimed.")
-    return claim
-
-
-def _claim(what: str, before: Measured, after: Measured, of: str) -> Claim:
+def saving(what: str, before: Measured, after: Measured, of: str) -> Claim:
+    """What `what` saves of the peak of `of`, as a claim that nobody has judged yet."""
     sources = {source_of([run]) for run in (before, after) if isinstance(run, Run)}
     if len(sources) > 1:
         raise MemlabError(f"a claim compares two of a kind, got {' and '.join(sorted(sources))}.")
@@ -123,12 +103,15 @@ class Account(Shown):
         """The same as a share of the figure."""
         return self.unexplained_bytes / max(self.total_bytes, 1)
 
-    @property
-    def gaps(self) -> tuple[str, ...]:
-        """The terms, or the whole, whose formula is further off than MOST_UNEXPLAINED of the figure, workspaces aside."""
+    def checked(self) -> Account:
+        """The account; ClaimRefuted if a formula, or all together, is further off than MOST_UNEXPLAINED, workspaces aside."""
         rests = {"together": self.unexplained_bytes, **{term.name: term.residual_bytes for term in self.terms}}
         allowed = MOST_UNEXPLAINED * self.total_bytes + self.workspace_bytes
-        return tuple(f"{name} ({rest / MiB:+.1f} MiB)" for name, rest in rests.items() if abs(rest) > allowed)
+        gaps = [f"{name} ({rest / MiB:+.1f} MiB)" for name, rest in rests.items() if abs(rest) > allowed]
+        if gaps:
+            most = f"at most {MOST_UNEXPLAINED:.0%} of {format_bytes(self.total_bytes)} may be left"
+            raise ClaimRefuted(f"{self.title}: not explained: {', '.join(gaps)}; {most}.")
+        return self
 
     @property
     def page(self) -> Page:
@@ -148,15 +131,3 @@ class Account(Shown):
         names = ["formula", "predicted_bytes", "measured_bytes", "residual_bytes"]
         rows = [{"what": one.name, **{name: getattr(one, name) for name in names}} for one in self.terms]
         return pandas.DataFrame(rows)
-
-
-def account(
-    title: str, total_bytes: int, terms: Sequence[tuple[str, str, int, int]], source: str, workspace_bytes: int = 0
-) -> Account:
-    """An account; each term is name, formula as text, predicted and measured bytes. Raises ClaimRefuted if it leaves a gap."""
-    made = Account(title, total_bytes, tuple(AccountTerm(*term) for term in terms), source, workspace_bytes)
-    if gaps := made.gaps:
-        raise ClaimRefuted(
-            f"{title}: not explained: {', '.join(gaps)}; at most {MOST_UNEXPLAINED:.0%} of {format_bytes(total_bytes)} may be left."
-        )
-    return made

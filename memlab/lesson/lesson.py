@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -13,15 +14,17 @@ from typing import Any, Literal
 import torch
 
 from memlab.api.predict import predict
+from memlab.api.provenance import provenance_here
 from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.errors import ClaimRefuted, MemlabError
-from memlab.lesson import claim, price, progress_file
+from memlab.lesson import progress_file
 from memlab.lesson.check import Check, Verdict
-from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, Claim, Measured
+from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, AccountTerm, Claim, Measured, saving
 from memlab.lesson.guess import Answer, Choice, Guess, Share, Size
 from memlab.lesson.guess_plot import GuessPlot
 from memlab.lesson.guess_widget import show_guess
+from memlab.lesson.price import PAIRS, flops_ratio, seconds_ratios
 from memlab.lesson.progress import CourseProgress
 from memlab.lesson.progress_file import FinishedLesson, StoredExercise, StoredGuess
 from memlab.lesson.sources import Maker, source_of
@@ -94,11 +97,7 @@ class Lesson:
         return list(self._claims.values())
 
     def guess(
-        self,
-        question: str,
-        *,
-        between: tuple[str | int, str | int] | None = None,
-        choices: Sequence[str] = (),
+        self, question: str, *, between: tuple[str | int, str | int] | None = None, choices: Sequence[str] = ()
     ) -> Guess:
         """Ask before the run: a size `between` two, one of `choices`, or else a share in percent."""
         answer: Answer = Choice(tuple(choices)) if choices else Share()
@@ -148,19 +147,25 @@ class Lesson:
     def saves(
         self, what: str, before: Measured, after: Measured, at_least: float = LEAST_SAVING, of: str = "allocated"
     ) -> Claim:
-        """Assert that `what` saves at least this share of the peak of `of`."""
-        return self._claimed(what, claim.saves(what, before, after, at_least, of))
+        """Assert that `what` saves at least this share of the peak of `of`, else raise ClaimRefuted."""
+        if not 0 < at_least < 1:
+            raise MemlabError(f"at_least is a share between 0 and 1, got {at_least!r:.80}.")
+        claim = saving(what, before, after, of)
+        return self._claimed(what, claim, claim.saved_share >= at_least, f"At least {at_least:.0%}")
 
     def saves_nothing(
         self, what: str, before: Measured, after: Measured, at_most: float = MOST_OF_A_MYTH, of: str = "allocated"
     ) -> Claim:
-        """Assert that `what` does not change the peak of `of`."""
-        return self._claimed(what, claim.saves_nothing(what, before, after, at_most, of))
+        """Assert that `what` does not change the peak of `of` by more than this share, else raise ClaimRefuted."""
+        claim = saving(what, before, after, of)
+        return self._claimed(what, claim, abs(claim.saved_share) <= at_most, f"At most {at_most:.0%}")
 
-    def _claimed(self, what: str, claimed: Claim) -> Claim:
-        self._claims[what] = claimed
-        self.headlines[f"{what}: share of the peak saved"] = round(claimed.saved_share, 4)
-        return claimed
+    def _claimed(self, what: str, claim: Claim, is_so: bool, claimed: str) -> Claim:
+        if not is_so:
+            raise ClaimRefuted(f"not so here: {claim.sentence} {claimed} was claimed.")
+        self._claims[what] = claim
+        self.headlines[f"{what}: share of the peak saved"] = round(claim.saved_share, 4)
+        return claim
 
     def holds(self, sentence: str, is_so: bool, *by: Maker) -> Claim:
         """Assert anything else that the lesson says; `by` is what the figures were taken from, if not computed here."""
@@ -180,12 +185,19 @@ class Lesson:
         Of seconds the low end of the spread is compared, since other work on the machine only adds to them; a simulated GPU
         has none, and says so.
         """
-        paid = price.price(what, before, after, at_most, of, self.device)
-        if paid.source == "simulated":
-            return paid.sentence
         if of == "FLOPs":
-            self.headline(f"{what}: times the FLOPs", round(paid.middle, 3))
-        return self._held(paid.sentence, paid.low <= at_most, paid.source)
+            ratio = flops_ratio(before, after)
+            self.headline(f"{what}: times the FLOPs", round(ratio, 3))
+            return self.holds(f"{what}: {ratio:.2f} times the FLOPs (at most {at_most:g})", ratio <= at_most)
+        if of != "seconds":
+            raise MemlabError(f'a price is in "FLOPs" or "seconds", got {of!r:.80}.')
+        source = provenance_here([self.device])
+        if source == "simulated":
+            return f"{what}: not measurable here: a simulated GPU has no times"
+        ratios = seconds_ratios(before, after)
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {PAIRS} pairs"
+        sentence = f"{what}: {statistics.median(ratios):.2f} times the seconds ({spread}; at most {at_most:g})"
+        return self._held(sentence, ratios[0] <= at_most, f"{source} on {self.device}")
 
     def accuracy(self, what: str, off: float, at_most: float = math.inf, at_least: float = 0.0) -> None:
         """Assert how far `what` is off, as a share of the exact values; a simulated GPU computes none, and says so."""
@@ -225,7 +237,7 @@ class Lesson:
         source = source_of(by if isinstance(total, int) else [total])
         # cuBLAS has one for the thread of forward and one for that of backward, and cuBLASLt one while it multiplies.
         workspaces = 3 * max(blas_workspace_sizes()) if self.device == "cuda" else 0
-        return claim.account(title, total_bytes, terms, source, workspaces)
+        return Account(title, total_bytes, tuple(AccountTerm(*term) for term in terms), source, workspaces).checked()
 
     def check(self, yours: Callable[[], object]) -> Check:
         """Check an exercise: `lesson.check(yours).same_as(reference).peak_below("2 GiB")`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -174,13 +175,9 @@ def _sum(of: str, ones: Iterable[LessonProgress]) -> int:
     return sum(getattr(one, of) for one in ones)
 
 
-def _guesses(ones: Sequence[LessonProgress]) -> str:
-    return _of(_sum("answered", ones), _sum("asked", ones))
+def _of(some: str, whole: str, ones: Sequence[LessonProgress]) -> str:
+    return f"{_sum(some, ones)} of {most}" if (most := _sum(whole, ones)) else ""
 
 
-def _exercises(ones: Sequence[LessonProgress]) -> str:
-    return _of(_sum("solved", ones), _sum("tried", ones))
-
-
-def _of(some: int, most: int) -> str:
-    return f"{some} of {most}" if most else ""
+_guesses = functools.partial(_of, "answered", "asked")
+_exercises = functools.partial(_of, "solved", "tried")

@@ -35,15 +35,13 @@ def _source(maker: Maker) -> str:
     if type(maker).__module__.startswith("psutil"):  # a process: its memory is in no run
         return "measured on the host"
     match maker:
-        case Prediction():
+        case Prediction() | MaxBatch():
             return f"predicted for {maker.card.name}"
         case Run():
             where = f" on {maker.devices[0].device.label}" if maker.devices else ""
             return f"{maker.trace.provenance}{where}"
         case Advice():
             return _source(maker.before)
-        case MaxBatch():
-            return f"predicted for {maker.card.name}"
         case CachingAllocator():
             return "simulated"
         case OomExplained():

@@ -43,9 +43,8 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser() -> _Parser:
     """The options of `%%memtrack`."""
-    width = functools.partial(
-        argparse.HelpFormatter, width=110
-    )  # otherwise argparse asks the terminal, which a notebook is not
+    # Otherwise argparse asks the terminal, which a notebook is not.
+    width = functools.partial(argparse.HelpFormatter, width=110)
     parser = _Parser(prog="%memtrack", add_help=False, allow_abbrev=False, formatter_class=width)
     add = parser.add_argument
     add("--name", metavar="N", help="the name of the run in memlab.runs")
@@ -60,12 +59,7 @@ def make_parser() -> _Parser:
     add("--no-live", action="store_true", help="no curve while the cell runs")
     add("--quiet", action="store_true", help="no report")
     add("--predict", metavar="CARD", help="run nothing here: predict the cell for that GPU")
-    add(
-        "--assume",
-        metavar="KEY=VALUE",
-        action="append",
-        help="with --predict: the value to assume for this key",
-    )
+    add("--assume", metavar="KEY=VALUE", action="append", help="with --predict: the value to assume for this key")
     add("--torch", metavar="VERSION", help="with --predict: the PyTorch that will run there, 2.10 to 2.15")
     add("--devices", metavar="N", type=int, help="with --predict: so many of that GPU, as cuda:0, cuda:1, ...")
     add("--raises-oom", action="store_true", help="with --predict: raise where memory would run out")

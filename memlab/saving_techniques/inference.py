@@ -255,9 +255,7 @@ TECHNIQUES = (
     described("conv_bn_fusion", Demo(plain_inference), **to_model(fuse, only_inference)),
     *(
         described(
-            name,
-            Demo(functools.partial(four_blocks, kind)),
-            **to_model(functools.partial(merge, kind), only_inference),
+            name, Demo(functools.partial(four_blocks, kind)), **to_model(functools.partial(merge, kind), only_inference)
         )
         for name, kind in (("repvgg_merge", RepVggBlock), ("acnet_merge", AcBlock))
     ),

@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from memlab.scripts.after_torch import AfterTorch
 from memlab.scripts.live_line import LiveLine
-from memlab.scripts.recording import Recording, Wanted
+from memlab.scripts.recording import OVER_BUDGET, Recording, Wanted, say
 from memlab.scripts.script import Script, frame_of_script, show_as_python
 from memlab.scripts.signals import Signals
 from memlab.units import format_bytes, format_seconds, number_of
 
 if TYPE_CHECKING:
     from memlab.api.display import LevelNow
-
-OVER_BUDGET = 1
-"""The exit status of a script that ended well and used more than its budget."""
 
 
 running: MeasuredScript | None = None
@@ -105,7 +102,7 @@ class MeasuredScript:
     def _terminated(self) -> None:
         """SIGTERM: report what was measured; then the script ends."""
         if not self.wanted.quiet:
-            self.recording.say("memlab run: ended by SIGTERM; measured until then:")
+            say("memlab run: ended by SIGTERM; measured until then:")
         self.recording.ended_by = "SIGTERM"
         self._ended(None)
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 LONGEST_NAME = 200
+OVER_BUDGET = 1
+"""The exit status of a script that ended well and used more than its budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +138,8 @@ class Recording:
             yield
         except Exception as error:
             why = str(error) if isinstance(error, MemlabError) else f"{type(error).__name__}: {error!s:.200}"
-            self.say(f"{self.who}: {'there is no report: ' if self.is_over else 'nothing is measured: '}{why}")
+            say(f"{self.who}: {'there is no report: ' if self.is_over else 'nothing is measured: '}{why}")
             self.has_failed = True
-
-    def say(self, text: str) -> None:
-        """Write a line to stderr."""
-        if sys.stderr is None:  # print would take stdout
-            return
-        with contextlib.suppress(Exception):  # it may be anything that the script put there
-            try:
-                print(text, file=sys.stderr, flush=True)
-            except RuntimeError:  # a signal came while the script was writing there
-                os.write(sys.stderr.fileno(), f"{text}\n".encode("utf-8", "replace"))
 
     def file(self, suffix: str) -> Path | None:
         """The file of this process in the folder: `train.memlab`, `train.rank3.memlab`, of a second part `train.2.memlab`."""
@@ -183,13 +175,13 @@ class Recording:
         self.times.interrupt()
         self.run = track.run
         if over is not None:
-            self.say(f"memlab: {over}")
+            say(f"memlab: {over}")
             self.is_over_budget = True
 
     def _report(self, error: BaseException | None, why_nothing: str, is_quiet: bool = False) -> None:
         if self.run is None:
             if not self.has_failed and not self.wanted.quiet:  # a failure was said
-                self.say(f"{self.who}: nothing was measured: {why_nothing}")
+                say(f"{self.who}: nothing was measured: {why_nothing}")
             return
         from memlab.api.kept_names import keep_names
         from memlab.api.oom import note_oom
@@ -201,23 +193,32 @@ class Recording:
             self.run.save(kept)
         if not self.wanted.quiet and (explained is not None or not is_quiet):
             as_words = run_page.as_json if self.wanted.as_json else run_page.as_text
-            self.say(as_words(self.run, explained, self.times))
+            say(as_words(self.run, explained, self.times))
         where = self.file(".html")
         if explained is not None and where is None:
             where = Path(f"memlab-{self.wanted.name}-{self._pid}.html").absolute()
         if where is not None:
             where.write_text(run_page.as_html(self.run, explained, self.times), encoding="utf-8")
             if not self.wanted.quiet:
-                self.say(f"memlab: page {where}" + (f", run {kept}" if kept is not None else ""))
+                say(f"memlab: page {where}" + (f", run {kept}" if kept is not None else ""))
+
+
+def say(text: str) -> None:
+    """Write a line to stderr."""
+    if sys.stderr is None:  # print would take stdout
+        return
+    with contextlib.suppress(Exception):  # it may be anything that the script put there
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except RuntimeError:  # a signal came while the script was writing there
+            os.write(sys.stderr.fileno(), f"{text}\n".encode("utf-8", "replace"))
 
 
 @contextlib.contextmanager
 def _termination_waits() -> Iterator[None]:
     """Delay SIGTERM until the report is written: torchrun sends it to the other ranks as soon as one has failed."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
     came: list[int] = []

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from memlab.errors import MemlabError
+from memlab.scripts.recording import OVER_BUDGET, say
 from memlab.units import format_bytes, number_of, parse_bytes
-
-OVER_BUDGET = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +49,12 @@ class Launch:
                 started.append(subprocess.Popen([*torchrun, "--no-python", *rank]))
                 status = started[0].wait()
             if kills is not None and (more := (oom_kills() or 0) - kills) > 0:
-                _say(
-                    f"memlab run: the kernel killed {more:,} of the processes of this control group for host memory meanwhile."
-                )
+                which = f"{more:,} of the processes of this control group"
+                say(f"memlab run: the kernel killed {which} for host memory meanwhile.")
             try:
                 over = self._report(folder)
             except Exception as error:  # the exit status is that of the job
-                _say(f"memlab run: there is no report: {type(error).__name__}: {error!s:.200}")
+                say(f"memlab run: there is no report: {type(error).__name__}: {error!s:.200}")
         finally:
             if self.out is None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -71,24 +69,20 @@ class Launch:
         try:
             found = ranks(folder, self.name)
         except MemlabError as error:
-            _say(
-                f"memlab run: nothing was measured: {error}"
-                if self.out is not None
-                else "memlab run: nothing was measured."
-            )
+            say(f"memlab run: nothing was measured{f': {error}' if self.out is not None else '.'}")
             return False
-        _say(run_page.as_json(found) if self.as_json else run_page.as_text(found))
+        say(run_page.as_json(found) if self.as_json else run_page.as_text(found))
         has_run_out = any(one.ran_out or (one.host is not None and one.host.is_short) for one in found.ranks)
         if self.out is None and has_run_out:
             folder = Path(shutil.move(folder, f"memlab-{self.name}-{os.getpid()}")).absolute()
         if folder.is_dir() and (self.out is not None or has_run_out):
             (folder / f"{self.name}.html").write_text(run_page.as_html(found), encoding="utf-8")
-            _say(f"memlab: page {folder / self.name}.html, ranks in {folder}")
+            say(f"memlab: page {folder / self.name}.html, ranks in {folder}")
         worst, limit = found.peak, parse_bytes(self.budget) if self.budget is not None else None
         if limit is None or worst.worst_bytes <= limit:
             return False
         over = format_bytes(worst.worst_bytes - limit)
-        _say(f"memlab: rank {worst.worst_rank} peaked {over} above the budget of {format_bytes(limit)}.")
+        say(f"memlab: rank {worst.worst_rank} peaked {over} above the budget of {format_bytes(limit)}.")
         return True
 
 
@@ -109,7 +103,7 @@ def _signals_go_to_the_ranks(folder: Path | None) -> Iterator[list[subprocess.Po
         for rank in asked:
             rank.send_signal(number)
         where = f", in {folder}" if folder is not None else ""
-        _say(f"memlab run: asked {number_of(len(asked), 'rank')} for a report{where}")
+        say(f"memlab run: asked {number_of(len(asked), 'rank')} for a report{where}")
 
     handlers: dict[int, Any] = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: hand_on}
     if hasattr(signal, "SIGUSR1"):
@@ -135,8 +129,3 @@ def _ranks_under(pid: int, number: int) -> list[Any]:
                 if caught is not None and int(caught[1], 16) >> (number - 1) & 1:
                     found.append(process)
     return found
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _DYNAMIC = struct.Struct("<qQ")
+_VERSION = struct.Struct("<H")
 _NEED = struct.Struct("<HHIII")
 _NEED_ENTRY = struct.Struct("<IHHII")
 
@@ -53,24 +54,21 @@ class _Section:
 
 def linkage(path: Path) -> Linkage:
     """The imports of a shared object, the libraries it needs, and its RPATH or RUNPATH."""
-    with _Reader(path) as file:
-        needed, searched = file.libraries()
-        return Linkage(file.imports(), needed, searched)
+    file = _Reader(path)
+    needed, searched = file.libraries()
+    return Linkage(file.imports(), needed, searched)
 
 
 def defined(path: Path) -> frozenset[str]:
     """The symbols that an object file or a shared object offers to others."""
-    with _Reader(path) as file:
-        return file.defined()
+    return _Reader(path).defined()
 
 
 class _Reader:
-    """An ELF file that is mapped while its tables are read."""
+    """An ELF file, mapped into memory as long as this object lives, and its sections."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-
-    def __enter__(self) -> _Reader:
         try:
             with self._path.open("rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -78,15 +76,7 @@ class _Reader:
             raise self._damaged("it is empty") from None
         except OSError as error:
             raise SimulatedGpuError(f"cannot read {str(self._path)!r}: {error.strerror or error}.") from None
-        try:
-            self._sections = self._read_sections()
-        except BaseException:
-            self._data.close()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._data.close()
+        self._sections = self._read_sections()
 
     def _damaged(self, why: str) -> SimulatedGpuError:
         return SimulatedGpuError(f"{str(self._path)!r} is not a complete ELF file for x86-64: {why}.")
@@ -148,8 +138,9 @@ class _Reader:
         section = self._find(_DYNSYM)
         if section is None:
             return {}
-        strings, nodes = self._strings_of(section), self._nodes()
-        versions = self._version_indices()
+        strings, nodes, table = self._strings_of(section), self._nodes(), self._find(_VERSIONS)
+        records = () if table is None else self._records(table, _VERSION, "its versions")
+        versions = [version for (version,) in records]
         found = {}
         for index, (name, _, _, place, _, _) in enumerate(self._records(section, _SYMBOL, "its symbols")):
             if place == 0 and name:
@@ -168,12 +159,6 @@ class _Reader:
             for name, info, other, place, _, _ in self._records(section, _SYMBOL, "its symbols")
             if place and name and info >> 4 in (_GLOBAL, _WEAK) and other & 3 != _HIDDEN
         )
-
-    def _version_indices(self) -> tuple[int, ...]:
-        section = self._find(_VERSIONS)
-        if section is None:
-            return ()
-        return struct.unpack(f"<{section.size // 2}H", self._part(section.start, section.size // 2 * 2, "its versions"))
 
     def _nodes(self) -> dict[int, str]:
         """Version index to node, of the nodes that other libraries must have."""

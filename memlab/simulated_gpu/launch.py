@@ -30,23 +30,20 @@ def environment(base: Mapping[str, str], machine_file: str) -> dict[str, str]:
 
 def prepared(base: Mapping[str, str], machine_file: str, folder: Path, preloaded: Sequence[str] = ()) -> dict[str, str]:
     """The same, for a known library. Names that are loaded before the program beat the folders that PyTorch's files name."""
+    preload = dict.fromkeys([*preloaded, *base.get("LD_PRELOAD", "").replace(":", " ").split()])
     return {
         **base,
         VARIABLE: machine_file,
         "PATH": _first(str(Path(sys.executable).parent), base.get("PATH", os.defpath), os.pathsep),
         "LD_LIBRARY_PATH": _first(str(folder), base.get("LD_LIBRARY_PATH", ""), ":"),
         "TRITON_LIBCUDA_PATH": str(folder),
-        **({"LD_PRELOAD": _preload(preloaded, base.get("LD_PRELOAD", ""))} if preloaded else {}),
+        **({"LD_PRELOAD": " ".join(preload)} if preloaded else {}),
     }
 
 
 def _first(folder: str, path: str, separator: str) -> str:
     others = [part for part in path.split(separator) if part and part != folder]
     return separator.join([folder, *others])
-
-
-def _preload(names: Sequence[str], before: str) -> str:
-    return " ".join(dict.fromkeys([*names, *before.replace(":", " ").split()]))
 
 
 def unnamed_file(described: Machine) -> str:

@@ -8,6 +8,7 @@ folder is built under another name and renamed: it is there whole or not at all,
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shlex
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from memlab.errors import SimulatedGpuError
@@ -91,17 +92,12 @@ def _make(folder: Path, symbols: CudaSymbols, is_listed: bool) -> None:
         work.chmod(0o755)
         if folder.exists() and not _is_whole(folder, symbols):  # somebody removed a part of it
             shutil.rmtree(folder, ignore_errors=True)
-        _move(work, folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _move(work: Path, folder: Path) -> None:
-    try:
         work.rename(folder)
     except OSError as error:
         if not (folder / NAME).exists():  # else another process was faster
             raise SimulatedGpuError(f"cannot write {str(folder)!r}: {error.strerror}.") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _take_prebuilt(work: Path, wanted: str) -> bool:
@@ -139,7 +135,7 @@ def compile_into(folder: Path, symbols: CudaSymbols) -> None:
     compiler = _compiler()
     with tempfile.TemporaryDirectory(prefix="memlab-") as name:
         work = Path(name)
-        run = _runner(work)
+        run = functools.partial(_run, work)
         run([*compiler, *_COMPILE, *map(str, sorted(SOURCES.glob("*.c")))])
         objects = sorted(work.glob("*.o"))
         missing = set(symbols.nodes).difference(*map(elf.defined, objects))
@@ -171,32 +167,21 @@ def _compiler() -> Sequence[str]:
     return [found]
 
 
-def _runner(work: Path) -> Callable[[Sequence[str]], None]:
-    """Runs commands in a folder; where one fails, its messages are kept in a log."""
-
-    def run(command: Sequence[str]) -> None:
-        try:
-            done = subprocess.run(
-                command, cwd=work, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise SimulatedGpuError(
-                f"the C compiler {command[0]!r} could not be run: {one_line(str(error))}."
-            ) from None
-        if done.returncode:
-            messages = done.stdout + done.stderr
-            first = next((line for line in messages.splitlines() if "error" in line), f"exit status {done.returncode}")
-            log = _keep_log(f"{shlex.join(command)}\n{messages}")
-            raise SimulatedGpuError(
-                f"the simulated GPU could not be compiled: {one_line(first.strip())}. All messages are in {log!r}."
-            )
-
-    return run
-
-
-def _keep_log(text: str) -> str:
-    descriptor, name = tempfile.mkstemp(prefix="memlab-simulated-gpu-", suffix=".log")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    return name
+def _run(work: Path, command: Sequence[str]) -> None:
+    """Run a command in a folder; where it fails, its messages are kept in a log."""
+    try:
+        done = subprocess.run(
+            command, cwd=work, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SimulatedGpuError(f"the C compiler {command[0]!r} could not be run: {one_line(str(error))}.") from None
+    if done.returncode:
+        messages = done.stdout + done.stderr
+        first = next((line for line in messages.splitlines() if "error" in line), f"exit status {done.returncode}")
+        descriptor, log = tempfile.mkstemp(prefix="memlab-simulated-gpu-", suffix=".log")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{shlex.join(command)}\n{messages}")
+        raise SimulatedGpuError(
+            f"the simulated GPU could not be compiled: {one_line(first.strip())}. All messages are in {log!r}."
+        )

@@ -50,8 +50,11 @@ class LiveView(anywidget.AnyWidget):
     ) -> None:
         setup = {
             "title": title,
-            "series": [{"name": name, "colour": theme.colour_of(name, at)} for at, name in enumerate(series)],
-            "phases": [{"name": name, "shade": theme.phase_shade(name)} for name in theme.PHASES],
+            "series": [{"name": name, "colour": theme.SERIES[name]} for name in series],
+            "phases": [
+                {"name": name, "shade": theme.shade(colour, theme.PHASE_ALPHA[name])}
+                for name, colour in theme.PHASE_COLOURS.items()
+            ],
             "capacity": capacity_bytes,
             "capacity_colour": theme.CAPACITY,
             "can_stop": can_stop,

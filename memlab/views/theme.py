@@ -40,19 +40,9 @@ PHASE_ALPHA = {"forward": 0.12, "backward": 0.11, "optimizer": 0.16, "other": 0.
 PALETTE = tuple(CATEGORIES[name] for name in CATEGORIES if name not in ("other", "rounding"))
 
 
-def colour_of(name: str, index: int = 0) -> str:
-    """The colour of a series or category; any other name gets one from the palette."""
-    return SERIES.get(name) or CATEGORIES.get(name) or PALETTE[index % len(PALETTE)]
-
-
 def category_colour(name: str) -> str:
     """The colour of a category or series; any other name has that of `other`."""
     return CATEGORIES.get(name) or SERIES.get(name, CATEGORIES["other"])
-
-
-def phase_shade(phase: str) -> str:
-    """The background of a phase, as rgba text; an unknown phase has none."""
-    return shade(PHASE_COLOURS.get(phase, CATEGORIES["other"]), PHASE_ALPHA.get(phase, 0.0))
 
 
 def shade(colour: str, alpha: float) -> str:

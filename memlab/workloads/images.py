@@ -32,7 +32,7 @@ from torch.nn import functional
 from memlab.errors import MemlabError
 from memlab.workloads.job import Parts
 from memlab.workloads.language import DecoderBlock, WithHead
-from memlab.workloads.workload import Workload, classifying, divided, images_and_classes, settings_of
+from memlab.workloads.workload import Workload, classifying, divided, images_and_classes
 
 # --- VGG ---
 
@@ -329,48 +329,31 @@ def vit(batch: int, side: int, patch: int, layers: int, width: int, heads: int, 
     return model, optimizer, images_and_classes(batch, side, classes), functional.cross_entropy
 
 
-_VGG = settings_of(
-    "batch side width hidden classes", (8, 96, 8, 64, 10), (8, 160, 32, 256, 10), (64, 224, 64, 4096, 1000)
-)
+_VGG = (8, 96, 8, 64, 10), (8, 160, 32, 256, 10), (64, 224, 64, 4096, 1000)
 _RESNET18 = (24, 96, 8, 10), (48, 160, 32, 10), (128, 224, 64, 1000)
 _RESNET50 = (8, 96, 8, 10), (16, 160, 32, 10), (64, 224, 64, 1000)
 _VIT = (16, 64, 8, 6, 64, 4, 10), (16, 128, 8, 8, 128, 4, 10), (64, 224, 16, 12, 768, 12, 1000)
 WORKLOADS = (
-    Workload(
-        "vgg16",
-        "13 convolutions and 3 linear layers: the first layers have the activations, the last the parameters",
-        functools.partial(_training_vgg, VGG16),
-        _VGG,
+    Workload.of(
+        "vgg16", "13 convolutions and 3 linear layers: the first layers have the activations, the last the parameters",
+        functools.partial(_training_vgg, VGG16), *_VGG,
     ),
-    Workload("vgg19", "VGG-16 with three convolutions more", functools.partial(_training_vgg, VGG19), _VGG),
-    Workload(
-        "resnet18",
-        "eight blocks of two convolutions with BatchNorm, with shortcuts",
-        functools.partial(_training_resnet, Basic, (2, 2, 2, 2)),
-        settings_of("batch side width classes", *_RESNET18),
+    Workload.of("vgg19", "VGG-16 with three convolutions more", functools.partial(_training_vgg, VGG19), *_VGG),
+    Workload.of(
+        "resnet18", "eight blocks of two convolutions with BatchNorm, with shortcuts",
+        functools.partial(_training_resnet, Basic, (2, 2, 2, 2)), *_RESNET18,
     ),
-    Workload(
-        "resnet50",
-        "sixteen bottlenecks: wide activations between narrow convolutions",
-        functools.partial(_training_resnet, Bottleneck, (3, 4, 6, 3)),
-        settings_of("batch side width classes", *_RESNET50),
+    Workload.of(
+        "resnet50", "sixteen bottlenecks: wide activations between narrow convolutions",
+        functools.partial(_training_resnet, Bottleneck, (3, 4, 6, 3)), *_RESNET50,
     ),
-    Workload(
-        "densenet121",
-        "58 layers that read everything before them: concatenations, normed and kept",
-        densenet121,
-        settings_of("batch side growth classes", (8, 64, 4, 10), (16, 128, 16, 10), (64, 224, 32, 1000)),
+    Workload.of(
+        "densenet121", "58 layers that read everything before them: concatenations, normed and kept", densenet121,
+        (8, 64, 4, 10), (16, 128, 16, 10), (64, 224, 32, 1000),
     ),
-    Workload(
-        "unet",
-        "skips that keep the largest activations alive until the very end",
-        unet,
-        settings_of("batch side width classes", (2, 96, 8, 2), (2, 320, 16, 2), (4, 512, 64, 2)),
+    Workload.of(
+        "unet", "skips that keep the largest activations alive until the very end", unet,
+        (2, 96, 8, 2), (2, 320, 16, 2), (4, 512, 64, 2),
     ),
-    Workload(
-        "vit",
-        "images cut into patches, and the blocks of a transformer over them",
-        vit,
-        settings_of("batch side patch layers width heads classes", *_VIT),
-    ),
-)
+    Workload.of("vit", "images cut into patches, and the blocks of a transformer over them", vit, *_VIT),
+)  # fmt: skip

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memlab.workloads.job import Parts
-from memlab.workloads.workload import Workload, divided, settings_of, stepping
+from memlab.workloads.workload import Workload, divided, stepping
 
 # --- attention ---
 
@@ -252,11 +252,13 @@ class Llama(LanguageModel):
         return self.norm(self.blocks(self.token(tokens)))
 
 
-def llama(batch: int, time: int, heads: int, groups: int, vocabulary: int, **settings: int) -> Parts:
-    """The model in training, AdamW; `settings` are layers, width, inner and tied."""
-    divided("width", "heads", width=settings["width"], heads=heads)
+def llama(
+    batch: int, time: int, layers: int, width: int, heads: int, groups: int, inner: int, vocabulary: int, tied: bool
+) -> Parts:
+    """The model in training, AdamW."""
+    divided("width", "heads", width=width, heads=heads)
     divided("heads", "groups", heads=heads, groups=groups)
-    model = Llama(heads=heads, groups=groups, vocabulary=vocabulary, **settings)  # type: ignore[arg-type]
+    model = Llama(layers, width, heads, groups, inner, vocabulary, tied)
     return _predicting_tokens(model, batch, time, vocabulary)
 
 
@@ -344,7 +346,6 @@ def lstm(batch: int, time: int, layers: int, width: int, vocabulary: int, tied: 
     return _predicting_tokens(LstmLanguage(layers, width, vocabulary, tied), batch, time, vocabulary)
 
 
-_ATTENTION = "batch time layers width heads vocabulary tied"
 _GPT = (4, 256, 6, 64, 4, 512, True), (8, 256, 6, 192, 6, 8192, True), (8, 1024, 12, 768, 12, 50_257, True)
 _BERT = (8, 128, 6, 64, 4, 512, True), (16, 128, 6, 192, 6, 8192, True), (32, 512, 12, 768, 12, 30_522, True)
 _LLAMA = (
@@ -354,28 +355,15 @@ _LLAMA = (
 )
 _LSTM = (16, 64, 2, 64, 1000, False), (24, 64, 2, 256, 10_000, False), (20, 35, 2, 1500, 10_000, False)
 WORKLOADS = (
-    Workload(
-        "gpt",
-        "a decoder-only language model: equal blocks, and scores over a large vocabulary",
-        gpt,
-        settings_of(_ATTENTION, *_GPT),
+    Workload.of("gpt", "a decoder-only language model: equal blocks, and scores over a large vocabulary", gpt, *_GPT),
+    Workload.of(
+        "llama", "a current language model: RMSNorm, rotary positions, SwiGLU, grouped-query attention", llama, *_LLAMA,
     ),
-    Workload(
-        "llama",
-        "a current language model: RMSNorm, rotary positions, SwiGLU, grouped-query attention",
-        llama,
-        settings_of("batch time layers width heads groups inner vocabulary tied", *_LLAMA),
+    Workload.of(
+        "bert", "an encoder that predicts masked words: scores for the whole vocabulary, needed at one position in seven",
+        bert, *_BERT,
     ),
-    Workload(
-        "bert",
-        "an encoder that predicts masked words: scores for the whole vocabulary, needed at one position in seven",
-        bert,
-        settings_of(_ATTENTION, *_BERT),
+    Workload.of(
+        "lstm", "a recurrent language model: small states at many times, and scores over a vocabulary", lstm, *_LSTM,
     ),
-    Workload(
-        "lstm",
-        "a recurrent language model: small states at many times, and scores over a vocabulary",
-        lstm,
-        settings_of("batch time layers width vocabulary tied", *_LSTM),
-    ),
-)
+)  # fmt: skip

@@ -15,9 +15,8 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, MutableMapping):
-        made = copy.copy(
-            value
-        )  # only a copy keeps the class and its attributes: outputs of some libraries are such dicts
+        # Only a copy keeps the class and its attributes: outputs of some libraries are such dicts.
+        made = copy.copy(value)
         for key in list(value):
             made[key] = mapped(value[key], change)
         return made

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memlab.workloads.job import Job, Parts
-from memlab.workloads.workload import Workload, settings_of
+from memlab.workloads.workload import Workload
 
 
 class Mlp(nn.Module):
@@ -42,12 +42,10 @@ def mlp(batch: int, width: int, layers: int, classes: int) -> Parts:
     return model, optimizer, (torch.randn(batch, width), torch.randint(classes, (batch,))), functional.cross_entropy
 
 
-MLP = Workload(
-    "mlp",
-    "equal linear layers with Adam: parameters and what the optimizer keeps of them",
-    mlp,
-    settings_of("batch width layers classes", (16, 512, 6, 10), (256, 2048, 6, 10), (1024, 4096, 16, 1000)),
-)
+MLP = Workload.of(
+    "mlp", "equal linear layers with Adam: parameters and what the optimizer keeps of them", mlp,
+    (16, 512, 6, 10), (256, 2048, 6, 10), (1024, 4096, 16, 1000),
+)  # fmt: skip
 
 
 # --- a GAN ---
@@ -142,9 +140,7 @@ def gan(batch: int, noise: int, width: int) -> Parts:
     return model, optimizer, batches, functional.binary_cross_entropy_with_logits
 
 
-GAN = Workload(
-    "gan",
-    "a generator against a discriminator: two turns a step, each with its own graph",
-    gan,
-    settings_of("batch noise width", (32, 16, 8), (128, 100, 32), (128, 100, 64)),
-)
+GAN = Workload.of(
+    "gan", "a generator against a discriminator: two turns a step, each with its own graph", gan,
+    (32, 16, 8), (128, 100, 32), (128, 100, 64),
+)  # fmt: skip

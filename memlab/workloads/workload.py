@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,13 @@ class Workload:
     idea: str
     make: Callable[..., Parts]
     sizes: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, name: str, idea: str, make: Callable[..., Parts], *sizes: tuple[int, ...]) -> Workload:
+        """One whose settings are the arguments of `make`; the values are those of "tiny", "laptop" and "card"."""
+        names = inspect.signature(make).parameters
+        settings = (dict(zip(names, values, strict=True)) for values in sizes)
+        return cls(name, idea, make, dict(zip(SIZES, settings, strict=True)))
 
     def sized(self, size: str = "laptop", **settings: Any) -> Callable[[], Parts]:
         """A function that makes the four parts at this size; `settings` override those of the size."""
@@ -57,11 +65,6 @@ class Workload:
 
     def __repr__(self) -> str:
         return f"<Workload {self.name!r}: {self.idea}>"
-
-
-def settings_of(names: str, *sizes: tuple[int, ...]) -> dict[str, dict[str, int]]:
-    """Size -> settings: the names in one text, the values of "tiny", "laptop" and "card" one after the other."""
-    return {size: dict(zip(names.split(), values, strict=True)) for size, values in zip(SIZES, sizes, strict=True)}
 
 
 def divided(whole: str, by: str, **settings: int) -> None:

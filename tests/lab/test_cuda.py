@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import memlab
 from memlab import Lab
 
 pytestmark = pytest.mark.simulated
@@ -40,7 +41,7 @@ def test_a_run_in_a_thread_is_measured_too():
 
 def test_what_is_said_to_the_allocator_can_only_be_predicted():
     lab = Lab("mlp", size="tiny", device="cuda", steps=1)
-    confs = [name for name, one in lab.choices.techniques.items() if one.conf]
+    confs = [name for name, one in memlab.techniques.items() if one.conf]
     if not confs:
         pytest.skip("no technique with a toggle speaks to the allocator")
     lab.run(techniques=[confs[0], "sgd"])

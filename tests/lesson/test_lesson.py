@@ -71,7 +71,7 @@ def test_a_simulated_gpu_has_neither_times_nor_values(capsys, monkeypatch):
         lesson.accuracy("half precision", math.nan, at_most=0.05)
     lesson.source = "simulated"
     lesson.accuracy("half precision", math.nan, at_most=0.05)
-    monkeypatch.setattr("memlab.lesson.price.provenance_here", lambda devices: "simulated")
+    monkeypatch.setattr("memlab.lesson.lesson.provenance_here", lambda devices: "simulated")
     paid = lesson.price("it", product(1), product(1), at_most=0.1, of="seconds")
     assert paid == "it: not measurable here: a simulated GPU has no times"
     assert capsys.readouterr().out.splitlines()[1:] == [

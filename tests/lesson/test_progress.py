@@ -94,7 +94,7 @@ def test_learners_of_files_that_are_named_alike_are_told_apart(tmp_path):
     assert list(found.learners) == ["ann/guesses", "bo/guesses"]
 
 
-def test_the_command_shows_and_writes_and_refuses_in_one_line(tmp_path, file, capsys):
+def test_the_command_shows_and_writes_and_refuses_in_one_line(tmp_path, file, capsys, refused):
     for row in ROWS:
         progress_file.save(row)
     page = tmp_path / "class.html"
@@ -103,10 +103,7 @@ def test_the_command_shows_and_writes_and_refuses_in_one_line(tmp_path, file, ca
     assert main(["progress", "--json", str(file)]) == 0
     assert [row["lesson"] for row in json.loads(capsys.readouterr().out)] == ["01", "02"]
     for wrong in ("nowhere.json", str(tmp_path)):
-        with pytest.raises(SystemExit) as ended:
-            main(["progress", wrong])
-        words = capsys.readouterr().err
-        assert ended.value.code == 2 and len(words.splitlines()) == 1 and "there is no file" in words
+        assert "there is no file" in refused(2, "progress", wrong)
     file.write_text("{")
     with pytest.raises(MemlabError, match="to begin anew"):
         progress_of([file])

@@ -11,9 +11,10 @@ import time
 import zipfile
 from pathlib import Path
 
+import processes
 import pytest
+from processes import REPOSITORY, memlab_ran, read_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ABOUT = "import sys; print(sys.argv, __name__, repr(__package__), __spec__ and __spec__.name, __file__, sys.path[0])\n"
 POOL = """
 import multiprocessing
@@ -172,12 +173,8 @@ for step in range(20):
 
 def started(folder: Path, text: str, *options: str) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(text)
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    words, pipe = [sys.executable, "-m", "memlab", "run", *options, "train.py"], subprocess.PIPE
-    process = subprocess.Popen(words, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
-    assert process.stdout is not None
-    while process.stdout.readline() not in ("now\n", ""):
-        pass
+    process = processes.started(folder, "-m", "memlab", "run", *options, "train.py")
+    read_until(process.stdout, "now")
     return process
 
 
@@ -212,11 +209,7 @@ while True: lib.pthread_mutex_lock(mutex)
 
 def test_what_measuring_added_to_a_step_is_reported(folder):
     (folder / "train.py").write_text(TRAIN)
-    words = [sys.executable, "-m", "memlab", "run", "--skip", "6", "--steps", "8", "train.py"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=True)
-    found = re.search(
-        r"while measured \(median of (\d+)\), [\d.]+ m?s otherwise \(of (\d+)\): measuring added", done.stderr
-    )
-    assert found is not None, done.stderr
+    status, _, err = memlab_ran(folder, "run", "--skip", "6", "--steps", "8", "train.py")
+    found = re.search(r"while measured \(median of (\d+)\), [\d.]+ m?s otherwise \(of (\d+)\): measuring added", err)
+    assert status == 0 and found is not None, err
     assert (int(found[1]), int(found[2])) == (7, 9)

@@ -100,14 +100,11 @@ def test_a_baseline_of_another_torch_is_named(files, capsys):
 
 
 @pytest.mark.parametrize("version, said", [(1, "measure again"), (3, "upgrade memlab")])
-def test_a_baseline_of_another_format_is_refused(files, capsys, version, said):
+def test_a_baseline_of_another_format_is_refused(files, refused, version, said):
     content = (files / "small.memlab").read_bytes()
     at = content.index(struct.pack("<I", 2))  # behind the magic word
     (files / "format.memlab").write_bytes(content[:at] + struct.pack("<I", version) + content[at + 4 :])
-    with pytest.raises(SystemExit) as ended:
-        checked(files, "small", "format")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2
+    line = refused(2, "check", str(files / "small.memlab"), "--baseline", str(files / "format.memlab"))
     assert line.startswith("memlab check: ") and f"has format {version}, " in line and said in line
 
 
@@ -151,15 +148,12 @@ def test_a_rank_that_was_cut_off_or_is_missing_may_have_been_higher(tmp_path, ca
     assert main(["check", grown, "--baseline", part]) == 3
 
 
-def test_a_script_that_uses_no_gpu_is_not_said_to_fit(tmp_path, capsys):
+def test_a_script_that_uses_no_gpu_is_not_said_to_fit(tmp_path, refused):
     script = tmp_path / "train.py"
     script.write_text("import torch\nkept = torch.ones(1 << 20, device='cpu')\n")
     for words in (["--card", "T4"], [], ["--nproc-per-node", "1,2", "--card", "T4"]):
-        with pytest.raises(SystemExit) as ended:
-            main(["predict", *words, str(script)])
-        shown = capsys.readouterr()
-        assert (ended.value.code, shown.out) == (3, "")
-        assert 'allocated nothing on a GPU. Let it use the device "cuda"' in shown.err
+        line = refused(3, "predict", *words, str(script))
+        assert 'allocated nothing on a GPU. Let it use the device "cuda"' in line
     script.write_text(script.read_text().replace("'cpu'", "'cuda'"))
     assert main(["predict", "--card", "T4", str(script)]) == 0
 
@@ -175,24 +169,17 @@ def test_json_of_a_prediction_is_alone_on_stdout(tmp_path, capfd):
 
 @pytest.mark.parametrize("name", ["head", "noise", "empty", "folder", "gone", "nothing"])
 @pytest.mark.parametrize("command", ["show", "compare", "fit", "check"])
-def test_what_is_no_run_is_one_line(files, capsys, command, name):
+def test_what_is_no_run_is_one_line(files, refused, command, name):
     bad, good = str(files / f"{name}.memlab"), str(files / "small.memlab")
     words = {"compare": [good, bad], "check": [good, "--baseline", bad]}.get(command, [bad])
-    with pytest.raises(SystemExit) as ended:
-        main([command, *words])
-    shown = capsys.readouterr()
-    assert ended.value.code == 2
-    assert (shown.out, len(shown.err.splitlines())) == ("", 1)
-    assert shown.err.startswith(f"memlab {command}: ")
-    assert name in shown.err
+    line = refused(2, command, *words)
+    assert line.startswith(f"memlab {command}: ") and name in line
 
 
-def test_a_page_that_cannot_be_written_is_one_line(files, capsys):
+def test_a_page_that_cannot_be_written_is_one_line(files, refused):
     for place in (files, files / "no" / "page.html"):
-        with pytest.raises(SystemExit) as ended:
-            main(["show", "--html", str(place), str(files / "small.memlab")])
-        assert ended.value.code == 2
-        assert capsys.readouterr().err.startswith("memlab show: cannot write ")
+        line = refused(2, "show", "--html", str(place), str(files / "small.memlab"))
+        assert line.startswith("memlab show: cannot write ")
 
 
 LOADS = "import torch\nm = torch.nn.Linear(4, 4)\nm.load_state_dict({})"
@@ -229,8 +216,5 @@ def test_a_script_that_cannot_be_predicted_is_shown_where_it_raised(tmp_path, ca
 
 
 @pytest.mark.parametrize("name", ["json", "os.path.nothing", "nothing", "json.nothing", "json..tool", ""])
-def test_what_cannot_be_run_as_a_module_is_refused(capsys, name):
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "-m", name])
-    assert ended.value.code == 2
-    assert f"there is no module {name!r} here" in capsys.readouterr().err
+def test_what_cannot_be_run_as_a_module_is_refused(refused, name):
+    assert f"there is no module {name!r} here" in refused(2, "run", "-m", name)

@@ -5,21 +5,18 @@ The limit is that of files as the kernel has them, which the script fills: makin
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from processes import memlab_ran, ran
 
 import memlab
 from memlab.api.runs import runs
 from memlab.probes import host
 from memlab.probes.host import oom_kills
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 DRIVER = """
 import pathlib, sys
 from memlab.probes import host
@@ -51,17 +48,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "GROUP": str(folder / "group")}
-    command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("each, is_short", [(102 * MiB, True), (20 * MiB, False)])
 def test_what_the_last_samples_of_a_killed_script_say_of_the_host(folder, each, is_short):
-    assert ran(folder, "driver.py", "run", "--out", "runs", "train.py", str(each)).returncode == -9
-    shown = ran(folder, "-m", "memlab", "show", "--html", "page.html", "runs").stdout
+    group = str(folder / "group")
+    assert ran(folder, "driver.py", "run", "--out", "runs", "train.py", str(each), GROUP=group)[0] == -9
+    _, shown, _ = memlab_ran(folder, "show", "--html", "page.html", "runs")
     said = "most likely by the host's out-of-memory killer." if is_short else "most likely not for host memory."
     for text in (shown, (folder / "page.html").read_text().replace("&#x27;", "'").replace("&#39;", "'")):
         assert said in text

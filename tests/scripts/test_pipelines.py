@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from processes import memlab_ran
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys
 import torch
@@ -39,11 +35,9 @@ def job(request, tmp_path_factory):
     """Which schedule it is, and the ranks as JSON."""
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "train.py").write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "memlab", "run", "--json", "--nproc-per-node", "2", "train.py", request.param]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return request.param, json.loads(next(line for line in done.stderr.splitlines() if line.startswith("{")))
+    status, _, err = memlab_ran(folder, "run", "--json", "--nproc-per-node", "2", "train.py", request.param)
+    assert status == 0, err
+    return request.param, json.loads(next(line for line in err.splitlines() if line.startswith("{")))
 
 
 @pytest.mark.slow

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from processes import memlab_ran, ran, started
 
 import memlab
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TRAIN = """
 import os, signal, sys, time
 import psutil
@@ -77,16 +75,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(folder: Path, *words: str) -> tuple[int, str, str]:
-    variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=variables, capture_output=True, text=True, timeout=600
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 def job(folder: Path, what: str, *options: str) -> tuple[int, str, str]:
-    return ran(folder, "memlab", "run", "--nproc-per-node", "2", "--out", "runs", *options, "train.py", what)
+    return memlab_ran(folder, "run", "--nproc-per-node", "2", "--out", "runs", *options, "train.py", what)
 
 
 def test_a_leak_on_rank_1_is_named_with_what_holds_it(folder):
@@ -119,7 +109,7 @@ def test_a_rank_that_was_killed_is_read_as_far_as_it_went(folder):
     assert found[0].ending in ("raised", "terminated")
     assert found[0].shares["category"]["optimizer"] > 0
     assert "Rank 1 failed first" in err
-    shown = ran(folder, "memlab", "show", "runs")
+    shown = memlab_ran(folder, "show", "runs")
     assert shown[0] == 0
     assert "Rank 1 failed first" in shown[1]
 
@@ -127,7 +117,7 @@ def test_a_rank_that_was_killed_is_read_as_far_as_it_went(folder):
 def test_a_job_whose_parent_was_killed_goes_on_and_can_be_read(folder):
     status, out, _ = job(folder, "parent")
     assert (status, sorted(out.split())) == (-9, ["0", "1", "done", "done"])
-    shown = ran(folder, "memlab", "show", "--html", "page.html", "runs")[1]
+    shown = memlab_ran(folder, "show", "--html", "page.html", "runs")[1]
     for text in (shown, (folder / "page.html").read_text()):
         assert "train · 2 ranks · measured · peak allocated" in text
         assert "was killed" not in text
@@ -136,7 +126,7 @@ def test_a_job_whose_parent_was_killed_goes_on_and_can_be_read(folder):
 def test_a_job_that_was_killed_as_a_whole_names_no_rank_and_says_how_the_host_was(folder):
     assert job(folder, "everything")[0] == -9
     assert sorted(path.suffix for path in (folder / "runs").glob("*.memlab*")) == [".partial"] * 2
-    shown = ran(folder, "memlab", "show", "--html", "page.html", "runs")[1]
+    shown = memlab_ran(folder, "show", "--html", "page.html", "runs")[1]
     for text in (shown, (folder / "page.html").read_text()):
         assert "the job still runs, or all its processes were killed" in text
         assert "failed first" not in text
@@ -167,19 +157,19 @@ def test_who_was_ended_after_another_had_failed_is_no_rank_that_ended_well(folde
 
 
 def test_without_a_folder_the_files_stay_only_if_memory_ran_out(folder):
-    words = ("memlab", "run", "--nproc-per-node", "2", "train.py")
-    status, _, err = ran(folder, *words, "fine")
+    words = ("run", "--nproc-per-node", "2", "train.py")
+    status, _, err = memlab_ran(folder, *words, "fine")
     assert status == 0
     assert "2 ranks · measured" in err
     assert [path.name for path in folder.iterdir()] == ["train.py"]
-    assert ran(folder, *words, "oom")[0] == 1
+    assert memlab_ran(folder, *words, "oom")[0] == 1
     (kept,) = folder.glob("memlab-train-*")
     assert memlab.ranks(kept).first_failed.rank == 1
 
 
 def test_torchrun_over_memlab_run_does_as_well_and_workers_of_loaders_are_no_ranks(folder):
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", sys.executable, "-m")
-    status, _, err = ran(folder, *torchrun, "memlab", "run", "--out", "runs", "--skip", "2", "train.py", "loader")
+    status, _, err = ran(folder, "-m", *torchrun, "memlab", "run", "--out", "runs", "--skip", "2", "train.py", "loader")
     assert status == 0
     assert err.count("Peak ") >= 2  # each rank reports
     assert sorted(path.name for path in (folder / "runs").glob("*.memlab*")) == [
@@ -203,14 +193,14 @@ def test_the_budget_is_that_of_the_worst_rank_and_json_has_all(folder):
 
 def test_a_script_that_fails_before_torch_is_no_run(folder):
     (folder / "fails.py").write_text("raise SystemExit(3)")
-    status, _, err = ran(folder, "memlab", "run", "--nproc-per-node", "2", "fails.py")
+    status, _, err = memlab_ran(folder, "run", "--nproc-per-node", "2", "fails.py")
     assert status == 1
     assert "memlab run: nothing was measured." in err
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
 def test_a_number_of_ranks_that_is_none(folder, count):
-    status, _, err = ran(folder, "memlab", "run", "--nproc-per-node", count, "train.py")
+    status, _, err = memlab_ran(folder, "run", "--nproc-per-node", count, "train.py")
     assert status == 2
     assert f"got '{count}'" in err
     assert len(err.splitlines()) == 1
@@ -242,7 +232,7 @@ if __name__ == "__main__":
 def test_what_the_report_of_a_parent_advises_measures_its_children(folder):
     (folder / "runs").mkdir()
     (folder / "spawns.py").write_text(SPAWN)
-    status, _, err = ran(folder, "memlab", "run", "spawns.py")
+    status, _, err = memlab_ran(folder, "run", "spawns.py")
     assert status == 0
     assert "2 child processes with PyTorch ran" in err
     assert "memlab.track(save='child.memlab') in each, with a file of its own, measures them" in err
@@ -254,32 +244,16 @@ def test_what_the_report_of_a_parent_advises_measures_its_children(folder):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="which signals a process handles is read from /proc")
 def test_sigusr1_reaches_the_ranks_and_the_job_goes_on(folder):
-    words = [
-        sys.executable,
-        "-m",
-        "memlab",
-        "run",
-        "--nproc-per-node",
-        "2",
-        "--out",
-        "runs",
-        "train.py",
-        "asked",
-        "15",
-    ]
+    words = ["-m", "memlab", "run", "--nproc-per-node", "2", "--out", "runs", "train.py", "asked", "15"]
     text = TRAIN.replace("main(sys.argv[1], 12)", "main(sys.argv[1], int(sys.argv[2]))")
     text = text.replace("        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        time.sleep(0.4)\n")
     (folder / "train.py").write_text(text)
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
-        until = time.monotonic() + 60
-        while len(list((folder / "runs").glob("*.partial"))) < 2 and time.monotonic() < until:
-            time.sleep(0.1)
-        time.sleep(1)
-        job.send_signal(signal.SIGUSR1)
-        out, err = job.communicate(timeout=600)
+    job, until = started(folder, *words), time.monotonic() + 60
+    while len(list((folder / "runs").glob("*.partial"))) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(1)
+    job.send_signal(signal.SIGUSR1)
+    out, err = job.communicate(timeout=600)
     assert job.returncode == 0, err
     assert sorted(out.split()) == ["0", "1", "done", "done"]
     assert "asked 2 ranks for a report" in err

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from processes import memlab_ran
 from simulated_machines import machine_at
 
 import memlab
 
 pytestmark = pytest.mark.simulated
-REPOSITORY = Path(__file__).resolve().parents[2]
+
 SCRIPT = """
 import os
 import torch
@@ -39,10 +35,8 @@ for step in range(200):
 def test_the_rank_whose_gpu_is_full_failed_first_and_names_what_it_held(tmp_path):
     (tmp_path / "leaks.py").write_text(SCRIPT)
     machine = machine_at(tmp_path / "gpus", total_mb=4096, devices=2)
-    words = [sys.executable, "-m", "memlab", "run", "--nproc-per-node", "2", "--out", "runs", "leaks.py"]
-    variables = os.environ | machine | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 1
+    status, _, err = memlab_ran(tmp_path, "run", "--nproc-per-node", "2", "--out", "runs", "leaks.py", **machine)
+    assert status == 1
     found = memlab.ranks(tmp_path / "runs")
     first = found.first_failed
     assert (first.rank, first.ran_out) == (1, True)
@@ -50,7 +44,7 @@ def test_the_rank_whose_gpu_is_full_failed_first_and_names_what_it_held(tmp_path
     assert first.held.named[0][0] == "kept"
     assert first.held.allocated_bytes > 3 << 30
     assert found.job.provenance == "simulated"
-    assert "simulated GPU: bytes are real" in done.stderr
-    assert "by name kept" in done.stderr
+    assert "simulated GPU: bytes are real" in err
+    assert "by name kept" in err
     assert found.growth[0].ranks == (1,)
     assert "leaks.py:" in found.growth[0].text

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from processes import memlab_ran, ran, read_until, started
 
 import memlab
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TRAIN = """
 import sys
 import torch
@@ -38,22 +35,6 @@ if __name__ == "__main__":
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(TRAIN)
     return tmp_path
-
-
-def started(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | environment
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, *words], cwd=folder, env=variables, stdout=pipe, stderr=pipe, text=True)
-
-
-def ran(folder: Path, *words: str, **environment: str) -> tuple[int, str, str]:
-    process = started(folder, *words, **environment)
-    out, err = process.communicate(timeout=600)
-    return process.returncode, out, err
-
-
-def memlab_ran(folder: Path, *words: str, **environment: str) -> tuple[int, str, str]:
-    return ran(folder, "-m", "memlab", *words, **environment)
 
 
 ODD = """
@@ -120,9 +101,7 @@ def test_ctrl_c_ends_it_as_it_ends_python(folder):
     statuses, errors = [], []
     for words in (("waits.py",), ("-m", "memlab", "run", "waits.py")):
         process = started(folder, *words)
-        assert process.stdout is not None
-        while process.stdout.readline() != "now\n":
-            pass
+        read_until(process.stdout, "now")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=300)
         statuses.append(process.returncode)
@@ -169,18 +148,11 @@ def test_a_budget_is_an_exit_status_unless_the_script_failed(folder):
 def test_sigusr1_reports_and_the_script_goes_on(folder):
     text = TRAIN.replace("main(5)", "main(5); print('now', flush=True); input(); main(6)")
     (folder / "waits.py").write_text(text)
-    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    words = [sys.executable, "-m", "memlab", "run", "--out", "runs", "waits.py"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, cwd=folder, env=variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        while process.stdout.readline() != "now\n":
-            pass
-        process.send_signal(signal.SIGUSR1)
-        while "memlab: page" not in process.stderr.readline():
-            pass
-        out, err = process.communicate("\n", timeout=300)
+    process = started(folder, "-m", "memlab", "run", "--out", "runs", "waits.py")
+    read_until(process.stdout, "now")
+    process.send_signal(signal.SIGUSR1)
+    read_until(process.stderr, "memlab: page")
+    out, err = process.communicate("\n", timeout=300)
     assert (process.returncode, out) == (0, "done 6\n")
     assert sorted(path.name for path in (folder / "runs").iterdir()) == [
         "waits.2.html", "waits.2.memlab", "waits.html", "waits.memlab",
@@ -192,9 +164,7 @@ def test_what_a_killed_script_left_is_shown(folder):
     text = TRAIN.replace("main(5)", "main(5); import time; time.sleep(2.5); print('now', flush=True); time.sleep(60)")
     (folder / "waits.py").write_text(text)
     process = started(folder, "-m", "memlab", "run", "--out", "runs", "waits.py")
-    assert process.stdout is not None
-    while process.stdout.readline() != "now\n":
-        pass
+    read_until(process.stdout, "now")
     process.kill()
     process.communicate()
     assert [path.name for path in (folder / "runs").iterdir()] == ["waits.memlab.partial"]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import memlab_ran, ran
 from simulated_machines import machine_at
 
 pytestmark = pytest.mark.simulated
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def run(folder: Path, total_mb: int, code: str, **variables: str) -> tuple[int, str]:
     """Exit status and report of a script on a GPU of its own."""
     (folder / "train.py").write_text(code)
     machine = machine_at(folder / f"gpu{total_mb}", total_mb=total_mb, context_mb=150)
-    words = [sys.executable, "-m", "memlab", "run", "train.py"]
-    env = os.environ | machine | {"PYTHONPATH": str(REPOSITORY)} | variables
-    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
-    return done.returncode, done.stderr
+    status, _, err = memlab_ran(folder, "run", "train.py", **machine, **variables)
+    return status, err
 
 
 @dataclass(frozen=True)
@@ -162,10 +157,8 @@ def test_the_command_that_is_named_counts_the_whole_step(tmp_path):
     _, report = run(tmp_path, case.total_mb, case.code)
     (command,) = re.findall(r"`(memlab predict --card \S+ SCRIPT) ARGS`", report)
     machine = machine_at(tmp_path / "predicting", total_mb=case.total_mb)
-    words = [sys.executable, "-m", *command.replace("SCRIPT", "train.py").split()]
-    env = os.environ | machine | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, "does not fit" in done.stdout) == (1, True)
+    status, out, _ = ran(tmp_path, "-m", *command.replace("SCRIPT", "train.py").split(), **machine)
+    assert (status, "does not fit" in out) == (1, True)
 
 
 FRAGMENTED = """

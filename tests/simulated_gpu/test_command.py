@@ -10,7 +10,8 @@ import pytest
 from processes import python
 
 from memlab.__main__ import main
-from memlab.simulated_gpu import command, kernelspec, launch
+from memlab.cli import simulate
+from memlab.simulated_gpu import kernelspec, launch
 
 
 @pytest.mark.parametrize(
@@ -37,28 +38,22 @@ from memlab.simulated_gpu import command, kernelspec, launch
         (["--card", "T4", "--install-kernel", "--machine", "x"], "a kernel has a machine of its own"),
     ],
 )
-def test_a_wrong_question_gets_one_line(arguments, said, capsys):
-    assert main(["simulate", *arguments]) == 1
-    found = capsys.readouterr()
-    assert found.err.startswith("memlab simulate: ")
-    assert said in found.err
-    assert found.err.count("\n") == 1
-    assert found.out == ""
+def test_a_wrong_question_gets_one_line(arguments, said, refused):
+    line = refused(1, "simulate", *arguments)
+    assert line.startswith("memlab simulate: ") and said in line
 
 
 @pytest.mark.parametrize("arguments", [["--devices", "two"], ["--card"], ["--user", "--sys-prefix"]])
-def test_wrong_options_get_one_line(arguments, capsys):
-    assert main(["simulate", *arguments]) == 2
-    found = capsys.readouterr().err
-    assert found.startswith("memlab simulate: ")
-    assert found.endswith("memlab simulate --help shows how it is used.\n")
-    assert found.count("\n") == 1
+def test_wrong_options_get_one_line(arguments, refused):
+    line = refused(2, "simulate", *arguments)
+    assert line.startswith("memlab simulate: ") and line.endswith("memlab simulate --help shows how it is used.\n")
 
 
 def test_help_has_examples_and_needs_no_torch():
     found = python(
         "-c",
-        "import sys; from memlab.__main__ import main; main(['simulate', '--help']); print('torch' in sys.modules)",
+        "import atexit, sys; from memlab.__main__ import main\n"
+        "atexit.register(lambda: print('torch' in sys.modules)); main(['simulate', '--help'])",
     )
     assert 'memlab simulate --card "RTX 4060" -- jupyter lab' in found
     assert found.endswith("False\n")
@@ -139,10 +134,10 @@ def test_hostile_names_are_made_safe(jupyter, label, name):
     assert len(shown) < 120
 
 
-def test_a_folder_that_cannot_be_written(jupyter, capsys):
+def test_a_folder_that_cannot_be_written(jupyter, refused):
     jupyter.write_text("")
-    assert main(["simulate", "--install-kernel", "--card", "T4", "--prefix", str(jupyter)]) == 1
-    assert "cannot write the kernel under" in capsys.readouterr().err
+    line = refused(1, "simulate", "--install-kernel", "--card", "T4", "--prefix", str(jupyter))
+    assert "cannot write the kernel under" in line
 
 
 def test_where_a_kernel_goes(monkeypatch, tmp_path):
@@ -162,4 +157,4 @@ def test_labels_have_the_size_once():
         (["--total", "6GiB", "--capability", "8.9"], "GPU 8.9, 6 GiB"),
         (["--total", "1.5GiB"], "GPU 8.6, 1.50 GiB"),
     ):
-        assert command.label_of(command.make_parser().parse_args(options)) == label
+        assert simulate.label_of(simulate.make_parser().parse_args(options)) == label

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import REPOSITORY, memlab_ran, ran
 
 pytestmark = pytest.mark.simulated
-ROOT = Path(__file__).resolve().parents[2]
-SIMULATE = [sys.executable, "-m", "memlab", "simulate"]
 
 
 def simulated(*arguments: str, **variables: str) -> str:
     """What a command prints on a simulated machine."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": path, **variables}
-    done = subprocess.run([*SIMULATE, *arguments], env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert not done.returncode, done.stderr[-3000:]
-    return done.stdout
+    status, out, err = memlab_ran(REPOSITORY, "simulate", *arguments, **variables)
+    assert status == 0, err[-3000:]
+    return out
 
 
 def test_the_device_is_the_card():
@@ -92,13 +86,12 @@ del kept
 torch.cuda.empty_cache()
 """
     file = str(tmp_path / "gpu")
-    command = [*SIMULATE, "--total", "4GiB", "--capability", "8.9", "--machine", file, "--", "python", "-c", code, file]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert not done.returncode, done.stderr[-3000:]
-    assert done.stdout.splitlines() == ["CUDA error: OS call failed or operation not supported on this OS"] * 2
+    options = ("--total", "4GiB", "--capability", "8.9", "--machine", file)
+    status, out, err = memlab_ran(REPOSITORY, "simulate", *options, "--", "python", "-c", code, file)
+    assert status == 0, err[-3000:]
+    assert out.splitlines() == ["CUDA error: OS call failed or operation not supported on this OS"] * 2
     said = "memlab simulated GPU: the machine's file was overwritten or cut short while in use: end its programs, and make it anew."
-    assert done.stderr.splitlines() == [said]
+    assert err.splitlines() == [said]
     assert Path(file).read_text() in ("", "x" * 50_000)
 
 
@@ -157,8 +150,7 @@ def test_children_and_the_shell_are_on_the_same_machine():
 
 
 def test_a_command_returns_its_status_and_signals_reach_it():
-    done = subprocess.run([*SIMULATE, "--card", "T4", "--", "sh", "-c", "exit 7"], cwd=ROOT, check=False)
-    assert done.returncode == 7
+    assert memlab_ran(REPOSITORY, "simulate", "--card", "T4", "--", "sh", "-c", "exit 7")[0] == 7
 
 
 def test_a_first_use_compiles_into_the_cache(tmp_path):
@@ -192,12 +184,6 @@ finally:
 
 def test_an_installed_kernel_starts_and_is_interrupted(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share" / "jupyter"))
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": path}
-    options = ["--card", "RTX 4060", "--prefix", str(tmp_path)]
-    subprocess.run([*SIMULATE, "--install-kernel", *options], env=env, check=True, timeout=600)
-    command = [sys.executable, "-c", KERNEL, "memlab-simulated-rtx-4060-8-gib"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert done.stdout.splitlines() == ["RTX 4060 (simulated)", "KeyboardInterrupt", "still there True"], done.stderr[
-        -3000:
-    ]
+    simulated("--install-kernel", "--card", "RTX 4060", "--prefix", str(tmp_path))
+    _, out, err = ran(REPOSITORY, "-c", KERNEL, "memlab-simulated-rtx-4060-8-gib")
+    assert out.splitlines() == ["RTX 4060 (simulated)", "KeyboardInterrupt", "still there True"], err[-3000:]

@@ -77,13 +77,9 @@ def test_only_the_configuration_is_read(server):
         ("../..", "is no name of a model on the hub"),
     ],
 )
-def test_what_cannot_be_predicted_is_one_line(server, capsys, name, said):
-    with pytest.raises(SystemExit) as ended:
-        main(["predict", f"hf:org/{name}", "--card", "T4"])
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
-    assert said in err
-    assert err.count("\n") == 1 and "\x1b" not in err
+def test_what_cannot_be_predicted_is_one_line(server, refused, name, said):
+    line = refused(2, "predict", f"hf:org/{name}", "--card", "T4")
+    assert said in line and "\x1b" not in line
     assert server.files <= {"config.json"}
 
 
@@ -144,12 +140,8 @@ def test_folders(tmp_path, monkeypatch):
         (["--steps", "3"], "--steps"),
     ],
 )
-def test_wrong_usage(tmp_path, capsys, words, said):
-    with pytest.raises(SystemExit) as ended:
-        main(["predict", folder(tmp_path / "tiny"), *words])
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
-    assert said in err and err.count("\n") == 1
+def test_wrong_usage(tmp_path, refused, words, said):
+    assert said in refused(2, "predict", folder(tmp_path / "tiny"), *words)
 
 
 def test_a_training_step(tmp_path):

@@ -83,9 +83,6 @@ def test_contrast_is_that_of_wcag() -> None:
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)  # the textbook example
 
 
-def test_shades_and_other_names() -> None:
+def test_shades() -> None:
     assert theme.shade("#ff8000", 0.2) == "rgba(255, 128, 0, 0.2)"
-    assert theme.phase_shade("other").endswith(", 0)")
-    assert theme.colour_of("gradient") == theme.CATEGORIES["gradient"]
-    assert theme.colour_of("layer4.1", 1) != theme.colour_of("layer4.1", 2)
-    assert theme.colour_of("layer4.1", 1) == theme.colour_of("any", 1 + len(theme.PALETTE))
+    assert tuple(theme.PHASE_COLOURS) == tuple(theme.PHASE_ALPHA) == theme.PHASES

@@ -10,67 +10,49 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from memlab.errors import MemlabError, SimulatedGpuError
+from memlab.cli.parser import Parser
+from memlab.errors import SimulatedGpuError
 from memlab.simulated_gpu import machine
 from memlab.simulated_gpu.machine import Machine, check_count
 from memlab.units import GiB, format_bytes, parse_bytes
 
 DESCRIPTION = """Run a command on a GPU that does not exist: memory is accounted to the byte, kernels compute nothing.
 Needs Linux on x86-64 and the CUDA build of PyTorch; elsewhere use predictions (%%memtrack --predict)."""
-EXAMPLES = """examples:
-  memlab simulate --card "RTX 4060" -- jupyter lab
+EXAMPLES = """  memlab simulate --card "RTX 4060" -- jupyter lab
   memlab simulate --total 8GiB --capability 8.9 --devices 2 -- python train.py
   memlab simulate --card T4 --machine /tmp/gpu -- python one.py      (then: --machine /tmp/gpu -- python two.py)
   memlab simulate --install-kernel --card "RTX 4060"                 (--remove-kernel removes it)
 `memlab cards` lists the cards."""
 
 
-class _SimulateParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, as everywhere in memlab."""
-        self.exit(2, f"memlab simulate: {message}. memlab simulate --help shows how it is used.\n")
-
-
 def main(arguments: Sequence[str]) -> int:
     """`memlab simulate ...`: does not return if it runs a command."""
-    try:
-        asked = make_parser().parse_args(arguments)
-        if asked.install_kernel or asked.remove_kernel:
-            return _change_kernels(asked)
-        _run(asked)
-    except SystemExit as ended:  # argparse's
-        return int(ended.code or 0)
-    except MemlabError as error:
-        print(f"memlab simulate: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    parser = make_parser()
+    asked = parser.parse_args(arguments)
+    with parser.refusing(1):
+        try:
+            if asked.install_kernel or asked.remove_kernel:
+                return _change_kernels(asked)
+            _run(asked)
+        except KeyboardInterrupt:
+            return 130
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """The options of `memlab simulate`."""
-    parser = _SimulateParser(
-        "memlab simulate", description=DESCRIPTION, epilog=EXAMPLES, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="memlab simulate --card NAME [option ...] -- COMMAND ...",
-    )  # fmt: skip
-    gpu = parser.add_argument_group("the GPU")
-    gpu.add_argument("--card", metavar="NAME", help='a card that memlab knows, for example "RTX 4060"')
-    gpu.add_argument(
-        "--total", metavar="SIZE", help="instead of a card: the memory that PyTorch sees, for example 8GiB"
-    )
-    gpu.add_argument("--capability", metavar="X.Y", help="its compute capability, for example 8.9 (default: 8.6)")
-    gpu.add_argument(
-        "--context", metavar="SIZE", help="what each process takes at first use (default: as on such a card)"
-    )
-    gpu.add_argument("--devices", metavar="N", type=int, default=1, help="how many there are, 1 to 8 (default: 1)")
-    gpu.add_argument("--machine", metavar="FILE", help="a machine that several commands share; made if it is not there")
+    parser = Parser("simulate", "--card NAME [option ...] -- COMMAND ...", DESCRIPTION, EXAMPLES)
+    gpu = parser.add_argument_group("the GPU").add_argument
+    gpu("--card", metavar="NAME", help='a card that memlab knows, for example "RTX 4060"')
+    gpu("--total", metavar="SIZE", help="instead of a card: the memory that PyTorch sees, for example 8GiB")
+    gpu("--capability", metavar="X.Y", help="its compute capability, for example 8.9 (default: 8.6)")
+    gpu("--context", metavar="SIZE", help="what each process takes at first use (default: as on such a card)")
+    gpu("--devices", metavar="N", type=int, default=1, help="how many there are, 1 to 8 (default: 1)")
+    gpu("--machine", metavar="FILE", help="a machine that several commands share; made if it is not there")
     kernel = parser.add_argument_group("a Jupyter kernel")
     action = kernel.add_mutually_exclusive_group()
     action.add_argument("--install-kernel", action="store_true", help="add a kernel on this GPU to Jupyter")
-    action.add_argument(
-        "--remove-kernel", action="store_true", help="remove the kernel of this GPU, or of all if none is named"
-    )
+    removed = "remove the kernel of this GPU, or of all if none is named"
+    action.add_argument("--remove-kernel", action="store_true", help=removed)
     place = kernel.add_mutually_exclusive_group()
     place.add_argument("--user", action="store_true", help="for the user (default outside of environments)")
     place.add_argument("--sys-prefix", action="store_true", help="in this environment (default in a venv or conda)")
