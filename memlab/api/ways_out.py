@@ -285,7 +285,10 @@ def whole_cell_of(run: Run) -> Prediction | None:
     version, devices = other_version(run.trace), gpus_of(run)
     subject = OfStep(name, card, text=run.cell_text, before=as_after_release, torch_version=version, devices=devices)
     with Progress(card.name) as progress:
-        tell = lambda text: progress.write(f"predicting {run.name} to its end: {text}")  # noqa: E731
+
+        def tell(text: str) -> None:
+            progress.write(f"predicting {run.name} to its end: {text}")
+
         try:
             found = subject.attempt((), tell, WHOLE_CELL_S)
         except MemlabError:

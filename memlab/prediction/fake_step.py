@@ -133,8 +133,7 @@ class Forward(fakes.TorchDispatchMode):
             tables = module.__dict__
             if "_forward_hooks" not in tables:
                 continue  # nn.Module.__init__ was not called: PyTorch raises its own error
-            begin = lambda module, inputs: self._stack.append((id(module), self._paths.of(module, self._path)))  # noqa: E731
-            tables["_forward_pre_hooks"]["memlab.size"] = begin
+            tables["_forward_pre_hooks"]["memlab.size"] = self._begin
             tables["_forward_pre_hooks"].move_to_end("memlab.size", last=False)
             tables["_forward_hooks"]["memlab.size"] = self._end
             tables["_forward_hooks_always_called"]["memlab.size"] = True
@@ -148,6 +147,9 @@ class Forward(fakes.TorchDispatchMode):
     def where(self, error: BaseException) -> str:
         """The path of the innermost module that this error passed through."""
         return self._failed[1] if self._failed[0] == id(error) else self._path
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        self._stack.append((id(module), self._paths.of(module, self._path)))
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
         while self._stack:

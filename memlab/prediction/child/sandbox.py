@@ -49,14 +49,18 @@ def enter(scratch: Path, log: Log) -> None:
 # --- the audit hook ---
 
 _PATHS: dict[str, tuple[str, int, int, bool | None]] = {
-    **dict.fromkeys(("os.remove", "os.rmdir"), ("deleting", 0, 1, True)),
+    "os.remove": ("deleting", 0, 1, True),
+    "os.rmdir": ("deleting", 0, 1, True),
     "os.mkdir": ("making the folder", 0, 2, False),
     "os.link": ("linking", 1, 3, None),
     "os.symlink": ("linking", 1, 2, None),
     "os.chmod": ("changing", 0, 2, None),
-    **dict.fromkeys(("os.chown", "os.utime"), ("changing", 0, 3, None)),
-    **dict.fromkeys(("os.truncate", "os.lchown", "os.chflags", "os.setxattr", "os.removexattr"), ("changing", 0, 9, None)),
-}  # fmt: skip
+    "os.chown": ("changing", 0, 3, None),
+    "os.utime": ("changing", 0, 3, None),
+    **dict.fromkeys(
+        ("os.truncate", "os.lchown", "os.chflags", "os.setxattr", "os.removexattr"), ("changing", 0, 9, None)
+    ),
+}
 """Event -> what it does, which argument is the path and which the descriptor of the folder that it is relative to.
 
 The flag says in which case the call is harmless, as the system itself refuses it: True if the path is missing, False if
@@ -75,13 +79,18 @@ class _AuditHook:
             "open": self._open,
             "os.rename": self._renaming,
             "sqlite3.connect": self._database,
-            **dict.fromkeys(("socket.connect", "socket.sendto", "socket.sendmsg"), self._connecting),
-            **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname"), self._looking_up),
+            "socket.connect": self._connecting,
+            "socket.sendto": self._connecting,
+            "socket.sendmsg": self._connecting,
+            "socket.getaddrinfo": self._looking_up,
+            "socket.gethostbyname": self._looking_up,
             "os.kill": self._signalling,
             "os.killpg": self._signalling_group,
-            **dict.fromkeys(("subprocess.Popen", "os.system", "os.posix_spawn"), self._starting),
+            "subprocess.Popen": self._starting,
+            "os.system": self._starting,
             "os.startfile": lambda path, *rest: self._starting(path),
             "os.exec": self._replacing,
+            "os.posix_spawn": self._starting,
         }
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
