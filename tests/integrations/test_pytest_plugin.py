@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_a_budget_fails_with_module_line_and_category(session):
+def test_what_fails_a_marked_test_is_its_budget_its_card_or_an_error_of_its_own(session):
     result = session("""
 @pytest.mark.memory_budget("1GiB")
 def test_small():
@@ -45,9 +46,22 @@ def test_small():
 @pytest.mark.memory_budget("500KiB")
 def test_large():
     step("cpu")
+
+@pytest.mark.memory_budget("99GiB", device="T4")
+def test_larger_than_the_card():
+    torch.ones(30_000_000_000, device="cuda")
+
+@pytest.mark.memory_budget("1GiB")
+def test_measured():
+    assert 1 == 2
+
+@pytest.mark.memory_budget("1GiB", device="T4")
+def test_predicted():
+    raise ValueError("mine")
 """)
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=1, failed=4)
     result.stdout.fnmatch_lines(["*above the budget of 500.0 KiB*", "*module: *", "*category: *"])
+    result.stdout.fnmatch_lines(["*does not fit on T4*", "*assert 1 == 2*", "*ValueError: mine*"])
 
 
 def test_a_predicted_card_needs_no_gpu_and_says_the_same_each_time(session, pytester):
@@ -83,17 +97,10 @@ def test_part(memory):
     session(text.replace("WIDTH", "300"), "--memlab-baseline", "peaks.json").assert_outcomes(passed=2)
     grown = session(text.replace("WIDTH", "3000"), "--memlab-baseline", "peaks.json")
     grown.assert_outcomes(failed=2)
-    grown.stdout.fnmatch_lines(
-        [
-            "*grew by more than 2.0% over its baseline*",
-            "*module: Sequential.*",
-            "*line: test_it.py:*",
-            "*category: *",
-        ]
-    )
-    failures = grown.stdout.str().partition("short test summary")[
-        0
-    ]  # which has the whole messages again where CI is set
+    grew = "*grew by more than 2.0% over its baseline*"
+    grown.stdout.fnmatch_lines([grew, "*module: Sequential.*", "*line: test_it.py:*", "*category: *"])
+    # The summary has the whole messages again where CI is set.
+    failures = grown.stdout.str().partition("short test summary")[0]
     assert failures.count("line: not known, measured without lines") == 1  # of the part
 
 
@@ -140,24 +147,24 @@ def test_wrong_usage_is_one_line(session, pytester, options, content, said):
     assert said in "\n".join([*result.errlines, *result.outlines])
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        ("'much'", "much"),
-        ("'1GiB', device=3", "device is cpu"),
-        ("'1GiB', on=2", "takes a size"),
-        ("'1GiB', device='cuda:77'", "Name a card, and the test is predicted"),
-        ("'1GiB', device=''", "no card is known as ''"),
-        ("'1GiB', device='T4'", "allocated nothing on T4"),
-        ("'1GiB', device='T4', torch_version='1.13'", "memlab knows the memory of PyTorch 2.10 to 2.15"),
-        ("'1GiB', torch_version='2.14'", "torch_version is for predictions on a card"),
-    ],
-)
-def test_a_wrong_marker_fails_its_test_in_one_line(session, arguments, said):
-    result = session(f"@pytest.mark.memory_budget({arguments})\ndef test_it(): pass")
-    result.assert_outcomes(failed=1)
-    assert said in result.stdout.str()
+WRONG = {
+    "'much'": "much",
+    "'1GiB', device=3": "device is cpu",
+    "'1GiB', on=2": "takes a size",
+    "'1GiB', device='cuda:77'": "Name a card, and the test is predicted",
+    "'1GiB', device=''": "no card is known as ''",
+    "'1GiB', device='T4'": "allocated nothing on T4",
+    "'1GiB', device='T4', torch_version='1.13'": "memlab knows the memory of PyTorch 2.10 to 2.15",
+    "'1GiB', torch_version='2.14'": "torch_version is for predictions on a card",
+}
+
+
+def test_a_wrong_marker_fails_its_test_in_one_line(session):
+    tests = (f"@pytest.mark.memory_budget({one})\ndef test_{number}(): pass\n" for number, one in enumerate(WRONG))
+    result = session("\n".join(tests))
+    result.assert_outcomes(failed=len(WRONG))
+    for number, said in enumerate(WRONG.values()):
+        assert re.search(rf"_ test_{number} _+\n.*{re.escape(said)}", result.stdout.str()), said
 
 
 def test_a_predicted_test_can_be_for_another_pytorch(session, pytester):
@@ -179,31 +186,6 @@ def attend():
     session(text, "--memlab-baseline", "peaks.json", "--memlab-update").assert_outcomes(passed=2)
     before, since = json.loads((pytester.path / "peaks.json").read_text())["peaks"].values()
     assert since["peak_bytes"] < before["peak_bytes"]  # single precision takes the memory-efficient kernel since 2.14
-
-
-def test_what_is_too_large_for_the_card_fails_whatever_its_budget(session):
-    result = session("""
-@pytest.mark.memory_budget("99GiB", device="T4")
-def test_it():
-    torch.ones(30_000_000_000, device="cuda")
-""")
-    result.assert_outcomes(failed=1)
-    assert "does not fit on T4" in result.stdout.str()
-
-
-def test_an_error_of_a_test_stays_its_own(session):
-    text = """
-@pytest.mark.memory_budget("1GiB")
-def test_measured():
-    assert 1 == 2
-
-@pytest.mark.memory_budget("1GiB", device="T4")
-def test_predicted():
-    raise ValueError("mine")
-"""
-    result = session(text)
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*assert 1 == 2*", "*ValueError: mine*"])
 
 
 MANY = """
