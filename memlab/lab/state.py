@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab import workloads
 from memlab.api.predict import first_rank
 from memlab.api.provenance import provenance_here
 from memlab.api.workload_run import WORLD_SIZE, Work, work_of
@@ -15,7 +14,7 @@ from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, cards, find
 from memlab.probes import cuda
 from memlab.saving_techniques import techniques
-from memlab.workloads.workload import SIZES, Workload
+from memlab.workloads import SIZES, Workload, workloads
 
 DEVICES = ("cpu", "cuda", "card")
 MAX_STEPS, MAX_WORLD_SIZE = 1000, 1 << 20
@@ -85,7 +84,7 @@ class LabChoices:
     @property
     def workloads(self) -> list[str]:
         """The names of all workloads, the user's own first."""
-        return list(dict.fromkeys([*self.own, *known_workloads()]))
+        return list(dict.fromkeys([*self.own, *workloads]))
 
     @property
     def cards(self) -> list[str]:
@@ -110,7 +109,7 @@ class LabChoices:
 
     def workload(self, name: str) -> Workload | Callable[[], Any]:
         """The workload or user function of this name."""
-        return self.own[name] if name in self.own else known_workloads()[name]
+        return self.own[name] if name in self.own else workloads[name]
 
     what = workload  # the earlier name
 
@@ -232,11 +231,6 @@ class LabChoices:
         if isinstance(card, Card) or chosen.name not in cards:
             self._own_cards[chosen.name] = chosen
         return chosen.name
-
-
-def known_workloads() -> Mapping[str, Workload]:
-    """memlab's workloads: the module is a mapping."""
-    return workloads  # type: ignore[return-value]
 
 
 def _one_of(what: str, value: Any, known: Iterable[str]) -> str:

@@ -95,14 +95,14 @@ class LineMagics(Magics):
     def memadvise(self, line: str) -> Advice:
         """What makes a run smaller: `%memadvise [RUN] [--target 8GiB]`; RUN may also be a workload or a function."""
         from memlab.api.advise import advise
-        from memlab.lab.state import known_workloads
+        from memlab.workloads import workloads
 
         name, flag, target = (one.strip() for one in f" {line} ".partition(" --target "))
         with usage_errors("memadvise"):
             if (flag and not target) or "--" in name or "--" in target:
                 raise MemlabError(f"unknown {line.strip()[:80]!r}: %memadvise [RUN] [--target 8GiB].")
             own = self.shell.user_ns.get(name) if self.shell is not None else None
-            what: Any = name if name in known_workloads() and name not in runs else own if callable(own) else None
+            what: Any = name if name in workloads and name not in runs else own if callable(own) else None
             if name in runs or what is None:
                 what = runs[name] if name else last_run()
             return advise(what, target or None)
@@ -121,14 +121,14 @@ class LineMagics(Magics):
     def memlab(self, line: str) -> Lab:
         """The Lab: `%memlab`, `%memlab gpt`, `%memlab gpt checkpoint,autocast_bf16`, `%memlab my_function`."""
         from memlab.lab import Lab
-        from memlab.lab.state import known_workloads
+        from memlab.workloads import workloads
 
         words = line.replace(",", " ").split()
         with usage_errors("memlab"):
             if not words:
                 return Lab()
             own = self.shell.user_ns.get(words[0]) if self.shell is not None else None
-            workload = own if words[0] not in known_workloads() and callable(own) else words[0]
+            workload = own if words[0] not in workloads and callable(own) else words[0]
             return Lab(workload, techniques=words[1:]) if words[1:] else Lab(workload)
 
 

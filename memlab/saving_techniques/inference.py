@@ -21,12 +21,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_conv_bn_weights
 
-from memlab import workloads
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques.demos import Parallel, Serving, conv_stack, linear_stack, relu
 from memlab.saving_techniques.param_groups import only_inference
 from memlab.saving_techniques.patching import refusing_backward, to_model
 from memlab.saving_techniques.technique import Demo, described
+from memlab.workloads import workloads
 from memlab.workloads.job import Job, Parts
 from memlab.workloads.nested import mapped
 from memlab.workloads.workload import inference
@@ -37,7 +37,7 @@ from memlab.workloads.workload import inference
 plain_inference = functools.partial(conv_stack, 6, 16, nn.BatchNorm2d, relu, training=False)
 """Six convolutions with BatchNorm, written without thinking of gradients."""
 layers_that_train = functools.partial(linear_stack, 4, 64, 512, activation=nn.Tanh, lr=0.01)
-vgg_features = inference(workloads["vgg16"].sized("tiny"))  # type: ignore[index]  # the module is a mapping
+vgg_features = inference(workloads["vgg16"].sized("tiny"))
 """VGG-16 on a batch of images, without no_grad."""
 
 

@@ -33,11 +33,7 @@ class TorchBuild:
 
     def linkages(self) -> list[Linkage]:
         """What its shared objects need."""
-        return [elf.linkage(path) for path in self.libraries()]
-
-    def libraries(self) -> list[Path]:
-        """Its shared objects, sorted."""
-        return sorted((self.folder / "lib").glob("*.so"))
+        return [elf.linkage(path) for path in sorted((self.folder / "lib").glob("*.so"))]
 
 
 def installed() -> TorchBuild:

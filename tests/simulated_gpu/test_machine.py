@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import subprocess
-import sys
 
 import pytest
+from processes import REPOSITORY, ran
 
 from memlab.errors import MemlabError, SimulatedGpuError
 from memlab.prediction.cards import Card, cards, find
@@ -125,8 +123,4 @@ def test_a_misspelt_card_gets_its_nearest_names():
 
 def test_a_process_is_not_simulated_by_the_variable_alone():
     code = "from memlab.simulated_gpu import is_simulated; print(is_simulated())"
-    env = {**os.environ, "MEMLAB_SIMULATED_GPU": "/some/machine"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True
-    )
-    assert done.stdout == "False\n"
+    assert ran(REPOSITORY, "-c", code, MEMLAB_SIMULATED_GPU="/some/machine")[:2] == (0, "False\n")

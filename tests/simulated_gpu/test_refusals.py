@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from processes import ran
 
 pytestmark = pytest.mark.simulated
 
@@ -55,14 +53,12 @@ ON_CPU = "a simulated GPU has no {}: do this step on the CPU."
     ids=["inv", "eigh", "qr", "sparse", "share", "file"],
 )  # fmt: skip
 def test_a_refusal_is_a_line_and_an_exception(tmp_path, work, line, error):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    command = [sys.executable, str(program), work, str(tmp_path / "file")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert not done.returncode, done.stderr[-2000:]
-    said = [text for text in done.stderr.splitlines() if text.startswith("memlab simulated GPU: ")]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    status, out, err = ran(tmp_path, "program.py", work, str(tmp_path / "file"))
+    assert status == 0, err[-2000:]
+    said = [text for text in err.splitlines() if text.startswith("memlab simulated GPU: ")]
     assert len(said) == 1 and said[0].startswith(f"memlab simulated GPU: {line}")
-    assert done.stdout.startswith(error)
+    assert out.startswith(error)
 
 
 def test_what_needs_no_solver_has_its_size():

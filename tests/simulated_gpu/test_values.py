@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+from processes import REPOSITORY, ran
 from torch import nn
 
 from memlab.units import KiB, MiB
@@ -160,8 +159,7 @@ print(torch.cuda.memory_allocated() >> 30, (most - before) >> 20, (held() - befo
 @pytest.mark.parametrize("piece", [64 * MiB, MiB])
 def test_host_memory_stays_small(piece):
     """Two GiB, shard by shard straight to the device, and two copies of it."""
-    command = [sys.executable, "-c", HOST_MEMORY, str(piece)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert not done.returncode, done.stderr[-2000:]
-    allocated_gib, most_mib, after_mib = map(int, done.stdout.split())
+    status, out, err = ran(REPOSITORY, "-c", HOST_MEMORY, str(piece))
+    assert status == 0, err[-2000:]
+    allocated_gib, most_mib, after_mib = map(int, out.split())
     assert allocated_gib == 6 and most_mib < 200 and after_mib < 30
