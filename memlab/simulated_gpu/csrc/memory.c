@@ -198,7 +198,7 @@ static bool is_usable(const void *at, size_t bytes) {
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream) {
     cudaError_t error = use_current();
     if (!error)
-        error = fail(refuse_spoilt(stream));
+        error = fail(enqueue(stream));
     if (error || !bytes)
         return error;
     if (!is_usable(to, bytes) || !is_usable(from, bytes))
@@ -228,7 +228,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     size_t to_bytes, from_bytes;
     cudaError_t error = use_current();
     if (!error)
-        error = fail(refuse_spoilt(stream));
+        error = fail(enqueue(stream));
     if (error || !width || !height)
         return error;
     if (!span_rows(to_pitch, width, height, &to_bytes) || !span_rows(from_pitch, width, height, &from_bytes) ||
@@ -242,7 +242,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t stream) {
     cudaError_t error = use_current();
     if (!error)
-        error = fail(refuse_spoilt(stream));
+        error = fail(enqueue(stream));
     if (error || !bytes)
         return error;
     if (!is_usable(at, bytes))
@@ -264,7 +264,7 @@ cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
 }
 
 cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
-    return cudaSuccess;
+    return fail(refuse_unsafe());
 }
 
 // ---- the stream-ordered pool (backend:cudaMallocAsync): it never caches, so it has reserved what is used
