@@ -22,7 +22,7 @@ _FREED_SINCE = (
 _COLUMNS = (
     Column("cell"), Column("", limit=80), Column("device"), Column("before", "bytes"), Column("peak", "bytes"),
     Column("after", "bytes"), Column("not freed", "change"), Column("still alive", "bytes"),
-    Column("what was not freed, by name", limit=400, wraps=True),
+    Column("what was not freed, by name", limit=400),
 )  # fmt: skip
 
 

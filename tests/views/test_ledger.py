@@ -35,13 +35,6 @@ def test_a_row_has_everything():
     assert re.match(wanted + r"losses \(3 tensors\) 3.00 MiB$", line), line
 
 
-def test_the_names_wrap_so_that_the_table_is_no_wider_than_a_notebook():
-    shown = ledger_page(Accounts((entry(0, Left("losses", "cpu", MiB)),), (), True, ())).html()
-    head, names = (re.search(rf"<t[hd] style='([^']*)'>{text}", shown) for text in ("what was not freed", "losses"))
-    assert head is not None and names is not None
-    assert "nowrap" not in head[1] + names[1]
-
-
 def test_peaks_that_are_not_exact_say_so_and_the_cpu_has_none():
     def shown(low, high):
         return row(entry(0, level=LevelAfterRun("cuda:0", 0, 1, Peak(ByteRange(low, high), -1, -1, ""))))
