@@ -87,6 +87,7 @@ def replace_process(command: Sequence[str], variables: Mapping[str, str]) -> NoR
     program = shutil.which(command[0], path=variables["PATH"])
     if program is None:
         hint = f" Write python {command[0]}." if command[0].endswith(".py") else ""
+        hint = hint or (" Install it: pip install jupyterlab." if command[0].startswith("jupyter") else "")
         raise SimulatedGpuError(f"there is no command {command[0]!r:.200}.{hint}")
     sys.stdout.flush()
     sys.stderr.flush()

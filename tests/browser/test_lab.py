@@ -249,6 +249,9 @@ def test_in_a_narrow_window_nothing_is_cut_off(lab):
     picture(lab, "lab-narrow")
     lab.page.set_viewport_size({"width": 1300, "height": 1000})
     assert inner <= outer + 1
+    # The choice of a device can say more than there is room for.
+    choice = lab.cell(0).get_by_label("Device", exact=True).first
+    assert choice.evaluate("one => getComputedStyle(one).textOverflow") == "ellipsis"
 
 
 def test_two_labs_in_one_notebook(lab):

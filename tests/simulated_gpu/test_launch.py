@@ -87,6 +87,8 @@ def test_a_shared_machine_that_cannot_be_says_why(tmp_path):
 def test_a_command_that_is_not_there():
     with pytest.raises(SimulatedGpuError, match=r"there is no command 'train\.py'\. Write python train\.py\."):
         launch.replace_process(["train.py"], {"PATH": "/nowhere"})
+    with pytest.raises(SimulatedGpuError, match=r"no command 'jupyter'\. Install it: pip install jupyterlab\."):
+        launch.replace_process(["jupyter", "lab"], {"PATH": "/nowhere"})
 
 
 def version_file(folder: Path, text: str) -> Path:

@@ -42,7 +42,13 @@ typedef enum {
     cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureMerge = 902,
+    cudaErrorStreamCaptureUnmatched = 903,
+    cudaErrorStreamCaptureUnjoined = 904,
+    cudaErrorStreamCaptureIsolation = 905,
+    cudaErrorStreamCaptureImplicit = 906,
     cudaErrorCapturedEvent = 907,
+    cudaErrorStreamCaptureWrongThread = 908,
     cudaErrorUnknown = 999,
 } cudaError_t;
 typedef cudaError_t CUresult;
@@ -103,6 +109,7 @@ enum pool_attribute {
     POOL_USED_HIGH = 8,
 };
 enum { ENTRY_POINT_FOUND = 0, ENTRY_POINT_NOT_FOUND = 1 };
+enum { EVENT_WAIT_EXTERNAL = 1 };
 enum {
     FUNCTION_MAX_THREADS_PER_BLOCK = 0,
     FUNCTION_REGISTERS = 4,

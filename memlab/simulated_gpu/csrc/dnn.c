@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DNN_MAJOR = 9, DNN_OUT_OF_MEMORY = 1002 };
+enum { DNN_MAJOR = 9 };
 
 // ---- the library
 // PyTorch refuses a cuDNN older than the one that it was compiled with, and chooses kernels by the version.  So the answer
@@ -60,6 +60,8 @@ int cudnnGetProperty(int property, int *value) {
 }
 
 const char *cudnnGetErrorString(int error) {
+    if (error == DNN_NOT_INITIALIZED)
+        return "CUDNN_STATUS_NOT_INITIALIZED";
     return error ? "CUDNN_STATUS_NOT_SUPPORTED (simulated GPU)" : "CUDNN_STATUS_SUCCESS";
 }
 

@@ -1,7 +1,8 @@
-// A cuDNN tensor or filter: what PyTorch set on it, to be read back.
+// cuDNN's errors, and a tensor or filter of it: what PyTorch set on it, to be read back.
 #pragma once
 #include "library_types.h"
 
+enum { DNN_NOT_INITIALIZED = 1001, DNN_OUT_OF_MEMORY = 1002 };
 enum { MAX_DIMENSIONS = 8 };
 struct tensor {
     int type, dimensions;

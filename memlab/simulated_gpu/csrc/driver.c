@@ -249,23 +249,27 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) 
 // ---- modules and their functions: one of each stands for all
 static char any_module, any_function;
 
+static CUresult load_module(CUmodule *module) {
+    CUresult error = refuse_unsafe();  // a module takes memory of the device
+    if (!error)
+        *module = &any_module;
+    return error;
+}
+
 CUresult cuModuleLoad(CUmodule *module, const char *path) {
-    *module = &any_module;
-    return cudaSuccess;
+    return load_module(module);
 }
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-    *module = &any_module;
-    return cudaSuccess;
+    return load_module(module);
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values) {
-    *module = &any_module;
-    return cudaSuccess;
+    return load_module(module);
 }
 
 CUresult cuModuleUnload(CUmodule module) {
-    return cudaSuccess;
+    return refuse_unsafe();
 }
 
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {

@@ -10,6 +10,7 @@ struct capture {
     uint64_t id;
     int mode;
     const int *thread;  // where the thread that began it has its mode
+    cudaStream_t origin;
     bool is_invalid;
     struct capture *next;
 };
@@ -80,18 +81,21 @@ cudaError_t refuse_waiting_for_all(void) {
     return spoil_if(is_any, 0) ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
+// An error that spoils a capture, if that is under way.
+cudaError_t spoil(uint64_t capture, cudaError_t error) {
+    return capture && spoil_if(is_this, capture) ? error : cudaSuccess;
+}
+
 cudaError_t refuse_waiting(cudaStream_t stream) {
-    return are_any_open() && spoil_if(is_this, capture_of(stream)) ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+    return are_any_open() ? spoil(capture_of(stream), cudaErrorStreamCaptureUnsupported) : cudaSuccess;
 }
 
 cudaError_t refuse_captured(uint64_t capture) {
-    return spoil_if(is_this, capture) ? cudaErrorCapturedEvent : cudaSuccess;
+    return spoil(capture, cudaErrorCapturedEvent);
 }
 
-// Work for a stream whose capture is spoilt.
-cudaError_t refuse_spoilt(cudaStream_t stream) {
-    bool is_spoilt = are_any_open() && status_of(capture_of(stream)) == CAPTURE_INVALID;
-    return is_spoilt ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+cudaError_t refuse_spoilt(uint64_t capture) {
+    return status_of(capture) == CAPTURE_INVALID ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
 
 // ---- captures
@@ -106,16 +110,17 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode) {
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode) {
     static uint64_t last_id;
-    if ((uintptr_t)stream < 16 || is_capturing(capture_of(stream)))  // no default stream, and not twice
+    if (is_default_stream(stream) || is_capturing(capture_of(stream)))  // and not twice
         return fail(cudaErrorStreamCaptureUnsupported);
     struct capture *capture = calloc(1, sizeof *capture);
     if (!capture)
         return fail(cudaErrorMemoryAllocation);
     lock(LOCK_STREAMS);
-    *capture = (struct capture){.id = ++last_id, .mode = mode, .thread = &thread_mode, .next = captures};
+    *capture = (struct capture){
+        .id = ++last_id, .mode = mode, .thread = &thread_mode, .origin = stream, .next = captures};
     captures = capture;
     __atomic_add_fetch(&capture_count, 1, __ATOMIC_RELEASE);
-    join_capture(stream, capture->id);
+    begin_in(stream, capture->id);
     unlock(LOCK_STREAMS);
     return cudaSuccess;
 }
@@ -134,16 +139,34 @@ static void remove_capture(uint64_t id) {
     free(found);
 }
 
+// Where and by whom a capture may not be ended: then it stays, and is spoilt.
+static cudaError_t refuse_end(cudaStream_t stream, uint64_t id) {
+    lock(LOCK_STREAMS);
+    const struct capture *found = find_capture(id);
+    bool is_other_thread = found && found->mode != MODE_RELAXED && found->thread != &thread_mode;
+    bool is_other_stream = found && found->origin != stream;
+    unlock(LOCK_STREAMS);
+    if (is_other_thread)
+        return spoil(id, cudaErrorStreamCaptureWrongThread);
+    return is_other_stream ? spoil(id, cudaErrorStreamCaptureUnmatched) : cudaSuccess;
+}
+
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     uint64_t capture = capture_of(stream);
     int status = status_of(capture);
     *graph = NULL;
     if (status == CAPTURE_NONE)
         return fail(cudaErrorInvalidValue);
+    cudaError_t error = refuse_end(stream, capture);
+    if (error)
+        return fail(error);
+    bool is_joined = is_work_joined(stream);
     end_capture(capture);
     remove_capture(capture);
     if (status == CAPTURE_INVALID)
         return fail(cudaErrorStreamCaptureInvalidated);
+    if (!is_joined)
+        return fail(cudaErrorStreamCaptureUnjoined);
     *graph = malloc(1);
     return *graph ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
@@ -177,7 +200,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-    cudaError_t error = refuse_spoilt(stream);
+    cudaError_t error = enqueue(stream);
     if (error)
         return fail(error);
     count_launch();

@@ -100,7 +100,7 @@ cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
 cudaError_t launched(const void *function, cudaStream_t stream, dim3 grid, dim3 block) {
     cudaError_t error = use_current();
     if (!error)
-        error = fail(refuse_spoilt(stream));
+        error = fail(enqueue(stream));
     if (error)
         return error;
     count_launch();

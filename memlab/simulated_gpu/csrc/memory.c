@@ -195,15 +195,27 @@ static bool is_usable(const void *at, size_t bytes) {
     return offset <= memory.asked && bytes <= memory.asked - offset;
 }
 
+// A loop that waits until something on the device is true (transformers' generate does) would wait for ever in silence.
+static void note_answer(bool is_true) {
+    enum { MANY = 1000 };
+    static int falses;
+    if (is_true)
+        __atomic_store_n(&falses, 0, __ATOMIC_RELAXED);
+    else if (__atomic_add_fetch(&falses, 1, __ATOMIC_RELAXED) == MANY)
+        say("%d truth values in a row were read, all False: a loop that waits for True on the device never ends.", MANY);
+}
+
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream) {
     cudaError_t error = use_current();
     if (!error)
-        error = fail(refuse_spoilt(stream));
+        error = fail(enqueue(stream));
     if (error || !bytes)
         return error;
     if (!is_usable(to, bytes) || !is_usable(from, bytes))
         return fail(cudaErrorInvalidValue);
     copy_bytes(to, from, bytes);
+    if (bytes == 1 && is_device_only(from) && !is_device_only(to))
+        note_answer(*(const char *)to);
     return cudaSuccess;
 }
 
@@ -228,7 +240,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     size_t to_bytes, from_bytes;
     cudaError_t error = use_current();
     if (!error)
-        error = fail(refuse_spoilt(stream));
+        error = fail(enqueue(stream));
     if (error || !width || !height)
         return error;
     if (!span_rows(to_pitch, width, height, &to_bytes) || !span_rows(from_pitch, width, height, &from_bytes) ||
@@ -242,7 +254,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t stream) {
     cudaError_t error = use_current();
     if (!error)
-        error = fail(refuse_spoilt(stream));
+        error = fail(enqueue(stream));
     if (error || !bytes)
         return error;
     if (!is_usable(at, bytes))
@@ -264,7 +276,7 @@ cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
 }
 
 cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind) {
-    return cudaSuccess;
+    return fail(refuse_unsafe());
 }
 
 // ---- the stream-ordered pool (backend:cudaMallocAsync): it never caches, so it has reserved what is used

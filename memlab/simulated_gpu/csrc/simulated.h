@@ -136,16 +136,22 @@ void fill_bytes(void *at, int value, size_t bytes);
 void forget_bytes(void *at, size_t bytes);
 void forget_all_bytes(void);
 
-// ---- streams.c and graphs.c: captures
+// ---- streams.c: which streams take part in a capture
+bool is_default_stream(cudaStream_t stream);
 uint64_t capture_of(cudaStream_t stream);
-void join_capture(cudaStream_t stream, uint64_t capture);
+void begin_in(cudaStream_t stream, uint64_t capture);
 void end_capture(uint64_t capture);
+bool is_work_joined(cudaStream_t origin);
+cudaError_t enqueue(cudaStream_t stream);
+
+// ---- graphs.c: captures, and what they refuse
 bool is_capturing(uint64_t capture);
+cudaError_t spoil(uint64_t capture, cudaError_t error);
 cudaError_t refuse_unsafe(void);
 cudaError_t refuse_waiting_for_all(void);
 cudaError_t refuse_waiting(cudaStream_t stream);
 cudaError_t refuse_captured(uint64_t capture);
-cudaError_t refuse_spoilt(cudaStream_t stream);
+cudaError_t refuse_spoilt(uint64_t capture);
 
 // ---- device.c, kernels.c, virtual_memory.c, memory.c: shared between the runtime's and the driver's calls
 cudaError_t fail(cudaError_t error);

@@ -3,29 +3,46 @@
 #include <stdlib.h>
 #include <time.h>
 
+// How much work of each stream of a capture comes before something: a vector clock.
+enum { MOST_PLACES = 32 };  // the work of further streams is not followed
+struct clock {
+    uint32_t done[MOST_PLACES];
+};
 struct stream {
     int priority;
     unsigned flags;
-    uint64_t capture;  // the capture this stream takes part in, 0 for none
+    uint64_t capture;     // the capture this stream takes part in, 0 for none
+    int place;            // which of its streams this is; the one that began it is 0
+    struct clock before;  // what comes before the next work here
     struct stream *next;
 };
 struct event {
     double milliseconds;
+    bool is_recorded;
     uint64_t capture;
+    struct clock before;
 };
 static struct stream default_stream, *streams = &default_stream;
 
 // NULL, cudaStreamLegacy (1) and cudaStreamPerThread (2) are names, not addresses.
-static struct stream *stream_of(cudaStream_t stream) {
-    return (uintptr_t)stream < 16 ? &default_stream : stream;
+bool is_default_stream(cudaStream_t stream) {
+    return (uintptr_t)stream < 16;
 }
 
+static struct stream *stream_of(cudaStream_t stream) {
+    return is_default_stream(stream) ? &default_stream : stream;
+}
+
+// ---- captures
 uint64_t capture_of(cudaStream_t stream) {
     return stream_of(stream)->capture;
 }
 
-void join_capture(cudaStream_t stream, uint64_t capture) {
-    stream_of(stream)->capture = capture;
+void begin_in(cudaStream_t stream, uint64_t capture) {  // with the lock held
+    struct stream *origin = stream_of(stream);
+    origin->capture = capture;
+    origin->place = 0;
+    origin->before = (struct clock){{0}};
 }
 
 void end_capture(uint64_t capture) {
@@ -34,6 +51,41 @@ void end_capture(uint64_t capture) {
         if (each->capture == capture)
             each->capture = 0;
     }
+    unlock(LOCK_STREAMS);
+}
+
+// Work for a stream: refused where its capture is spoilt.  What libraries do (cuBLAS, cuDNN) is not seen here.
+cudaError_t enqueue(cudaStream_t stream) {
+    struct stream *where = stream_of(stream);
+    if (!where->capture)
+        return cudaSuccess;
+    cudaError_t error = refuse_spoilt(where->capture);
+    if (!error && where->place < MOST_PLACES)
+        where->before.done[where->place]++;
+    return error;
+}
+
+// Whether all captured work comes before what the stream that began the capture would do next.
+bool is_work_joined(cudaStream_t origin) {
+    const struct stream *first = stream_of(origin);
+    bool is_joined = true;
+    lock(LOCK_STREAMS);
+    for (struct stream *each = streams; each; each = each->next) {
+        if (each->capture == first->capture && each->place < MOST_PLACES)
+            is_joined = is_joined && each->before.done[each->place] <= first->before.done[each->place];
+    }
+    unlock(LOCK_STREAMS);
+    return is_joined;
+}
+
+static void join_capture(struct stream *joining, uint64_t capture) {
+    int place = 0;
+    lock(LOCK_STREAMS);
+    for (struct stream *each = streams; each; each = each->next)
+        place += each->capture == capture;
+    joining->capture = capture;
+    joining->place = place;
+    joining->before = (struct clock){{0}};
     unlock(LOCK_STREAMS);
 }
 
@@ -98,6 +150,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void *data, unsigned flags) {
+    cudaError_t error = refuse_waiting(stream);  // CUDA has no node for it
+    if (error)
+        return fail(error);
     callback(stream, cudaSuccess, data);
     return cudaSuccess;
 }
@@ -134,8 +189,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (!event)
         return fail(cudaErrorInvalidResourceHandle);
+    cudaError_t error = refuse_spoilt(capture_of(stream));
+    if (error)
+        return fail(error);
     event->milliseconds = now();
-    event->capture = stream_of(stream)->capture;
+    event->is_recorded = true;
+    event->capture = capture_of(stream);
+    event->before = stream_of(stream)->before;
     return cudaSuccess;
 }
 
@@ -159,9 +219,38 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
     return cudaSuccess;
 }
 
-// A stream that waits for an event of a capture joins the capture.
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    if (event && is_capturing(event->capture))
-        join_capture(stream, event->capture);
+// A stream that waits for an event of a capture joins the capture.  Which streams cannot, and what a captured stream
+// cannot wait for, CUDA refuses.
+static cudaError_t wait_for_captured(cudaStream_t stream, cudaEvent_t event) {
+    struct stream *waiting = stream_of(stream);
+    if (is_default_stream(stream))
+        return spoil(event->capture, cudaErrorStreamCaptureImplicit);
+    if (!is_capturing(waiting->capture))
+        join_capture(waiting, event->capture);
+    if (waiting->capture != event->capture) {
+        spoil(waiting->capture, cudaErrorStreamCaptureMerge);
+        return spoil(event->capture, cudaErrorStreamCaptureMerge);
+    }
+    for (int place = 0; place < MOST_PLACES; place++) {
+        if (waiting->before.done[place] < event->before.done[place])
+            waiting->before.done[place] = event->before.done[place];
+    }
     return cudaSuccess;
+}
+
+static cudaError_t wait_for_uncaptured(uint64_t capture, cudaEvent_t event, unsigned flags) {
+    bool is_nothing = !event->is_recorded || event->capture;  // an event of a capture that is over
+    return is_nothing || flags & EVENT_WAIT_EXTERNAL ? cudaSuccess : spoil(capture, cudaErrorStreamCaptureIsolation);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    if (!event)
+        return fail(cudaErrorInvalidResourceHandle);
+    cudaError_t error = refuse_spoilt(capture_of(stream));
+    if (!error)
+        error = refuse_spoilt(event->capture);
+    if (error)
+        return fail(error);
+    return fail(is_capturing(event->capture) ? wait_for_captured(stream, event)
+                                             : wait_for_uncaptured(capture_of(stream), event, flags));
 }
