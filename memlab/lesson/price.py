@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -31,12 +32,22 @@ def price(
     what: str, before: Callable[[], object], after: Callable[[], object], at_most: float, of: str, device: str
 ) -> Price:
     """Count or time both steps. Raises MemlabError for anything but "FLOPs" and "seconds"."""
+    try:
+        return _price(what, before, after, at_most, of, device)
+    finally:
+        gc.collect()  # optimizers and hooks refer to themselves, and the next peak would have what they hold
+
+
+def _price(
+    what: str, before: Callable[[], object], after: Callable[[], object], at_most: float, of: str, device: str
+) -> Price:
     if of == "FLOPs":
         first, second = _flops(before), _flops(after)
         if not first:
             raise MemlabError("the step without the saving has no FLOPs that PyTorch counts: compare seconds.")
         ratio = second / first
-        return Price(f"{what}: {ratio:.2f} times the FLOPs (at most {at_most:g})", ratio, ratio, "computed")
+        times = f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+        return Price(f"{what}: {times} times the FLOPs (at most {at_most:g})", ratio, ratio, "computed")
     if of != "seconds":
         raise MemlabError(f'a price is in "FLOPs" or "seconds", got {of!r:.80}.')
     source = provenance_here([device])
