@@ -62,7 +62,10 @@ def test_an_account_shows_what_it_cannot_explain():
         "The formulas leave 20 B of 1000 B unexplained (2.0%).",
     ]
     assert list(made.to_pandas()["residual_bytes"]) == [0, 16]
-    assert str(account("Peak", 1, [("a", "1", 1, 1)], "computed")).splitlines()[2].split()[2:4] == ["computed", "counted"]
+    assert str(account("Peak", 1, [("a", "1", 1, 1)], "computed")).splitlines()[2].split()[2:4] == [
+        "computed",
+        "counted",
+    ]
     assert "&lt;b&gt;" in account("<b>", 1, [("<b>", "", 1, 1)], "")._repr_mimebundle_()["text/html"]
 
 
