@@ -82,8 +82,8 @@ class Sweep(ShownPicture):
         if self.selected is None:
             low, high = (of(self.peaks, key=self.peaks.__getitem__) for of in (min, max))
             lowest, highest = (f"{format_bytes(self.peaks[value])} at {_short(value)}" for value in (low, high))
-            times = self.peaks[high] / max(self.peaks[low], 1)
-            return f"{self.name}: the lowest peak is {lowest}, the highest {highest}: {times:.2f} times as much."
+            ratio = self.peaks[high] / max(self.peaks[low], 1)
+            return f"{self.name}: the lowest peak is {lowest}, the highest {highest}: {ratio:.2f} times as much."
         count, held = self.peaks[self.selected], self._held[self.selected]
         name, size = max(held.items(), key=lambda item: item[1], default=(_OTHER, 0))
         most = f", most of it {name} ({format_bytes(size)})" if len(held) > 1 else ""
