@@ -59,7 +59,6 @@ print(halves_guess.compare(100 * two.peak_bytes / plain.peak_bytes, plain, two))
 print(where.compare(moments[2] if is_again else moments[0], two))
 print(lesson.saves("two halves", plain, two))
 lesson.holds("two halves leave at least half of the activations", two.peak_bytes > kept / 2, two)
-lesson.headline("peak without checkpoints", plain.peak_bytes)
 lesson.account("Two halves, at the peak", two, [
     ("again, two gradients", "(N/2 - 1 + 2) 4 BH", (N // 2 + 1) * one, half.get("temporary", 0)),
     ("the loss, on a buffer of", "4 BH", one, half.get("activation", 0)),
