@@ -15,7 +15,16 @@ COINED = re.compile(
     r"told apart|whoever|by all means|what came of|come less gone|an out-of-memory(?! (error|message)))(?![a-z])",
     re.IGNORECASE,
 )
-READ = ("memlab/**/*.py", "tests/**/*.py", "benchmarks/**/*.py", ".ci/run", "*.md", "docs/*.md")
+READ = (
+    "memlab/**/*.py",
+    "tests/**/*.py",
+    "benchmarks/**/*.py",
+    "notebooks/**/*.py",
+    "notebooks/source/*.md",
+    ".ci/run",
+    "*.md",
+    "docs/*.md",
+)
 ALLOWED = {
     "docs/glossary.md": r".",  # names what is not used
     "tests/test_language.py": r".",

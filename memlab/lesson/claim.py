@@ -9,7 +9,7 @@ from typing import Any
 from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.errors import ClaimRefuted, MemlabError
-from memlab.lesson.sources import source_of
+from memlab.lesson.sources import COMPUTED, source_of
 from memlab.units import MiB, format_bytes
 from memlab.views.page import Page
 from memlab.views.shown import Shown
@@ -83,7 +83,8 @@ class AccountTerm:
 class Account(Shown):
     """All terms of one figure; `total_bytes` is the measured figure, and the unexplained rest is a row.
 
-    `source` is the heading of the measured column: whether these were measured, simulated, predicted or computed.
+    The value of a formula is computed, whatever it is compared with; `source` is the heading of the other column: whether
+    that was measured, simulated or predicted. Where the cell itself counted it, the heading is "counted".
     """
 
     title: str
@@ -118,7 +119,8 @@ class Account(Shown):
         """The account as a table."""
         total = AccountTerm("together", "", self.total_bytes - self.unexplained_bytes, self.total_bytes)
         cells = attrgetter("name", "formula", "predicted_bytes", "measured_bytes", "residual_bytes")
-        sizes = (Column("predicted", "bytes"), Column(self.source, "bytes"), Column("residual", "change"))
+        found = "counted" if self.source == COMPUTED else self.source  # two columns of one name would say nothing
+        sizes = (Column(COMPUTED, "bytes"), Column(found, "bytes"), Column("residual", "change"))
         left = f"{format_bytes(self.unexplained_bytes)} of {format_bytes(self.total_bytes)}"
         note = f"The formulas leave {left} unexplained ({abs(self.unexplained_share):.1%})."
         columns, rows = (Column("what"), Column("formula"), *sizes), tuple(map(cells, (*self.terms, total)))

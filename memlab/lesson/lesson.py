@@ -188,7 +188,8 @@ class Lesson:
         if of == "FLOPs":
             ratio = flops_ratio(before, after)
             self.headline(f"{what}: times the FLOPs", round(ratio, 3))
-            return self.holds(f"{what}: {ratio:.2f} times the FLOPs (at most {at_most:g})", ratio <= at_most)
+            times = f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+            return self.holds(f"{what}: {times} times the FLOPs (at most {at_most:g})", ratio <= at_most)
         if of != "seconds":
             raise MemlabError(f'a price is in "FLOPs" or "seconds", got {of!r:.80}.')
         source = provenance_here([self.device])
@@ -264,7 +265,7 @@ class LessonEnd(Shown):
 
     @property
     def text(self) -> str:
-        """How many claims held and guesses were committed, and the outcome of each guess."""
+        """How many claims held, the outcome of each guess, and all claims: a cell shows no more than its last one."""
         lesson, guesses = self._lesson, self._lesson.guesses
         committed = sum(guess.state == "committed" for guess in guesses)
         where = f"a {SIMULATED_GPU}" if lesson.source == "simulated" else "this machine"
@@ -273,7 +274,8 @@ class LessonEnd(Shown):
         if skipped := len(guesses) - committed:
             were = "1 guess was" if skipped == 1 else f"{skipped} guesses were"
             lines.append(f"{were} skipped. To answer, run the cell that asks again, commit, and only then go on.")
-        return "\n".join([*lines, *(f"  {guess.outcome}" for guess in guesses if guess.outcome is not None)])
+        lines += [f"  {guess.outcome}" for guess in guesses if guess.outcome is not None]
+        return "\n".join([*lines, *map(str, lesson.claims)])
 
     def bundle(self) -> dict[str, Any]:
         """MIME type -> the text, and the figures."""

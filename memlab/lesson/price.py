@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ def flops_ratio(before: Step, after: Step) -> float:
         with FlopCounterMode(display=False) as counter:
             step()
         counts.append(int(counter.get_total_flops()))
+    gc.collect()  # optimizers and hooks refer to themselves, and the next peak would have what they hold
     if not counts[0]:
         raise MemlabError("the step without the saving has no FLOPs that PyTorch counts: compare seconds.")
     return counts[1] / counts[0]
@@ -30,7 +32,9 @@ def flops_ratio(before: Step, after: Step) -> float:
 def seconds_ratios(before: Step, after: Step) -> list[float]:
     """How many times as long `after` takes, in each pair, sorted."""
     before(), after()  # the first calls import and allocate
-    return sorted(_seconds(after) / _seconds(before) for _ in range(PAIRS))
+    ratios = sorted(_seconds(after) / _seconds(before) for _ in range(PAIRS))
+    gc.collect()
+    return ratios
 
 
 def _seconds(step: Step) -> float:

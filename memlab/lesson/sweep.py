@@ -77,11 +77,13 @@ class Sweep(ShownPicture):
 
     @property
     def sentence(self) -> str:
-        """The peak of the selected value, or the first peak compared with the last."""
-        first, *_, last = self.peaks
+        """The peak of the selected value, or the lowest and the highest peak, wherever in the sweep they are."""
+        first = next(iter(self.peaks))
         if self.selected is None:
-            ends = " to ".join(f"{_short(value)}: {format_bytes(self.peaks[value])}" for value in (first, last))
-            return f"{self.name} from {ends}: {self.peaks[last] / max(self.peaks[first], 1):.2f} times the peak."
+            low, high = (of(self.peaks, key=self.peaks.__getitem__) for of in (min, max))
+            lowest, highest = (f"{format_bytes(self.peaks[value])} at {_short(value)}" for value in (low, high))
+            ratio = self.peaks[high] / max(self.peaks[low], 1)
+            return f"{self.name}: the lowest peak is {lowest}, the highest {highest}: {ratio:.2f} times as much."
         count, held = self.peaks[self.selected], self._held[self.selected]
         name, size = max(held.items(), key=lambda item: item[1], default=(_OTHER, 0))
         most = f", most of it {name} ({format_bytes(size)})" if len(held) > 1 else ""

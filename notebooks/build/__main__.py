@@ -10,7 +10,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from notebooks.build import diagrams, pages, slides
-from notebooks.build.cells import SourceError
+from notebooks.build.cells import SourceError, Spoken
 from notebooks.build.execute import differences, executed, headlines
 from notebooks.build.overview import README, overview
 from notebooks.build.pictures import MAX_BYTES, chromium, keep_static
@@ -71,15 +71,26 @@ def keep(lesson: Lesson, text: str) -> None:
 
 def update(lesson: Lesson) -> None:
     """Write prose, head, ids and tags around the outputs of the notebook in English: its code has to be that of the source."""
-    kept, fresh = nbformat.read(lesson.original, as_version=4), lesson.fresh()
-    code = [[cell.source for cell in one.cells if cell.cell_type == "code"] for one in (kept, fresh)]
+    kept, english, fresh = nbformat.read(lesson.original, as_version=4), Lesson(lesson.name).fresh(), lesson.fresh()
+    code = [[cell.source for cell in one.cells if cell.cell_type == "code"] for one in (kept, english)]
     if code[0] != code[1]:
         raise SystemExit(f"{lesson.name}: its code has changed: python -m notebooks.build make {lesson.name[:2]}")
     outputs = iter([cell for cell in kept.cells if cell.cell_type == "code"])
     kept.cells = [next(outputs) if cell.cell_type == "code" else cell for cell in fresh.cells]
     for cell, new in zip(kept.cells, fresh.cells, strict=True):
-        cell.id, cell.metadata = new.id, new.metadata
+        cell.id, cell.metadata, cell.source = new.id, new.metadata, new.source
+        for output in cell.get("outputs", ()):
+            translate(output, lesson.spoken)
     keep(lesson, nbformat.writes(kept) + "\n")
+
+
+def translate(output: NotebookNode, said: Spoken) -> None:
+    """Put the texts of an edition into what a cell has shown, in place."""
+    if "text" in output:
+        output.text = said.output(output.text)
+    for kind, shown in output.get("data", {}).items():
+        if kind.startswith("text/"):
+            output.data[kind] = said.output(shown)
 
 
 def prose(chosen: list[Lesson]) -> int:

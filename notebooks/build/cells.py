@@ -10,6 +10,13 @@ In `NN_name.py`, the percent format of editors, cells stand in the same order, w
     # %% measure
     # %% yours tags=["exercise"]
 
+The prose of an edition in another language also carries what the build and the code would say in English: the head below
+the title, the alt text of the diagram, and texts of the code that readers see, such as the questions of guesses:
+
+    <!-- head: **Ziele**: ... **Vorher**: {prerequisites}. **Zeit**: etwa {minutes} Minuten. -->
+    <!-- idea: was das Diagramm zeigt -->
+    <!-- say: When is the peak? = Wann ist die Spitze? -->
+
 What follows an id is metadata of the cell, as `key=JSON`. A cell that is tagged `solution` is not one of the notebook: its code
 is a listing in the prose that folds it. `guesses` are what a student might answer to the questions of the cell, in their order,
 and are committed when the lesson is executed; the notebook does not have them:
@@ -31,6 +38,9 @@ from nbformat import NotebookNode
 
 MARKER = re.compile(r"^<!--\s*cell:\s*(.*?)\s*-->$", re.MULTILINE)
 BREAK = re.compile(r"^<!-- prose -->$", re.MULTILINE)
+SPOKEN = re.compile(r"^<!-- (head|idea|say): *(.*?) *-->\n?", re.MULTILINE | re.DOTALL)
+"""What an edition says in its own language: the kind, and the text."""
+_FIELD = re.compile(r"\{[^{}]*\}")
 ANSWERS = "guesses"
 _BEGIN = re.compile(r"^# %%(.*)$", re.MULTILINE)
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -114,6 +124,59 @@ def faults(prose: str, cells: Sequence[Cell], prose_file: str, code_file: str) -
 
 def _doubled(ids: Sequence[str]) -> list[str]:
     return [id for id, count in Counter(ids).items() if count > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What the prose of an edition says in the place of English: head and alt text, "" without, and texts of the code."""
+
+    head: str = ""
+    idea: str = ""
+    texts: tuple[tuple[str, str], ...] = ()
+    """English as it is typed in the code -> the edition's."""
+
+    def code(self, source: str) -> str:
+        """The code of a cell, with the texts of the edition."""
+        for english, other in self.texts:
+            source = source.replace(english, other)
+        return source
+
+    def output(self, text: str) -> str:
+        """What a cell has shown; the fields of an f-string had some value then."""
+        for english, other in self.texts:
+            fields = _FIELD.findall(english)
+            pattern = "(.+?)".join(map(re.escape, _FIELD.split(english)))
+
+            def translated(found: re.Match[str], other: str = other, fields: list[str] = fields) -> str:
+                values = dict(zip(fields, found.groups(), strict=True))
+                return _FIELD.sub(lambda field: values.get(field[0], field[0]), other)
+
+            text = re.sub(pattern, translated, text)
+        return text
+
+
+def spoken(prose: str, cells: Sequence[Cell], file: str) -> Spoken:
+    """What a file of prose says in its own language; SourceError where no cell has such a text, or a translation is missing."""
+    said, wrong = {"head": "", "idea": ""}, []
+    texts: list[tuple[str, str]] = []
+    for kind, text in SPOKEN.findall(prose):
+        one = " ".join(text.split())
+        english, _, other = one.partition(" = ")
+        if kind != "say":
+            said[kind] = one
+        elif not other:
+            wrong.append(f"{file}: <!-- say: {one} --> has no ` = ` and translation")
+        elif not any(english in cell.source for cell in cells):
+            wrong.append(f"{file}: <!-- say: {english} --> is in no cell of the code")
+        elif sorted(_FIELD.findall(english)) != sorted(_FIELD.findall(other)):
+            wrong.append(f"{file}: <!-- say: {english} --> and its translation have other {{fields}}")
+        elif set(other) & {'"', "\\"}:
+            wrong.append(f"{file}: <!-- say: {english} --> would end the text in the code: no quotes and backslashes")
+        else:
+            texts.append((english, other))
+    if wrong:
+        raise SourceError("\n".join(wrong))
+    return Spoken(**said, texts=tuple(texts))
 
 
 def joined(prose: str, cells: Sequence[Cell]) -> list[NotebookNode]:

@@ -14,11 +14,12 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from notebooks.build.cells import BREAK, MARKER, Cell
+from notebooks.build.cells import BREAK, MARKER, SPOKEN, Cell
 
 TIPS = Path(__file__).with_name("tips.toml")
 _FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 _CLAIM = re.compile(r"lesson\.saves(?:_nothing)?\(\s*\"([^\"]+)\",")
+_FIELD = re.compile(r"\{\w+\}")
 WORDS_A_MINUTE = 120
 RUN_MINUTES = 1
 EASY, MODERATE = 5, 8
@@ -26,7 +27,7 @@ EASY, MODERATE = 5, 8
 
 def minutes(prose: str, cells: Sequence[Cell]) -> int:
     """How long a learner needs, by the rule above."""
-    words = len(BREAK.sub("", MARKER.sub("", _FOLDED.sub("", prose))).split())
+    words = len(BREAK.sub("", MARKER.sub("", SPOKEN.sub("", _FOLDED.sub("", prose)))).split())
     solutions = _lines_of_solutions(cells)
     guesses = sum(cell.asks for cell in cells)
     puzzles = sum(5 + lines for lines in solutions)
@@ -38,21 +39,29 @@ def _lines_of_solutions(cells: Sequence[Cell]) -> list[int]:
     return [len(cell.source.splitlines()) for cell in cells if cell.is_tagged("solution")]
 
 
-def head(name: str, prose: str, cells: Sequence[Cell]) -> str:
-    """The lines below the title."""
+ENGLISH = (
+    "**Objectives**: {objectives}. **Prerequisites**: {prerequisites}. "
+    "**Difficulty**: {difficulty} of 3. **Time**: about {minutes} minutes."
+)
+
+
+def head(name: str, prose: str, cells: Sequence[Cell], template: str = ENGLISH) -> str:
+    """The lines below the title. The template of an edition names what it needs; {tips} are those that the lesson answers first."""
     number, code = name[:2], "\n".join(cell.source for cell in cells)
     measured = ", ".join(f"*{claim.strip(',')}*" for claim in dict.fromkeys(_CLAIM.findall(code)))
     tips = tomllib.loads(TIPS.read_text(encoding="utf-8"))
     judged = ", ".join(tip for tip, row in tips.items() if row["lessons"][0] == number)
     objectives = ["account for the peak term by term"]
     objectives += [f"measure {measured}"] if measured else []
-    objectives += [f"judge the tips {judged}"] if judged else []
+    objectives += [f"judge the tips {judged} of `docs/tips.md`"] if judged else []
     referred = re.findall(r"\blessons? (\d\d)\b(?:(?:,| and) (\d\d)\b)?", prose)
     earlier = sorted({one for pair in referred for one in pair if one and one < number})
-    before = ", ".join(earlier) if earlier else "none"
     longest = max(_lines_of_solutions(cells), default=0)
-    points = 1 + (longest > EASY) + (longest > MODERATE)
-    return (
-        f"**Objectives**: {'; '.join(objectives)}. **Prerequisites**: {before}. "
-        f"**Difficulty**: {points} of 3. **Time**: about {minutes(prose, cells)} minutes."
-    )
+    values = {
+        "{objectives}": "; ".join(objectives),
+        "{tips}": judged or "–",
+        "{prerequisites}": ", ".join(earlier) or ("none" if template == ENGLISH else "–"),
+        "{difficulty}": str(1 + (longest > EASY) + (longest > MODERATE)),
+        "{minutes}": str(minutes(prose, cells)),
+    }
+    return _FIELD.sub(lambda field: values.get(field[0], field[0]), template)

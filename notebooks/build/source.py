@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 
-from notebooks.build.cells import Cell, SourceError, cells_of, faults, joined
+from notebooks.build.cells import SPOKEN, Cell, SourceError, Spoken, cells_of, faults, joined, spoken
 from notebooks.build.diagrams import alt
-from notebooks.build.head import head, minutes
+from notebooks.build.head import ENGLISH, head, minutes
 
 FOLDER = Path(__file__).resolve().parents[1]
 SOURCES = FOLDER / "source"
@@ -74,6 +74,11 @@ class Lesson:
         return found
 
     @property
+    def spoken(self) -> Spoken:
+        """What an edition says itself in the place of the build's and the code's English; SourceError if it cannot be read."""
+        return spoken(self.prose, self.cells, self._prose_file)
+
+    @property
     def answers(self) -> dict[str, list[Any]]:
         """The ids of cells that ask for guesses -> what a student might answer."""
         return {cell.id: cell.answers for cell in self.cells if cell.answers}
@@ -85,19 +90,20 @@ class Lesson:
 
     def fresh(self) -> NotebookNode:
         """The notebook without outputs, its head below the title and its diagram below that."""
-        title, rest = self.prose.split("\n", 1)
-        cells = self.cells
+        said, cells = self.spoken, self.cells
+        title, rest = SPOKEN.sub("", self.prose).split("\n", 1)
+        above = head(self.name, self.prose, cells, said.head or ENGLISH)
         made = nbformat.v4.new_notebook(
-            cells=joined(f"{title}\n\n{head(self.name, self.prose, cells)}\n{rest}", cells),
+            cells=joined(f"{title}\n\n{above}\n{rest}", [replace(one, source=said.code(one.source)) for one in cells]),
             metadata=NotebookNode(kernelspec=NotebookNode(KERNEL), language_info=NotebookNode(name="python")),
         )
-        made.cells.insert(1, self._idea())
+        made.cells.insert(1, self._idea(said.idea or alt(self.diagram)))
         nbformat.validate(made)
         return made
 
-    def _idea(self) -> NotebookNode:
+    def _idea(self, alt_text: str) -> NotebookNode:
         """The diagram, which the cell itself holds: it is there wherever the notebook is."""
-        cell = nbformat.v4.new_markdown_cell(f"![{alt(self.diagram)}](attachment:{IDEA})", id="idea")
+        cell = nbformat.v4.new_markdown_cell(f"![{alt_text}](attachment:{IDEA})", id="idea")
         drawn = base64.b64encode(self.diagram.with_suffix(".png").read_bytes()).decode()
         cell.attachments = NotebookNode({IDEA: NotebookNode({"image/png": drawn})})
         return cell

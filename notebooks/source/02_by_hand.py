@@ -87,20 +87,20 @@ last_layer = sum(p.nbytes for p in net[5].parameters())
 if held.get("temporary", 0) > 2.2 * output:  # on some GPUs: see below
     lesson.not_measurable("the account", "cuDNN takes a workspace, of a size that it chooses")
 else:
-    lesson.account("At the peak", run, [
+    display(lesson.account("At the peak", run, [
         ("activations", "2 x 4 C H W", 2 * output, held.get("activation", 0)),
         ("temporary in backward", "2 x 4 C H W", 2 * output, held.get("temporary", 0)),
         ("picture", "4 x 3 H W", 4 * 3 * 682 * 700, held.get("input", 0)),
         ("parameters", "4 P", classic.parameter_bytes, held.get("parameter", 0)),
         ("gradients of the last layer", "4 P'", last_layer, held.get("gradient", 0)),
-    ])
+    ]))
 
-# %% guess-passing guesses=[50]
-share = lesson.guess("Share of passing gradients in the peak of 32 layers, in percent?")
+# %% guess-temporary guesses=[50]
+share = lesson.guess("Share of temporary gradients in the peak of 32 layers, in percent?")
 
 # %% depth
 y = torch.randn(4096, 128, device=device)
-passing = {}
+temporary = {}
 for L in (1, 2, 4, 8, 16, 32):
     layers = []
     for _ in range(L):
@@ -108,12 +108,12 @@ for L in (1, 2, 4, 8, 16, 32):
     deep = nn.Sequential(*layers).to(device)
     with memlab.track(f"{L} layers", show=False) as run:
         deep(y).sum().backward()
-    passing[L] = run.breakdown().get("temporary", 0)
-    percent = 100 * passing[L] / run.peak_allocated_bytes
-    print(f"L = {L:2}: {passing[L] / y.nbytes:.1f} outputs pass by, {percent:2.0f} % of the peak")
+    temporary[L] = run.breakdown().get("temporary", 0)
+    percent = 100 * temporary[L] / run.peak_allocated_bytes
+    print(f"L = {L:2}: {temporary[L] / y.nbytes:.1f} are temporary, {percent:2.0f} % of the peak")
 lesson.headline("temporary gradients, in percent of the peak of 32 layers", round(percent))
 print(share.compare(percent, run))  # of the last: 32 layers
-is_flat = passing[32] < passing[2] + y.nbytes
+is_flat = temporary[32] < temporary[2] + y.nbytes
 lesson.holds("32 layers have no more temporary gradients than two", is_flat, run)
 
 # %% kept-by-layers
@@ -149,23 +149,39 @@ forward, training = lambda: net(small), lambda: net(small).sum().backward()
 lesson.price("forward and backward", forward, training, at_most=3)
 
 # %% exercise tags=["exercise"]
-pictures = torch.randint(0, 256, (256, 3, 300, 300), dtype=torch.uint8, device=device)
-
-def whole():
-    return (pictures.float() / 255).mean((0, 2, 3))
+big = optimizer = None  # free what is not needed any more
+pictures = torch.randn(8, 3, 128, 128, device=device)
+layers = nn.Sequential(
+    nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+).to(device)
 
 def yours():
-    ...  # about 5 lines: a few pictures at a time
+    ...  # about 3 lines: torch.tensor of six numbers, one for each layer
 
 # %% check tags=["check"]
-lesson.check(yours).same_as(whole, relative=1e-4).peak_below(int(3.5 * pictures.nbytes))
+def counted():
+    kept, h, seen = [], pictures, {p.data_ptr() for p in layers.parameters()}
+
+    def pack(tensor):  # is called with each tensor that autograd saves
+        is_new = tensor.numel() > 9999 and tensor.data_ptr() not in seen
+        seen.add(tensor.data_ptr())
+        kept[-1] += tensor.nbytes if is_new else 0
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        for layer in layers:
+            kept.append(0)
+            h = layer(h)
+    return torch.tensor(kept)
+
+lesson.check(yours).same_as(counted).peak_below("48 MiB")
 
 # %% solution tags=["solution"]
 def yours():
-    total = torch.zeros(3, device=device)
-    for part in pictures.split(16):
-        total += part.float().div_(255).mean((0, 2, 3))
-    return total / len(pictures.split(16))
+    full, half = 8 * 128 * 128, 8 * 64 * 64  # numbers in one channel, before and after pooling
+    before = [4 * 3 * full, 4 * 32 * full, 4 * 32 * full]  # input, convolution's result, ReLU's
+    return torch.tensor([*before, 8 * 32 * half, 4 * 32 * half, 4 * 64 * half])
 
 # %% end
 lesson.end()

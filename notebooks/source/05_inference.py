@@ -107,7 +107,8 @@ lesson.saves_nothing("volatile=True", evaluate, volatile)
 lesson.saves_nothing("inference_mode instead of no_grad", no_grad, inference)
 
 # %% dropout
-dropping = nn.Sequential(*6 * [nn.Linear(512, 512), nn.GELU(), nn.Dropout()]).to(device)
+dropping = nn.Sequential(*6 * [nn.Linear(512, 512), nn.GELU(), nn.Dropout()])  # the same six times
+dropping.to(device)
 rows = [torch.randn(4096, 512, device=device)]
 train = peak("train(), dropout", dropping.train(), rows)
 evaluate = peak("eval(), dropout", dropping.eval(), rows)

@@ -59,7 +59,6 @@ print(halves_guess.compare(100 * two.peak_bytes / plain.peak_bytes, plain, two))
 print(where.compare(moments[2] if is_again else moments[0], two))
 print(lesson.saves("two halves", plain, two))
 lesson.holds("two halves leave at least half of the activations", two.peak_bytes > kept / 2, two)
-lesson.headline("peak without checkpoints", plain.peak_bytes)
 lesson.account("Two halves, at the peak", two, [
     ("again, two gradients", "(N/2 - 1 + 2) 4 BH", (N // 2 + 1) * one, half.get("temporary", 0)),
     ("the loss, on a buffer of", "4 BH", one, half.get("activation", 0)),
@@ -109,9 +108,9 @@ class Block(nn.Sequential):
 def feed_forward(W):
     return Block(nn.LayerNorm(W), nn.Linear(W, 4 * W), nn.GELU(), nn.Linear(4 * W, W))
 
-def keep_products():
-    dear = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
-    return create_selective_checkpoint_contexts(dear)
+def keep_multiplications():
+    expensive = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+    return create_selective_checkpoint_contexts(expensive)
 
 stack = nn.ModuleList([feed_forward(128) for _ in range(16)]).to(device)
 rows = torch.randn(2048, 128, device=device)
@@ -126,26 +125,26 @@ def step(how):
 # %% measure-selective
 from torch.utils.flop_counter import FlopCounterMode
 
-ways = {"plain": None, "checkpoint": {}, "selective": {"context_fn": keep_products}}
-peaks, products = {}, {}
+ways = {"plain": None, "checkpoint": {}, "selective": {"context_fn": keep_multiplications}}
+peaks, flops = {}, {}
 for name, how in ways.items():
     with memlab.track(name, show=False) as run:
         step(how)
     with FlopCounterMode(display=False) as counter:
         step(how)
     peaks[name] = run
-    products[name] = counter.get_total_flops()
-    more = products[name] / products["plain"]
+    flops[name] = counter.get_total_flops()
+    more = flops[name] / flops["plain"]
     print(f"{name:10}: {run.peak_bytes / MiB:5.1f} MiB, FLOPs {more:.2f}")
 stack.zero_grad()  # so that a second run of this cell begins as the first
 
 # %% price
 print(lesson.saves("selective checkpoints", peaks["plain"], peaks["selective"]))
-more = round(products["checkpoint"] / products["plain"], 3)
-lesson.headline("products with full checkpoints, over those without", more)
-sentence = f"full checkpoints pay {more:.2f} times the products: at most one more forward"
+more = round(flops["checkpoint"] / flops["plain"], 3)
+lesson.headline("FLOPs with full checkpoints, over those without", more)
+sentence = f"full checkpoints cost {more:.2f} times the FLOPs: at most one more forward"
 print(lesson.holds(sentence, 1.1 < more < 1.34))
-again = products["selective"] / products["plain"]
+again = flops["selective"] / flops["plain"]
 lesson.holds("selective ones compute no matrix multiplication twice", again == 1)
 lesson.price("full checkpoints", lambda: step(None), lambda: step({}), at_most=2, of="seconds")
 

@@ -53,7 +53,9 @@ memlab.compare(whole, four)
 print(each.compare(100 * four.peak_bytes / whole.peak_bytes, whole, four))
 print(where.compare(four.devices[0].at["phase"], four))
 print(lesson.saves("four pieces", whole, four))
-lesson.price("four pieces", lambda: train(net, x, y, 1), lambda: train(net, x, y, 4), at_most=1.0)
+print(
+    lesson.price("four pieces", lambda: train(net, x, y, 1), lambda: train(net, x, y, 4), at_most=1)
+)
 
 n = 4
 output = 4 * B * C * S * S  # bytes that one layer gives for the whole batch

@@ -75,13 +75,16 @@ def measured(name, make, rows=B, **settings):
 
 # %% compare-optimizers
 model, optimizer = None, None  # release the first run's
-lesson.headline("SGD", round(left_by(measured("SGD", SGD)) - 2, 3))
-lesson.headline("momentum", round(left_by(measured("momentum", SGD, momentum=0.9)) - 2, 3))
-lesson.headline("Adafactor", round(left_by(measured("Adafactor", Adafactor)) - 2, 3))
-lesson.headline("Adam", round(left_by(measured("Adam", Adam, foreach=False)) - 2, 3))
-numbers = [round(lesson.headlines[name]) for name in ("SGD", "momentum", "Adam")]
-lesson.holds("SGD keeps nothing, momentum P, Adam 2 P", numbers == [0, 1, 2], run)
-lesson.saves("plain SGD in the place of Adam", run, memlab.runs["SGD"])
+each = {
+    "SGD": measured("SGD", SGD),
+    "momentum": measured("momentum", SGD, momentum=0.9),
+    "Adafactor": measured("Adafactor", Adafactor),
+    "Adam": measured("Adam", Adam, foreach=False),
+}
+state = {name: lesson.headline(name, round(left_by(one) - 2, 3)) for name, one in each.items()}
+numbers = [round(state[name]) for name in ("SGD", "momentum", "Adam")]
+print(lesson.holds("SGD keeps nothing, momentum P, Adam 2 P", numbers == [0, 1, 2], run))
+lesson.saves("plain SGD in the place of Adam", run, each["SGD"])
 
 # %% contiguous guesses=["foreach"]
 choices = ["foreach", "loop", "fused", "contiguous"]

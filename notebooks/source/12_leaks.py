@@ -123,7 +123,7 @@ for one in (retained, released):
 print(where.compare(retained.devices[0].at["phase"], retained))
 left = retained.devices[0].levels[0].end_bytes
 print(kept.compare(100 * left / retained.peak_allocated_bytes, retained))
-lesson.price("a detached fake", lambda: step(retain=True), lambda: step(retain=False), at_most=1.0)
+print(lesson.price("a detached fake", lambda: step(True), lambda: step(False), at_most=1.0))
 lesson.saves("a detached fake", retained, released)
 
 # %% hidden-references

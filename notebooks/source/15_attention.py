@@ -22,7 +22,7 @@ def train(way, S=2048):
 
 question = "How many S x S matrices (of all heads together) are there at the peak?"
 kept = lesson.guess(question, choices=["1", "2", "3", "4"])
-left = lesson.guess("Peak without any matrix, in percent?")
+left = lesson.guess("Peak without any matrix, in percent of the peak with them?")
 where = lesson.guess("When is the peak with the matrices?", choices=["forward", "backward"])
 
 # %% written
@@ -144,7 +144,7 @@ for n in (1, 2, 4, 8, 16):
 print(chunked_guess.compare(runs[16].peak_allocated_bytes, runs[16]))
 print(lesson.saves("16 chunks", runs[1], runs[16]))
 whole, chunks = lambda: part(hidden, words, "mean").backward(), lambda: chunked(16).backward()
-lesson.price("16 chunks", whole, chunks, at_most=1.34)
+print(lesson.price("16 chunks", whole, chunks, at_most=1.34))
 head.weight.grad = hidden.grad = None
 lesson.sweep("chunks", runs)
 

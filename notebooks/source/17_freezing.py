@@ -91,7 +91,7 @@ if device == "cuda":  # PyTorch's own counter, for all of them
 
 # %% compare-ways
 full, slim, head = runs["all"], runs["adapters"], runs["head"]
-data = sum(part.nbytes for part in (*old, *new))
+N = len(old[0]) + len(new[0])
 print(head_left.compare(100 * head.peak_allocated_bytes / full.peak_allocated_bytes, full, head))
 print(where.compare(max(kinds, key=lambda kind: slim.breakdown().get(kind, 0)), slim))
 print(lesson.saves("adapters", full, slim))
@@ -110,7 +110,7 @@ lesson.account("A step with adapters", slim, [
     ("activations", "4 B (L - 1) (5 H + 2 R)", kept, held["activation"]),
     ("parameters", "4 (P + A)", 4 * (P + A), held["parameter"]),
     ("gradients that pass through", "4 x 9 B H", 36 * B * H, held["temporary"]),
-    ("both data sets", "8 x 2340 (H + 2)", data, others),
+    ("both data sets, of N rows", "4 N (H + 2)", 4 * N * (H + 2), others),
 ])
 
 # %% where-adapters

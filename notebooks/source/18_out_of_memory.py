@@ -126,21 +126,36 @@ else:
     lesson.not_measurable("GPUs that are seen, and used by default", "there is none")
 
 # %% exercise tags=["exercise"]
-queries = torch.randn(8192, 64, device=device)
-keys = torch.randn(4096, 64, device=device)
-
-def whole():
-    return (queries @ keys.T).amax(1)
+new["third"] = (
+    "CUDA out of memory. Tried to allocate 1.46 GiB. GPU 0 has a total capacity of 3.00 GiB "
+    "of which 1.34 GiB is free. Including non-PyTorch memory, this process has 1.66 GiB memory "
+    "in use. Of the allocated memory 135.00 MiB is allocated by PyTorch, and 1.33 GiB is "
+    "reserved by PyTorch but unallocated."
+)
 
 def yours():
-    ...  # about 3 lines
+    ...  # about 6 lines: torch.tensor of a row of three numbers for each message
 
 # %% check tags=["check"]
-lesson.check(yours).same_as(whole, relative=1e-4).peak_below("60 MiB")
+def subtracted():
+    rows = []
+    for message in new.values():
+        terms = memlab.explain_oom(message).explanation.terms
+        size = {term.name: term.amount.middle / MiB for term in terms}
+        tensors, cache = size["allocated"], size["cached"]
+        rows.append((tensors, cache, size["capacity"] - size["free"] - tensors - cache))
+    return torch.tensor(rows)
+
+lesson.check(yours).same_as(subtracted, relative=0.005).peak_below("16 MiB")
 
 # %% solution tags=["solution"]
 def yours():
-    return torch.cat([(part @ keys.T).amax(1) for part in queries.split(512)])
+    rows = [  # tensors, cache, capacity less free
+        (3.80 * 1024, 120, (7.79 - 1.12) * 1024),
+        (7.10 * 1024, 150, 7.79 * 1024 - 307),
+        (135, 1.33 * 1024, (3.00 - 1.34) * 1024),
+    ]
+    return torch.tensor([(tensors, cache, used - tensors - cache) for tensors, cache, used in rows])
 
 # %% end
 lesson.end()

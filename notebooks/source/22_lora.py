@@ -188,11 +188,11 @@ def tuned(rows, *freeze, H=4096, L=48):  # in bfloat16, on the card
     return step
 
 large = [lesson.predict(tuned(*way)) for way in ((512,), (512, Again), (2048, Again))]
+print(lesson.price("QLoRA instead of LoRA", slim, step(lambda: adapted(Again)), at_most=1.01))
 fits = [run.fits for run in large] == ["no", "yes", "no"]
 lesson.holds("512 rows fit with QLoRA and not with LoRA; 2,048 rows do not", fits, *large)
 
 # %% exercise tags=["exercise"]
-print(lesson.price("QLoRA instead of LoRA", slim, step(lambda: adapted(Again)), at_most=1.01))
 torch.manual_seed(0)
 layers = [FourBit(nn.Linear(1024, 1024).requires_grad_(False)).to(device) for _ in range(8)]
 x = torch.randn(1024, 1024, device=device, requires_grad=True)

@@ -105,7 +105,7 @@ print(lesson.holds("there is a stair for each output in the list", stairs(trace)
 print(lesson.saves("a number instead of the output", run, numbers))
 outputs = lambda: train(rows=8, device=device)
 norms = lambda: train(number, 8, device)
-lesson.price("a number instead of the output", outputs, norms, at_most=1.0)
+print(lesson.price("a number instead of the output", outputs, norms, at_most=1.0))
 history.clear()
 if device == "cuda":  # cuBLAS's workspaces hold segments, with gaps that the next cell would use
     torch._C._cuda_clearCublasWorkspaces()

@@ -10,7 +10,7 @@ import pytest
 
 from notebooks.build import __main__ as build
 from notebooks.build import source
-from notebooks.build.cells import SourceError, cells_of, faults, joined
+from notebooks.build.cells import Cell, SourceError, cells_of, faults, joined, spoken
 from notebooks.build.source import SOURCES, Lesson, lessons
 
 LESSONS = pytest.mark.parametrize("lesson", lessons(), ids=lambda one: one.name)
@@ -152,6 +152,56 @@ def test_an_edition_shares_code_ids_figures_and_outputs(course: Path, monkeypatc
     assert [cell.id for cell in german.cells] == [cell.id for cell in english.cells]
     others = [(a.source, b.source) for a, b in zip(english.cells, german.cells, strict=True) if a != b]
     assert len(others) == 1 and "## Die Hälfte der Zeilen" in others[0][1]
+
+
+QUESTION = "Share of the parameters in the peak of one training step, in percent?"
+GERMAN = f"""
+<!-- head: **Ziele**: wie die Spitze zustande kommt; die Tipps {{tips}}. **Vorher**: {{prerequisites}}.
+**Zeit**: etwa {{minutes}} Minuten. -->
+<!-- idea: Speicher in einem Schritt -->
+<!-- say: {QUESTION} = Anteil der Parameter an der Spitze, in Prozent? -->
+"""
+
+
+def test_an_edition_has_its_own_head_alt_text_and_questions(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = course / "source" / "de" / "01_one_step.md"
+    title, rest = file.read_text(encoding="utf-8").split("\n", 1)
+    file.write_text(f"{title}\n{GERMAN}{rest}", encoding="utf-8")
+    assert call(monkeypatch, "prose", "--language", "de") == 0
+    english, german = (nbformat.read(course / one / "01_one_step.ipynb", as_version=4) for one in ("", "de"))
+    assert "**Ziele**: wie die Spitze zustande kommt; die Tipps A1, C9. **Vorher**: –." in german.cells[0].source
+    assert "Objectives" not in german.cells[0].source and "say:" not in german.cells[0].source
+    assert german.cells[1].source.startswith("![Speicher in einem Schritt](attachment:")
+    assert QUESTION in nbformat.writes(english) and QUESTION not in nbformat.writes(german)
+    ask = next(cell for cell in german.cells if cell.id == "guess")
+    assert 'lesson.guess("Anteil der Parameter an der Spitze, in Prozent?")' in ask.source
+    assert any("Anteil der Parameter an der Spitze, in Prozent?" in str(output) for output in ask.outputs)
+    assert Lesson("01_one_step", "de").minutes == Lesson("01_one_step").minutes, "what is said elsewhere is no prose"
+
+
+def test_a_translated_question_keeps_what_its_fields_had() -> None:
+    said = spoken(
+        "<!-- say: Does it fit on the {card}? = Passt es auf {card}? -->\n",
+        [Cell("a", 'f"Does it fit on the {card}?"', {})],
+        "x.md",
+    )
+    assert said.code('f"Does it fit on the {card}?"') == 'f"Passt es auf {card}?"'
+    assert said.output("Does it fit on the RTX 4060? You said") == "Passt es auf RTX 4060? You said"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("When?", "has no ` = ` and translation"),
+        ("Where? = Wo?", "is in no cell of the code"),
+        ("When? = Wann auf {card}?", "have other {fields}"),
+        ('When? = "Wann?"', "would end the text in the code"),
+    ],
+)
+def test_a_translation_that_cannot_stand_in_the_code_is_named(text: str, why: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        spoken(f"<!-- say: {text} -->\n", [Cell("a", 'lesson.guess("When?")', {})], "de/x.md")
+    assert str(caught.value).startswith("de/x.md: <!-- say: ") and why in str(caught.value)
 
 
 def test_the_build_says_which_marker_an_edition_lacks(

@@ -63,14 +63,16 @@ def test_an_account_shows_what_it_cannot_explain(lesson):
     made = lesson.account("Peak", 1000, terms, CachingAllocator(1 << 30))
     assert made.unexplained_bytes == 20 and made.terms[1].residual_bytes == 16
     assert str(made).splitlines()[2:] == [
-        "  what         formula  predicted  simulated  residual",
-        "  weights      4 P          400 B      400 B       0 B",
-        "  activations  4 BH         580 B      596 B     +16 B",
-        "  together                  980 B     1000 B     +20 B",
+        "  what         formula  computed  simulated  residual",
+        "  weights      4 P         400 B      400 B       0 B",
+        "  activations  4 BH        580 B      596 B     +16 B",
+        "  together                 980 B     1000 B     +20 B",
         "The formulas leave 20 B of 1000 B unexplained (2.0%).",
     ]
     assert list(made.to_pandas()["residual_bytes"]) == [0, 16]
     assert "&lt;b&gt;" in lesson.account("<b>", 1, [("<b>", "", 1, 1)])._repr_mimebundle_()["text/html"]
+    headings = str(lesson.account("Peak", 1, [("a", "1", 1, 1)])).splitlines()[2].split()
+    assert headings[2:4] == ["computed", "counted"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import math
 import os
+import weakref
 
 import psutil
 import pytest
@@ -140,6 +142,8 @@ def test_a_cell_that_is_run_again_neither_asks_nor_claims_twice():
     assert lines[0].startswith("Lesson x: 2 claims held")
     assert lines[1] == "You committed 1 of 2 guesses."
     assert lines[2].startswith("1 guess was skipped. To answer, run the cell that asks again")
+    assert lines[-2] == "Claim holds (computed): 9 rows take 4.5 MiB", "a cell shows no more than its last claim"
+    assert len(lines) == 6
 
 
 def test_all_guesses_of_a_run_of_all_cells_are_skipped_and_one_line_says_so():
@@ -156,3 +160,24 @@ def test_hints_name_the_lesson_as_the_learner_does(capsys):
     said = capsys.readouterr().out
     assert "Share? Not guessed yet: mine.guesses[0].commit(25), or mine.guesses[0].skip()." in said
     assert "Other? Not guessed yet: .commit(25), or .skip()." in said, "no name leads to it"
+
+
+def test_what_priced_steps_leave_in_cycles_is_not_in_the_next_peak():
+    class Cycle:
+        def __init__(self) -> None:
+            self.me, self.held = self, torch.ones(1024)
+            alive.add(self)
+
+    alive: weakref.WeakSet[Cycle] = weakref.WeakSet()
+    gc.disable()
+    try:
+        Lesson("x", needs="1 MiB").price("it", Cycle, Cycle, at_most=1e9, of="seconds")
+        assert not len(alive)
+    finally:
+        gc.enable()
+
+
+def test_a_price_of_next_to_nothing_is_no_zero():
+    x = torch.ones(256, 8)
+    claim = Lesson("x", needs="1 MiB").price("one row", lambda: x @ x.T, lambda: x[:1] @ x[:1].T, at_most=1)
+    assert "1.5e-05 times the FLOPs" in str(claim)

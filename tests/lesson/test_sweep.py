@@ -37,7 +37,7 @@ def test_bars_sum_to_the_peaks(measured):
 
 def test_the_sentence_the_text_and_the_bars_follow_the_selection(measured):
     sweep = Sweep("rows", measured)
-    assert sweep.sentence.startswith("rows from 64: ")
+    assert sweep.sentence.startswith("rows: the lowest peak is ") and " at 64, the highest " in sweep.sentence
     assert all(trace["marker"]["opacity"] == [1, 1, 1] for trace in sweep.bundle()[PLOTLY]["data"])
     assert sweep.select(256).sentence.startswith("rows 256: peak ") and "times that of 64." in sweep.sentence
     assert sweep.turn(256).at == sweep.selected == 256  # as it was called before
@@ -69,7 +69,7 @@ def test_the_picture_follows_the_slider(measured, monkeypatch):
 def test_numbers_of_bytes_do_and_texts_are_escaped():
     sweep = Sweep("dtype", {"float32": 4 * MiB, "<b>": 2 * MiB})
     assert sweep.bundle()[PLOTLY]["layout"]["showlegend"] is False  # "other" alone explains nothing
-    assert list(sweep.to_pandas().columns) == ["peak_bytes", "other"] and "0.50 times the peak" in sweep.sentence
+    assert list(sweep.to_pandas().columns) == ["peak_bytes", "other"] and "2.00 times as much" in sweep.sentence
     assert "<b>" not in sweep.bundle()[SVG] and "<b>" not in json.dumps(sweep.bundle()[PLOTLY])
 
 
@@ -84,3 +84,9 @@ def test_what_is_no_sweep(runs):
 def test_a_value_that_it_does_not_have():
     with pytest.raises(MemlabError, match="has the values 1, 2; got 3"):
         Sweep("rows", {1: 0, 2: 6}).select(3)
+
+
+def test_a_minimum_between_the_ends_is_named():
+    sweep = Sweep("segments", {5: 58 * MiB, 25: 21 * MiB, 250: 68 * MiB})
+    expected = "segments: the lowest peak is 21.00 MiB at 25, the highest 68.00 MiB at 250: 3.24 times as much."
+    assert sweep.sentence == expected
