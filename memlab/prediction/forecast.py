@@ -17,7 +17,7 @@ from memlab.allocator.replay import DEVICE, Workspace, simulate
 from memlab.allocator.replay import NOTE as SIMULATED
 from memlab.allocator.rules import ROUND_LARGE, Ties
 from memlab.allocator.segments import Place
-from memlab.prediction.assumptions import assumed_in
+from memlab.prediction.assumptions import assumed_in, how_to_set
 from memlab.prediction.cards import Card
 from memlab.prediction.probe import NOTES
 from memlab.prediction.torch_versions import other_version, what_follows
@@ -315,7 +315,9 @@ def _with_notes(predicted: Forecast) -> Trace:
     )
     made_by = dataclasses.replace(trace.made_by, devices=devices)
     trace = dataclasses.replace(trace, made_by=made_by, notes={**trace.notes, "prediction": facts})
-    return trace.with_gaps(*(Gap("assumed", text) for text in predicted.assumptions))
+    how = how_to_set(trace)
+    setting = (Gap("to set an assumed value", how),) if how else ()
+    return trace.with_gaps(*(Gap("assumed", text) for text in predicted.assumptions), *setting)
 
 
 def _peaks(of: Forecast | DeviceForecast) -> dict[str, ByteRange]:
