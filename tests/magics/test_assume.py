@@ -17,7 +17,9 @@ def test_a_cells_values_have_keys_that_stay_the_same_when_it_runs_again(notebook
 
 
 def test_what_the_report_says_how_to_set_is_set_as_it_says(notebook: Kernel):
-    runs_on = "n = int((torch.randn(9, device='cuda') > 0).sum())\ny = [torch.ones(9, device='cuda') for _ in range(n)]\n"
+    runs_on = (
+        "n = int((torch.randn(9, device='cuda') > 0).sum())\ny = [torch.ones(9, device='cuda') for _ in range(n)]\n"
+    )
     for cell, key in ((SELECTS, "cell:3 mask"), (SELECTS + runs_on, "cell:4 item")):  # the one that decides most
         report = notebook.ok(f"%%memtrack --predict T4\n{cell}").report
         option, _ = re.findall("`(.*?)`", next(line for line in report.splitlines() if "to set an" in line))
