@@ -16,6 +16,7 @@ from torch import nn
 
 import memlab
 from memlab.api import largest_batch
+from memlab.api.display import Progress
 from memlab.api.predict_step import predict_step
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import child, dry_run
@@ -236,6 +237,14 @@ def test_the_largest_batch_is_the_last_that_fits():
     assert found.scene().words == found.text
     marks = [one for one in found.figure.data if one.mode == "markers"]
     assert len(marks) == 5 and all(0 < one.y[0] < found.figure.layout.yaxis.range[1] for one in marks)
+
+
+def test_while_it_searches_each_line_names_its_batch(monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(Progress, "write", lambda self, line, more=None: lines.append(line))
+    found = memlab.max_batch(lambda batch: takes(16 * batch), card_of("small", 128 * MiB))
+    named = [re.findall(r"small with a batch of (\d+)", line) for line in lines]
+    assert all(named) and {int(one) for (one,) in named} == {one.batch for one in found.tried}
 
 
 @pytest.mark.parametrize(("yes", "close"), [(0, 0), (0, 1), (0, 5), (1, 1), (7, 9), (30, 100), (64, 64)])
