@@ -21,6 +21,7 @@ from memlab.api.predict_step import predict_step
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import child, dry_run
 from memlab.prediction.child import Child
+from memlab.prediction.forecast import forecast
 from memlab.units import UNBOUNDED, ByteRange, GiB, MiB
 
 WIDTH = 1024
@@ -382,6 +383,22 @@ def test_a_run_against_all_cards(prediction):
     assert list(frame["fits"]) == [row.fits for row in table.rows]
     assert np.array_equal(frame["margin_low_bytes"], frame["usable_low_bytes"] - frame["needs_high_bytes"])
     assert "too close" not in str(memlab.fit(prediction, ["T4"]))
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "per_process_memory_fraction:0.5"])
+def test_what_is_simulated_for_one_card_counts_for_others_only_where_it_is_the_same(conf):
+    def step() -> None:
+        for width in (900, 1300, 1700):  # the cache is too small for the next one, and is released on a full card
+            weight = torch.zeros(width, 1024, 1024, device="cuda")
+            (weight[: width // 2] * 2).sum().item()
+            del weight
+
+    found = memlab.predict(step, "RTX 4060")
+    table = memlab.fit(found, conf=conf)
+    assert {row.fits for row in table.rows} >= {"yes", "no"}
+    for row in table.rows:
+        alone = forecast(found.requests(), row.card, conf, others=found.others)
+        assert (row.fits, row.needs_bytes, row.margin_bytes) == (alone.fits, alone.device_bytes, alone.margin_bytes)
 
 
 def test_the_assumptions_of_the_dry_run_stand_below_the_table():
