@@ -57,7 +57,7 @@ QUESTIONS = (
         "%%memtrack --quiet --name layers\ntrain(1)\n\nmemlab.runs['layers'].modules()",
         "net",
     ),
-    ("which line leaks", "%%memtrack --quiet --lines --name leak\ntrain(6)\n\nmemlab.runs['leak'].leaks()", "keeps"),
+    ("which line leaks", "%%memtrack --quiet --lines --name leak\ntrain(6)\n\nmemlab.runs['leak'].leaks()", "Grows by"),
     ("what keeps this tensor alive", "%memwho history", "history"),
     (
         "what did this cell leave",
