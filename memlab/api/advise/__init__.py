@@ -260,7 +260,7 @@ class Advice(Shown):
             subject = WorkloadSubject(subject.work, here(), subject.steps, subject.techniques, subject.habits)
         elif isinstance(subject.on, Card):
             what = f"a {'cell' if subject.text else 'step'} for a GPU is not measured from here"
-            how = "paste the advice's .code into it, track it, and give .check() the run, memlab.last_run()"
+            how = "paste advice.code into it, track it, and call advice.check(memlab.last_run())"
             raise MemlabError(f"{what}: {how}.")
         before, after = (subject.attempt(names, lambda text: None, float("inf")) for names in ((), self.recommended))
         return self._checked(before, after, str(subject.on))
