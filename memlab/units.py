@@ -173,3 +173,9 @@ def one_line(text: str, limit: int = 300) -> str:
     """The same, and no longer than `limit` characters."""
     clean = plain(text[: 2 * limit])
     return clean if len(text) <= limit else clean[: limit - 1] + "…"
+
+
+def sentence(text: str, limit: int = 200) -> str:
+    """The same, and what is longer ends after a whole word."""
+    clean = one_line(text, limit)
+    return clean if len(text) <= limit or " " not in clean else clean[: clean.rindex(" ")].rstrip(" .,;:") + " …"

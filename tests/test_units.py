@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memlab import units
 from memlab.errors import MemlabError
-from memlab.units import UNBOUNDED, ByteRange, GiB, KiB, MiB, TiB, format_bytes, format_seconds, parse_bytes
+from memlab.units import UNBOUNDED, ByteRange, GiB, KiB, MiB, TiB, format_bytes, format_seconds, parse_bytes, sentence
 
 
 def test_the_examples_of_the_docstrings_hold():
@@ -50,6 +50,19 @@ def test_what_is_no_size_is_refused_with_its_text(text):
     assert "size" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+def test_a_text_that_is_too_long_ends_after_a_whole_word():
+    assert sentence("CUDA out of memory. Tried to allocate", 30) == "CUDA out of memory. Tried to …"
+    assert sentence("it is short", 30) == "it is short"
+    assert sentence("x" * 40, 30) == "x" * 29 + "…"
+
+
+@pytest.mark.parametrize("limit", range(8, 60))
+def test_what_is_cut_is_a_beginning_of_the_words(limit):
+    text = "what was to be said, in words of several lengths; and more of them"
+    kept = sentence(text, limit).removesuffix(" …").split()
+    assert [word.rstrip(".,;:") for word in text.split()][: len(kept)] == [word.rstrip(".,;:…") for word in kept]
 
 
 @given(st.integers(1, 1 << 59))

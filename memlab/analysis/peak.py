@@ -77,6 +77,8 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
         high = facts.capacity_bytes
     if device == CPU and best == seen:  # only sizes were lost: the highest known moment can be shown
         source = "what was seen: storages were resized without an operator, or the file was cut off"
+    elif best == max(high, seen):  # nothing that was lost can have been higher, as when a cell is run again
+        source = "PyTorch's counter, whose earlier maximum was reached again"
     else:
         time_ns, row, source = -1, -1, "read events, samples and PyTorch's counter around lost ones"
     return Peak(ByteRange(seen, max(high, seen)), time_ns, row, source)

@@ -14,7 +14,7 @@ from memlab.api.runs import last_run, runs
 from memlab.errors import PredictionError
 from memlab.prediction.assumptions import length_condition
 from memlab.prediction.cards import Card, cards, find, name_of
-from memlab.prediction.forecast import ANSWERS, forecast
+from memlab.prediction.forecast import ANSWERS, Known, on_devices
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.trace import CPU, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, number_of
@@ -153,11 +153,13 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
         asked = _measured(chosen)
         own = name_of(asked.made_by.device(asked.device_indices[0]).name)
     raised, several = has_raised(chosen.trace), 1
-    rows = []
-    for card in [cards[name] for name in cards] if on is None else [find(one) for one in on]:
-        found = forecast(asked, card, settings, others=others)
-        several = len(found.devices)
-        needs, margin, fits = found.device_bytes, found.margin_bytes, found.fits
+    rows, known = [], Known()
+    wanted = [cards[name] for name in cards] if on is None else [find(one) for one in on]
+    for card in sorted(wanted, key=lambda card: card.usable_bytes):  # what fits on one fits alike on larger ones
+        found = on_devices(asked, card, settings, others, known)
+        several = len(found)
+        needs, fits = found[0].device_bytes, found[0].fits
+        margin = card.usable_range - needs
         row = Fit(card, fits, needs, margin)
         if raised:
             at_least, at_most = ByteRange(needs.low, UNBOUNDED), ByteRange(-UNBOUNDED, margin.high)

@@ -228,7 +228,7 @@ def predicted(
         lines.append(f"{may}: {found.out_of_memory.splitlines()[0]}")
     if outcome is not None:
         lines += outcome.notes
-        lines += [f"{who[0].upper()}{who[1:]} raised {error}."] if raised else []
+        lines += [f"{who[0].upper()}{who[1:]} raised {str(error).rstrip('.')}."] if raised else []
         if outcome.refused:
             lines.append(f"Blocked in the child process: {'; '.join(outcome.refused)}.")
         if outcome.started:

@@ -49,7 +49,7 @@ from memlab.trace.trace import (
     WORK_IN_CHILDREN,
     Trace,
 )
-from memlab.units import format_bytes, number_of, one_line, parse_bytes
+from memlab.units import format_bytes, number_of, parse_bytes, sentence
 
 _MAX_NAME = 200
 _SECRET = re.compile(r"secret|token|passw|pwd|key|credential|auth", re.IGNORECASE)
@@ -374,7 +374,7 @@ def _described(error: BaseException) -> str:
         for name, value in os.environ.items():
             if len(value) >= _LEAST_SECRET and _SECRET.search(name):
                 text = text.replace(value, f"[{name}]")
-        text = one_line(text, 200)
+        text = sentence(text)
     except Exception:
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -31,6 +31,7 @@ from memlab.api.prediction import Prediction, asks_for_nothing
 from memlab.api.run import Run
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction.cards import Card, cards, find
+from memlab.prediction.forecast import Known, on_devices
 from memlab.prediction.torch_versions import other_version
 from memlab.references import release
 from memlab.saving_techniques import techniques
@@ -256,13 +257,13 @@ class WaysSearch:
     # --- another GPU ---
 
     def _larger_gpu(self, as_it_is: Prediction) -> None:
-        needs = as_it_is.peak_device_bytes
+        needs, known = as_it_is.peak_device_bytes, Known()
         for card in sorted(cards.values(), key=lambda one: one.usable_bytes):
             if card.usable_range.high >= needs.low and card.name != self._card.name:
-                there = as_it_is.for_card(card)
+                there = on_devices(as_it_is.requests(), card, as_it_is.conf, as_it_is.others, known)[0]
                 if there.fits == "yes":
                     change = f"the same cell on {card.name}, the smallest on which it fits"
-                    self._add(WayOut("gpu", change, there.peak_device_bytes, "another GPU"))
+                    self._add(WayOut("gpu", change, there.device_bytes, "another GPU"))
                     return
 
 

@@ -46,12 +46,16 @@ _Generator = torch.Generator
 _data_ptr = torch.UntypedStorage.data_ptr
 
 
-def exchange_devices(cuda: Any, patches: Patches) -> None:
-    """Patch everything that queries the device."""
+def import_scripts() -> None:
+    """Import what PyTorch imports and scripts on first use: that must not happen while names are patched."""
     with warnings.catch_warnings():
-        # PyTorch imports and scripts this on first use: that must not happen while names are patched.
         warnings.simplefilter("ignore", DeprecationWarning)
         importlib.import_module("torch._decomp.decompositions_for_jvp")
+
+
+def exchange_devices(cuda: Any, patches: Patches) -> None:
+    """Patch everything that queries the device."""
+    import_scripts()
     _exchange_tensors(patches)
     _exchange_cuda(cuda, patches)
     capture_graphs(cuda, patches)

@@ -103,9 +103,14 @@ class LineMagics(Magics):
                 raise MemlabError(f"unknown {line.strip()[:80]!r}: %memadvise [RUN] [--target 8GiB].")
             own = self.shell.user_ns.get(name) if self.shell is not None else None
             what: Any = name if name in workloads and name not in runs else own if callable(own) else None
+            said = repr(name) if isinstance(what, str) else name
             if name in runs or what is None:
                 what = runs[name] if name else last_run()
-            return advise(what, target or None)
+                said = f"memlab.runs[{what.name!r}]"
+            found = advise(what, target or None)
+            if any("allow_changes=True" in why for _, why in found.findings.left_out):  # no option of this magic
+                found = found.noted(f"To try more: `import memlab; memlab.advise({said}, allow_changes=True)`.")
+            return found
 
     @line_magic
     @no_var_expand

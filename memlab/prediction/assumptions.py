@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlab.errors import PredictionError
-from memlab.fake_cuda.assumed import AssumedValue, shown
+from memlab.fake_cuda.assumed import FINITE, AssumedValue, shown
 from memlab.prediction.probe import NOTES
 from memlab.trace.trace import Trace
 from memlab.units import listed, one_line
 
 MOST_NAMED, MOST_KEYS = 2, 8
 _TRUTH = {"true": True, "false": False}
+_NOT_IN_QUOTES = frozenset('"$`\\!')
+"""What a shell, or the words of a magic, would not take as it stands between double quotes."""
 
 
 class AssumeError(PredictionError):
@@ -50,6 +53,16 @@ def length_condition(trace: Trace) -> str:
     """What to add to an answer if how long the program runs depends on assumed values; "" if not."""
     found = [one_line(one.setting, 80) for one in assumed_in(trace) if one.decides == "length"]
     return f", if it runs as long as was assumed ({listed(found, MOST_NAMED)})" if found else ""
+
+
+def how_to_set(trace: Trace) -> str:
+    """What to type to set one of the values that were assumed, the one that decides most; "" if there is none."""
+    found = [one for one in assumed_in(trace) if not one.is_given and one.why != FINITE]
+    if not found:
+        return ""
+    one = min(found, key=lambda one: ("length", "size", "").index(one.decides))
+    setting = f'"{one.setting}"' if not _NOT_IN_QUOTES.intersection(one.setting) else shlex.quote(one.setting)
+    return f"`--assume {setting}`, in Python `assume={{{one.key!r}: {one.high}}}`, with the value that you expect"
 
 
 def fewest(trace: Trace) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from memlab.fake_cuda import FakeCuda, gpus
+from memlab.fake_cuda.devices import import_scripts
 from memlab.fake_cuda.process_groups import ThisRank
 from memlab.fake_cuda.tensors import new_tensor, swap
 from memlab.prediction import child, selftest
@@ -39,9 +40,10 @@ NEWS_EVERY_S = 0.25
 
 @functools.cache
 def prepare() -> None:
-    """Import in the parent what PyTorch imports for the first fake tensor, or each child would do it again: 1.5 s."""
+    """Import in the parent what PyTorch imports for the first fake tensor, or each child would do it again: 1.7 s."""
     with contextlib.suppress(Exception):  # the child reports errors
         FakeTensorMode()
+        import_scripts()
 
 
 @contextlib.contextmanager
@@ -109,6 +111,7 @@ def dry_runs(
     first = run(card, limit_s, True)
     if first.result is None:
         return first, []
+    selftest.passed()
     traces, notes = [loads(first.result)], list(first.notes)
     for count in sorted({*card.plausible_multiprocessors} - {card.multiprocessors}):
         left_s = deadline - time.monotonic()

@@ -17,7 +17,7 @@ from memlab.allocator.replay import DEVICE, Workspace, simulate
 from memlab.allocator.replay import NOTE as SIMULATED
 from memlab.allocator.rules import ROUND_LARGE, Ties
 from memlab.allocator.segments import Place
-from memlab.prediction.assumptions import assumed_in
+from memlab.prediction.assumptions import assumed_in, how_to_set
 from memlab.prediction.cards import Card
 from memlab.prediction.probe import NOTES
 from memlab.prediction.torch_versions import other_version, what_follows
@@ -63,6 +63,10 @@ class DeviceForecast:
         return f"cuda:{self.index}"
 
 
+Known = dict[tuple[Any, ...], tuple[int, int, int]]
+"""What was simulated -> the least memory with which nothing had to be released, and the peaks of allocated and reserved."""
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """A program on a card, or on several of it. `trace` is simulated for the card and ends if memory runs out.
@@ -106,13 +110,9 @@ def forecast(
     `conf` is the value of PYTORCH_CUDA_ALLOC_CONF there. `others` are the requests of the same program for other numbers of
     multiprocessors. A trace that was measured on CUDA includes its workspaces.
     """
-    there = _devices_of(asked)
-    used = [device for device in there if bool((asked.events.device == device).any())] or [DEVICE]
-    by_device = {device: _added(asked, card, device) for device in used}
-    devices = [_on_device(asked, card, conf, others, *one) for one in by_device.items()]
-    # That which would fail, then that which needs most memory, comes first.
-    devices.sort(key=lambda one: (_ORDER[one.fits], -one.device_bytes.high, -one.allocated_bytes.high, one.index))
-    worst = devices[0]
+    by_device = _added_by_device(asked, card)
+    devices = _on_devices(asked, card, conf, others, by_device, {})
+    worst, there = devices[0], _devices_of(asked)
     context, extras = card.context_bytes.low, [extra for added in by_device.values() for extra in added.low]
     trace = simulate(asked, card.usable_high_bytes, conf, context, extras, devices=there)
     predicted = Forecast(
@@ -130,6 +130,36 @@ def forecast(
     return dataclasses.replace(predicted, trace=_with_notes(predicted))
 
 
+def on_devices(
+    asked: Trace, card: Card, conf: str = "", others: Iterable[Trace] = (), known: Known | None = None
+) -> list[DeviceForecast]:
+    """What `forecast` says of each GPU, the one that needs most first, without the trace.
+
+    `known` has what was simulated for other cards: a call adds to it, and simulates only what is not the same there.
+    """
+    return _on_devices(asked, card, conf, others, _added_by_device(asked, card), {} if known is None else known)
+
+
+def _added_by_device(asked: Trace, card: Card) -> dict[int, Workspaces]:
+    used = [one for one in _devices_of(asked) if bool((asked.events.device == one).any())] or [DEVICE]
+    return {device: _added(asked, card, device) for device in used}
+
+
+def _on_devices(
+    asked: Trace,
+    card: Card,
+    conf: str,
+    others: Iterable[Trace],
+    by_device: Mapping[int, Workspaces],
+    known: Known,
+) -> list[DeviceForecast]:
+    found = [_on_device(asked, card, conf, others, *one, known) for one in by_device.items()]
+    # That which would fail, then that which needs most memory, comes first.
+    return sorted(
+        found, key=lambda one: (_ORDER[one.fits], -one.device_bytes.high, -one.allocated_bytes.high, one.index)
+    )
+
+
 def _devices_of(asked: Trace) -> tuple[int, ...]:
     """The GPUs of a program."""
     return tuple(index for index in asked.device_indices if index != CPU) or (DEVICE,)
@@ -142,6 +172,7 @@ def _on_device(
     others: Iterable[Trace],
     device: int,
     added: Workspaces,
+    known: Known,
 ) -> DeviceForecast:
     """The forecast of one GPU; the others take no part in it."""
     fixed = _outside(added, card)
@@ -151,8 +182,8 @@ def _on_device(
     for one in (asked, *others):
         extra = added if one is asked else _added(one, card, device)
         for is_downwards in (False, True) if _hangs_on_places(one, conf) else (False,):
-            best.append(_case(one, conf, most, fixed.low, extra.low, device, is_downwards))
-            worst.append(_case(one, conf, least, fixed.high, extra.high, device, is_downwards))
+            best.append(_case(one, conf, most, fixed.low, extra.low, device, is_downwards, known))
+            worst.append(_case(one, conf, least, fixed.high, extra.high, device, is_downwards, known))
     allocated, reserved, failures = zip(*best, *worst, strict=True)
     # More workspace may need less in all, as blocks are cut otherwise: it certainly does not fit if no case does.
     fits: Fits = "no" if all(failures) else "close" if any(failures) else "yes"
@@ -232,15 +263,33 @@ def _below() -> Place:
 
 
 def _case(
-    asked: Trace, conf: str, room: int, context: int, extra: tuple[Workspace, ...], device: int, is_downwards: bool
+    asked: Trace,
+    conf: str,
+    room: int,
+    context: int,
+    extra: tuple[Workspace, ...],
+    device: int,
+    is_downwards: bool,
+    known: Known,
 ) -> tuple[int, int, str]:
     """The peaks of *allocated* and *reserved*, and the error, "" if it fits; else the peaks on an unlimited card."""
-    there = simulate(asked, room, conf, context, extra, _below() if is_downwards else None, [device])
-    failure = _failure(there)  # a full card releases its cache before it fails
-    if failure:
-        there = simulate(asked, _UNLIMITED_BYTES, conf, 0, extra, _below() if is_downwards else None, [device])
-    facts = there.made_by.device(device)
-    return facts.end_peak_allocated_bytes, facts.end_peak_reserved_bytes, failure
+    # A full card releases its cache before it fails. Where nothing was released, more memory changes nothing.
+    key = (id(asked), conf, extra, device, is_downwards)
+    shares = parse_conf(conf).memory_fraction == 1  # else the limit follows the memory of the card
+    failure = ""
+    for total, taken in ((room, context), (_UNLIMITED_BYTES, 0)):
+        least, allocated, reserved = known.get(key, (_UNLIMITED_BYTES + 1, 0, 0))
+        if shares and total - taken >= least:
+            return allocated, reserved, failure
+        there = simulate(asked, total, conf, taken, extra, _below() if is_downwards else None, [device])
+        facts = there.made_by.device(device)
+        error, peaks = _failure(there), (facts.end_peak_allocated_bytes, facts.end_peak_reserved_bytes)
+        if not error and not facts.num_alloc_retries:
+            known[key] = (total - taken, *peaks)
+        if not error or total == _UNLIMITED_BYTES:
+            break
+        failure = error
+    return *peaks, failure
 
 
 def _failure(simulated: Trace) -> str:
@@ -305,7 +354,9 @@ def _with_notes(predicted: Forecast) -> Trace:
     )
     made_by = dataclasses.replace(trace.made_by, devices=devices)
     trace = dataclasses.replace(trace, made_by=made_by, notes={**trace.notes, "prediction": facts})
-    return trace.with_gaps(*(Gap("assumed", text) for text in predicted.assumptions))
+    how = how_to_set(trace)
+    setting = (Gap("to set an assumed value", how),) if how else ()
+    return trace.with_gaps(*(Gap("assumed", text) for text in predicted.assumptions), *setting)
 
 
 def _peaks(of: Forecast | DeviceForecast) -> dict[str, ByteRange]:

@@ -1,5 +1,7 @@
 """Check that fake CUDA works with this PyTorch, once per process, before the first prediction.
 
+Predictions run in children: once one of them has passed, those that are forked later inherit that and check nothing.
+
 If a private name of PyTorch is missing, or a small program has wrong figures, predictions are refused with the reason.
 What could abort the process (backward with a device that C++ takes for CUDA) runs only after a check that C++ takes it for
 meta.
@@ -8,6 +10,7 @@ meta.
 from __future__ import annotations
 
 import functools
+import threading
 from types import SimpleNamespace
 
 import torch
@@ -19,16 +22,22 @@ from memlab.torch_internals import cuda_names, private_names
 from memlab.torch_internals.dispatch import TensorBase
 
 _MIB = 1 << 20
+_PASSED = threading.Event()
 
 
 def require() -> None:
     """Raise PredictionError if fake CUDA does not work here."""
-    found = problems()
+    found = () if _PASSED.is_set() else problems()
     if found:
         raise PredictionError(
             f"PyTorch {torch.__version__} cannot be predicted by this version of memlab: {found[0]}. "
             "Use a PyTorch from 2.11 to 2.15, or a newer memlab."
         )
+
+
+def passed() -> None:
+    """Note that a child of this process has passed."""
+    _PASSED.set()
 
 
 @functools.cache

@@ -22,6 +22,7 @@ import numpy as np
 from memlab import torch_internals
 from memlab.allocator import BlockTracker, LiveBlock, Settings
 from memlab.probes import rows
+from memlab.probes.counters import cuda_counters
 from memlab.probes.rows import ConsistentSnapshot, Counts, DeviceRows, Tail
 from memlab.trace.columns import Events, Kind, deltas
 from memlab.trace.trace import Gap
@@ -34,6 +35,7 @@ MAX_ROWS = 2_000_000
 QUIET_ENTRIES = 20_000  # the minimum of unread entries for a read after an optimizer step
 READ_SHARE = 0.03  # the maximum share of time spent on reading after optimizer steps
 _READ_S_PER_ENTRY = 8e-6  # the cost of reading and following an entry, rounded up
+_HIGHER = 1.05  # by how much a peak rises that is worth reading what there is no time for: of a leak, a few reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ class Recorder:
         self.entries_read = 0
         self._spent_s = 0.0
         self._opened_s = 0.0
+        self._unread = 0
+        self._peaks: list[int] = []
         self._users_switch: Callable[..., Any] | None = None
         self._our_switch: Callable[..., Any] | None = None
 
@@ -330,21 +334,33 @@ class Recorder:
         """After an optimizer step: read if there is enough to read, and time for it.
 
         Reading takes microseconds per entry, too much for a loop of tiny steps. There the ring is cleared unread before it
-        overflows and the blocks are read again, so that no entry is missing from there to the end of the cell.
+        overflows and the blocks are read again, so that no entry is missing from there to the end of the cell. What may
+        hold the peak is read all the same: the first stretch, as steps are alike, and later ones in which the peak rose.
         """
         if not self.is_open or not self.owns_history or not self.lock.acquire(blocking=False):
             return
         try:
-            unread = 0
+            unread, peaks = 0, []
             for history in self.devices:
-                allocs, frees = rows.difference(rows.alloc_and_free_count(history.device), history.counts)
+                counters = cuda_counters(history.device)
+                counts = counters["alloc_count"], counters["free_count"]
+                allocs, frees = rows.difference(counts, history.counts)
                 unread += allocs + 2 * frees  # about as many entries: two for a free, few for segments
+                peaks.append(counters["peak_allocated"])
+            of_step, self._unread = unread - (self._unread if self._unread <= unread else 0), unread
             if unread < min(QUIET_ENTRIES, 0.4 * self.entries):
                 return
-            if self._spent_s + unread * _READ_S_PER_ENTRY <= READ_SHARE * (time.monotonic() - self._opened_s):
+            has_time = self._spent_s + unread * _READ_S_PER_ENTRY <= READ_SHARE * (time.monotonic() - self._opened_s)
+            is_nearly_full = unread > 0.8 * self.entries or unread + of_step > self.entries
+            is_higher = not self._peaks or any(map(lambda now, then: now > _HIGHER * then, peaks, self._peaks))
+            if has_time or (is_nearly_full and is_higher):
+                self._peaks = peaks
                 self.read()
-            elif unread > 0.8 * self.entries:
+            elif is_nearly_full:
                 torch_internals.record_history(self.entries)
                 self._go_on(is_lost=True)
+            else:
+                return
+            self._unread = 0
         finally:
             self.lock.release()

@@ -54,7 +54,7 @@ class Beside:
     def html(self) -> str:
         """The tables in a row that wraps."""
         tables = "".join(f"<div>{table.html()}</div>" for table in self.tables)
-        return f"{_heading(self.heading)}<div style='display:flex;flex-wrap:wrap;gap:0 32px'>{tables}</div>"
+        return f"{_heading(self.heading)}<div style='display:flex;flex-wrap:wrap;align-items:flex-start;gap:0 32px'>{tables}</div>"
 
 
 @dataclass(frozen=True, slots=True)

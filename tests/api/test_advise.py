@@ -12,11 +12,12 @@ from torch import nn
 import memlab
 from memlab.api.advise import Checked
 from memlab.api.advise.search import candidates
-from memlab.api.advise.subject import WorkloadSubject, card_of
+from memlab.api.advise.subject import OfStep, WorkloadSubject, card_of
 from memlab.api.oom import keep_oom, note_oom
 from memlab.api.runs import runs
 from memlab.api.workload_run import run_workload, work_of
 from memlab.errors import MemlabError
+from memlab.prediction.child import Child
 from memlab.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -190,6 +191,25 @@ def test_what_the_allocator_is_told_counts_for_a_card_and_its_device():
         assert name in candidates(on_card, shares, "device", None, False)[0]
         assert name not in candidates(on_card, shares, "allocated", None, False)[0]
         assert "CUDA's allocator" in dict(candidates(on_cpu, shares, "device", None, False)[1])[name]
+
+
+@forks
+def test_a_setting_of_the_allocator_needs_no_further_child(monkeypatch):
+    def pieces() -> None:
+        for size in (30, 50, 70, 90):
+            torch.empty(size << 20, dtype=torch.uint8, device="cuda")
+
+    card, children, run = memlab.cards["T4"], [], Child.run
+    monkeypatch.setattr(Child, "run", lambda child, *args: children.append(1) or run(child, *args))
+    names = ("expandable_segments",)
+    alone = OfStep("pieces", card, pieces).attempt(names, lambda text: None, 60)
+    subject = OfStep("pieces", card, pieces)
+    before = subject.attempt((), lambda text: None, 60)
+    assert len(children) == 2
+    after = subject.attempt(names, lambda text: None, 60)
+    assert len(children) == 2 and isinstance(after, memlab.Prediction)
+    assert after.peak_reserved_bytes == alone.peak_reserved_bytes < before.peak_reserved_bytes
+    assert after.conf == alone.conf and after.peak_allocated_bytes == before.peak_allocated_bytes
 
 
 @pytest.mark.parametrize(

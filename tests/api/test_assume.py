@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import shlex
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +14,9 @@ from processes import python
 
 import memlab
 from memlab.errors import PredictionError
-from memlab.prediction.assumptions import parsed
+from memlab.fake_cuda.assumed import AssumedValue
+from memlab.prediction.assumptions import how_to_set, parsed
+from memlab.prediction.probe import NOTES
 
 CARD = memlab.Card("a card", 1 << 33, (8, 0), (100 << 20, 200 << 20), 1 << 33, 1 << 33, 108)
 WIDTH = 1 << 16
@@ -56,6 +62,21 @@ def test_a_value_is_set_by_its_key(found):
     assert f"{MASK}: set to 250, at most 1,000" in str(few)
     # the indices of the mask are 8 bytes each
     assert 750 * ROW <= found.peak_allocated_bytes - few.peak_allocated_bytes <= 750 * (ROW + 64)
+
+
+def test_the_report_says_how_to_set_one_in_a_shell_and_in_python(found):
+    option, python = re.findall("`(.*?)`", next(line for line in str(found).splitlines() if "to set an" in line))
+    flag, words = shlex.split(option)
+    assert flag == "--assume" and parsed([words]) == {MASK: 1000}
+    assert eval(f"dict({python})") == {"assume": {MASK: 1000}}
+    assert "to set an" not in str(memlab.predict(selects, CARD, assume={MASK: 1, ITEM: 2}))
+
+
+@pytest.mark.parametrize("text", ['a "quoted" file.py:3 mask', "it's $HOME.py:3 mask", "C:\\x.py:3 item"])
+def test_names_that_a_shell_would_change_are_quoted(text):
+    values = [dataclasses.asdict(AssumedValue(text, 3, 3, decides="size"))]
+    option = how_to_set(SimpleNamespace(notes={NOTES: {"assumed": values}})).split("`")[1]  # type: ignore[arg-type]
+    assert parsed(shlex.split(option)[1:]) == {text: 3}
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,12 @@ from torch import nn
 import memlab
 from memlab.api import largest_batch
 from memlab.api import predict_step as step_module
+from memlab.api.display import Progress
 from memlab.api.predict_step import StepToPredict, predict_step
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import child, dry_run
 from memlab.prediction.child import Child
+from memlab.prediction.forecast import forecast
 from memlab.units import UNBOUNDED, ByteRange, GiB, MiB
 
 WIDTH = 1024
@@ -210,7 +212,8 @@ def test_of_two_settings_in_the_environment_the_one_that_counts_is_read(monkeypa
 
 
 def test_what_every_child_needs_is_imported_once_before():
-    code = "import sys, memlab; memlab.predict(lambda: None, 'T4'); print('torch._dynamo' in sys.modules)"
+    names = "'torch._dynamo', 'torch._decomp.decompositions_for_jvp'"
+    code = f"import sys, memlab; memlab.predict(lambda: None, 'T4'); print({{{names}}} <= sys.modules.keys())"
     assert python("-c", code) == "True\n"
 
 
@@ -236,6 +239,14 @@ def test_the_largest_batch_is_the_last_that_fits():
     assert found.scene().words == found.text
     marks = [one for one in found.figure.data if one.mode == "markers"]
     assert len(marks) == 5 and all(0 < one.y[0] < found.figure.layout.yaxis.range[1] for one in marks)
+
+
+def test_while_it_searches_each_line_names_its_batch(monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(Progress, "write", lambda self, line, more=None: lines.append(line))
+    found = memlab.max_batch(lambda batch: takes(16 * batch), card_of("small", 128 * MiB))
+    named = [re.findall(r"small with a batch of (\d+)", line) for line in lines]
+    assert all(named) and {int(one) for (one,) in named} == {one.batch for one in found.tried}
 
 
 @pytest.mark.parametrize(("yes", "close"), [(0, 0), (0, 1), (0, 5), (1, 1), (7, 9), (30, 100), (64, 64)])
@@ -373,6 +384,22 @@ def test_a_run_against_all_cards(prediction):
     assert list(frame["fits"]) == [row.fits for row in table.rows]
     assert np.array_equal(frame["margin_low_bytes"], frame["usable_low_bytes"] - frame["needs_high_bytes"])
     assert "too close" not in str(memlab.fit(prediction, ["T4"]))
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "per_process_memory_fraction:0.5"])
+def test_what_is_simulated_for_one_card_counts_for_others_only_where_it_is_the_same(conf):
+    def step() -> None:
+        for width in (900, 1300, 1700):  # the cache is too small for the next one, and is released on a full card
+            weight = torch.zeros(width, 1024, 1024, device="cuda")
+            (weight[: width // 2] * 2).sum().item()
+            del weight
+
+    found = memlab.predict(step, "RTX 4060")
+    table = memlab.fit(found, conf=conf)
+    assert {row.fits for row in table.rows} >= {"yes", "no"}
+    for row in table.rows:
+        alone = forecast(found.requests(), row.card, conf, others=found.others)
+        assert (row.fits, row.needs_bytes, row.margin_bytes) == (alone.fits, alone.device_bytes, alone.margin_bytes)
 
 
 def test_the_assumptions_of_the_dry_run_stand_below_the_table():

@@ -73,6 +73,17 @@ def test_a_run_with_a_technique_is_compared_with_the_plain_job_which_runs_once(c
     assert len(counted) == 5
 
 
+def test_progress_says_which_run_from_the_first_moment_and_its_steps_only_rise(counted):
+    told: list[tuple[str, int, int]] = []
+    one = lab(steps=3)
+    one.listener = Listener(lambda *what: told.append(what))
+    one.run(techniques=[SAVING])
+    assert told[0][1:] == (0, 3)
+    for what in {what for what, _, _ in told}:
+        counts = [(done, total) for which, done, total in told if which == what]
+        assert counts == sorted(counts) and len({total for _, total in counts}) == 1, what
+
+
 def test_without_a_technique_there_is_one_run_and_nothing_to_compare(counted):
     one = lab()
     one.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -90,6 +91,17 @@ def test_an_interrupt_keeps_what_was_tried(notebook: Kernel):
         assert "it was interrupted after 1 of 2" in notebook.run("print(advice)").stdout
     finally:
         notebook.run("search.agreement = real")
+
+
+def test_what_an_advice_says_to_do_next_is_done(notebook: Kernel):
+    notebook.ok("import importlib\nof = importlib.import_module('memlab.api.advise')\nreal = of.candidates")
+    notebook.ok("of.candidates = lambda *args: (real(*args)[0][:1], real(*args)[1])")  # one is enough here
+    (hint,) = re.findall("To try more: `(.*)`", str(notebook.ok("%memadvise mlp").out))
+    assert "changes training" not in str(notebook.ok(hint).out)
+    notebook.ok("of.candidates = real")
+    shown = str(notebook.ok("memlab.advise('mlp', card='T4', size='tiny', techniques=['momentum'])").out)
+    (hint,) = re.findall("`(.*)` in the next cell runs it here", shown)
+    assert "measured" in str(notebook.ok(hint).out)
 
 
 LANGUAGE = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from kernel import Kernel
 
 SETUP = ("%load_ext memlab", "import torch\ndef chosen(x):\n    return [1, 2][int(x.argmax()) + 4]")
@@ -12,6 +14,18 @@ def test_a_cells_values_have_keys_that_stay_the_same_when_it_runs_again(notebook
     assert "cell:3 mask: assumed 100, at most 100" in notebook.ok(f"%%memtrack --predict T4\n{SELECTS}").report
     again = notebook.ok(f"%%memtrack --predict T4 --assume 'cell:3 mask=7'\n{SELECTS}")
     assert "cell:3 mask: set to 7, at most 100" in again.report
+
+
+def test_what_the_report_says_how_to_set_is_set_as_it_says(notebook: Kernel):
+    runs_on = (
+        "n = int((torch.randn(9, device='cuda') > 0).sum())\ny = [torch.ones(9, device='cuda') for _ in range(n)]\n"
+    )
+    for cell, key in ((SELECTS, "cell:3 mask"), (SELECTS + runs_on, "cell:4 item")):  # the one that decides most
+        report = notebook.ok(f"%%memtrack --predict T4\n{cell}").report
+        option, _ = re.findall("`(.*?)`", next(line for line in report.splitlines() if "to set an" in line))
+        option = re.sub("=[0-9]+", "=7", option)
+        assert f"{key}: set to 7" in notebook.ok(f"%%memtrack --predict T4 {option}\n{cell}").report
+    assert "to set an" not in notebook.ok("%%memtrack --predict T4\ntorch.ones(9, device='cuda')\n").report
 
 
 def test_what_cannot_be_set_is_a_usage_error(notebook: Kernel):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 
 import pytest
 import torch
 from processes import python
 
+import memlab
 from memlab.errors import PredictionError
 from memlab.fake_cuda import devices, dispatcher
 from memlab.prediction import selftest
@@ -16,6 +18,7 @@ from memlab.torch_internals import private_names
 
 @pytest.fixture(autouse=True)
 def asks_anew():
+    selftest._PASSED.clear()
     selftest.problems.cache_clear()
     yield
     selftest.problems.cache_clear()
@@ -25,6 +28,21 @@ def test_this_pytorch_can_be_predicted():
     assert private_names.missing(private_names.FAKE_CUDA) == []
     assert selftest.problems() == ()
     selftest.require()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a child inherits what its parent knows where it is forked")
+def test_what_one_child_has_passed_the_next_ones_are_not_asked(monkeypatch):
+    monkeypatch.setattr(selftest, "problems", lambda: ("a thing",))
+    with pytest.raises(PredictionError, match="cannot be predicted"):
+        memlab.predict(allocates, "T4")
+    monkeypatch.undo()
+    first = memlab.predict(allocates, "T4")
+    monkeypatch.setattr(selftest, "problems", lambda: ("a thing",))
+    assert memlab.predict(allocates, "T4").peak_allocated_bytes == first.peak_allocated_bytes == 4096
+
+
+def allocates() -> None:
+    torch.empty(1024, device="cuda")
 
 
 def test_names_that_are_gone_before_memlab_is_imported_are_said():

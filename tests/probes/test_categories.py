@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import textwrap
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import torch
 from probes import probed as probed_by
 from probes.probed import DEVICES
 from probes.stages import STAGES, held_bytes
+from processes import python
 from torch import nn
 
 from memlab.analysis.breakdown import breakdown
@@ -155,6 +158,34 @@ def test_names_and_modules_come_from_the_objects():
     assert tensors["Sequential.0.weight"] == tensors["grad of Sequential.1.weight"] == 20 * 30 * 4
     assert tensors["exp_avg of Sequential.1.bias"] == 20 * 4
     assert breakdown(trace, -1, "module")["Sequential.0"] >= 4 * 20 * 30 * 4
+
+
+def test_the_parameters_of_a_second_model_that_averages_the_first_are_parameters():
+    model = nn.Linear(20, 30)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    copied = copy.deepcopy(model)
+
+    def body():
+        model(torch.ones(4, 20)).sum().backward()
+        averaged.update_parameters(model)
+        return copied
+
+    trace, _ = probed(body, "cpu")
+    assert by_category(trace, "cpu")["parameter"] >= 3 * (20 * 30 + 30) * 4
+
+
+def test_a_model_that_is_converted_before_its_first_forward_has_parameters():
+    """Of a notebook or script, whose variables have names."""
+    code = """
+        import memlab, torch
+        net = torch.nn.Sequential(torch.nn.Linear(200, 300), torch.nn.Linear(300, 200))
+        with memlab.track("converted", device="cpu", show=False) as run:
+            net.to(torch.bfloat16)
+        print(run.breakdown("category")["parameter"], sum(run.breakdown("module")[name] for name in ("net.0", "net.1")),
+              run.peak_allocated_bytes)
+    """
+    parameter, modules, peak_bytes = map(int, python("-c", textwrap.dedent(code)).split())
+    assert parameter == modules == peak_bytes > 2 * 200 * 300 * 4
 
 
 def test_claims_keep_nothing_alive_and_forget_everything():

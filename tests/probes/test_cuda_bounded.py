@@ -8,6 +8,7 @@ import pytest
 import torch
 from probes.probed import MiB, above_start, gap_names, probed, take
 
+from memlab.analysis.breakdown import breakdown
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
 from memlab.probes import history
@@ -128,6 +129,24 @@ def test_quiet_moments_that_cannot_be_afforded_keep_the_end_exact(monkeypatch, e
     assert len(after) > 100, "the end of the cell was not read event by event"
     assert 9 * MiB in after.requested_bytes.tolist()
     assert timeline(trace, 0).end_bytes == torch.cuda.memory_allocated()
+
+
+@pytest.mark.parametrize("highest", [1, 17])
+def test_who_held_the_peak_is_known_though_there_is_no_time_to_read_each_step(monkeypatch, highest):
+    monkeypatch.setattr(history, "READ_SHARE", 0.0)
+    reads: list[int] = []
+    read = history.Recorder._read
+    monkeypatch.setattr(history.Recorder, "_read", lambda self: (reads.append(1), read(self)))
+    reset_peak()
+    trace = tracked(body := stepping(40, lambda step: (take(50 if step == highest else 5), churn(150))))
+    found = peak(trace, 0)
+    assert found.is_exact and 50 <= above_start(trace, found.low_bytes) < 51
+    assert sum(breakdown(trace, 0, "category").values()) == found.low_bytes
+    assert len(trace.made_by.bounded) > 10 and len(reads) < 6
+    if highest == 1:  # the same cell again: the counter does not rise, and nothing that was lost can have been higher
+        again = tracked(body)
+        assert len(again.made_by.bounded) > 10 and peak(again, 0).bytes == found.bytes
+        assert sum(breakdown(again, 0, "category").values()) == found.low_bytes
 
 
 def test_rows_let_go_leave_their_peaks(monkeypatch):

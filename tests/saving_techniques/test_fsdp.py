@@ -141,7 +141,7 @@ def test_advise_shards_when_it_is_told_how_many_gpus_there_are() -> None:
     assert advice.recommended[-1] == "fsdp2"
     text = str(advice)
     assert "fsdp2 over 8 GPUs: peak of allocated" in text and " per rank instead of " in text
-    assert "--nproc-per-node 8" in advice.code and "advice.measure()" not in text
+    assert "--nproc-per-node 8" in advice.code and ".measure()" not in text
     with pytest.raises(MemlabError, match="fsdp2 is for several GPUs"):
         advice.measure()
     alone = memlab.advise(weights, **more)

@@ -87,6 +87,10 @@ def test_texts_cannot_steer_a_terminal_or_become_markup(text):
     assert "onload" not in {name for element in tree.fromstring(page.html()).iter() for name in element.attrib}
 
 
+def test_tables_side_by_side_keep_their_own_height():
+    assert "align-items:flex-start" in Beside((HELD, HELD)).html()
+
+
 def test_sentences_that_follow_each_other_are_one_part_and_empty_parts_are_left_out():
     page = Page("Title", ("One.", "Two.", PageLines(()), Folded("More", PageLines(("a", "b")))))
     assert page.text() == "Title\n\nOne.\nTwo.\n\nMore:\n- a\n- b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memlab.analysis.advice import Findings, Tried, interval_text, saved
@@ -19,6 +19,7 @@ from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, find
 from memlab.saving_techniques import techniques as known_techniques
+from memlab.torch_internals.traceback import running_shell
 from memlab.units import ByteRange, format_bytes, format_seconds, number_of, parse_bytes
 from memlab.views.advice import advice_page
 from memlab.views.page import Page
@@ -143,8 +144,13 @@ def _notes(what: Any, search: Search) -> Iterator[str]:
         yield "Seconds are those of the tracked cell; its values were not compared."
     if isinstance(subject, WorkloadSubject) and isinstance(subject.on, Card):
         names = search.recommended.names if search.recommended is not None else ()
-        runs = "" if any(known_techniques[one].only_predicted for one in names) else " advice.measure() runs it here."
+        runs = "" if any(known_techniques[one].only_predicted for one in names) else _measures()
         yield f"Predicted: seconds and results were not checked.{runs}"
+
+
+def _measures() -> str:
+    """How a recommendation is measured: of an advice that a cell shows nobody but `_` has the name."""
+    return f" {'`_.measure()` in the next cell' if running_shell() is not None else 'advice.measure()'} runs it here."
 
 
 class Advice(Shown):
@@ -241,6 +247,11 @@ class Advice(Shown):
         """Build the report."""
         setting = ",".join(known_techniques[name].conf for name in self.recommended if known_techniques[name].conf)
         return advice_page(self.findings, self.code, self.diff, self.cell, setting)
+
+    def noted(self, text: str) -> Advice:
+        """The same advice with one more remark."""
+        findings = replace(self.findings, notes=(*self.findings.notes, text))
+        return Advice(findings, self._subject, self.before, self.best)
 
     def to_pandas(self) -> Any:
         """One row per run that was tried, sizes in bytes."""

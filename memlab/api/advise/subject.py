@@ -32,7 +32,7 @@ from memlab.prediction.torch_versions import other_version
 from memlab.saving_techniques import Technique, techniques
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.file import dumps, loads
-from memlab.trace.trace import CPU
+from memlab.trace.trace import CPU, Trace
 from memlab.units import format_bytes
 from memlab.workloads.job import checked
 from memlab.workloads.workload import Workload
@@ -40,6 +40,8 @@ from memlab.workloads.workload import Workload
 Tell = Callable[[str], None]
 TIMED_STEPS, TIMED_S = 3, 5.0
 """How many steps are timed, and after how many seconds no further one is started."""
+KEPT_BYTES = 256 << 20
+"""Up to which size requests are kept."""
 PARTS = "gives_parts"
 """The message of a child whose step returned the four parts of a workload."""
 
@@ -112,6 +114,8 @@ class OfStep:
     devices: int = 1
     observed: dict[str, Any] = field(default_factory=dict)
     """What the first run has shown: why techniques do not apply, what edits of the text need, whether it gives `PARTS`."""
+    asked: dict[Any, tuple[ChildOutcome, list[Trace]]] = field(default_factory=dict)
+    """What was dry-run -> what it requested: settings of the allocator change what becomes of that, and need no child."""
 
     def changed(self, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """The cell's text with these techniques, and the names of those that could be written into it."""
@@ -173,9 +177,13 @@ class OfStep:
         if isinstance(self.on, Card):
             dry_run.prepare()
             conf = ",".join(filter(None, [configured(None), *(techniques[one].conf for one in names)]))
-            outcome, traces = dry_run.dry_runs(self.on, run, left_s)
+            key = (text, self.step, self.before, self.inside, *(one for one in names if not techniques[one].conf))
+            is_setting_alone = any(techniques[one].conf for one in names) and key in self.asked
+            outcome, traces = self.asked[key] if is_setting_alone else dry_run.dry_runs(self.on, run, left_s)
             if outcome.error is not None or not traces:
                 raise failed(outcome)
+            if sum(one.nbytes() for _, kept in self.asked.values() for one in kept) < KEPT_BYTES:
+                self.asked[key] = outcome, traces
             return prediction_from(outcome, traces, self.name, self.on, conf)
         outcome = run(None, left_s)
         if outcome.error is not None or outcome.result is None:
