@@ -3,9 +3,9 @@
 The first call with new shapes runs the function on tensors that nobody logs; the operators that it calls, forward and backward,
 become one graph. What inductor makes of it requests, reuses and frees buffers as it would on the GPU; its kernels do nothing.
 
-Limits: a function is one graph, also where Dynamo would break it; one that reads values or calls backward itself is predicted as
-eager, and so are all in a distributed job and on several GPUs. Every combination of shapes is compiled by itself.
-What Triton requests while it times kernels for the first time, and the pools of CUDA graphs, are left out.
+Limits: a function is one graph, also where Dynamo would break it, which is said of print() and graph_break(); one that reads
+values or calls backward itself is predicted as eager, and so are all in a distributed job and on several GPUs. Every combination
+of shapes is compiled by itself. What Triton requests while it times kernels for the first time is left out.
 """
 
 from __future__ import annotations
