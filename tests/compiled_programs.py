@@ -131,19 +131,6 @@ def function_in_graphs() -> None:
     function(**GRAPHS)
 
 
-def two_shapes_in_graphs() -> None:
-    """The last batch is smaller, and between steps the model is evaluated."""
-    model = torch.compile(
-        nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda(), mode=GRAPHS["mode"]
-    )
-    for _ in range(3):
-        for rows in (2048, 2048, 2048, 512):
-            model(torch.randn(rows, 512, device="cuda")).square().sum().backward()
-            model.zero_grad()
-        with torch.no_grad():
-            model(torch.randn(2048, 512, device="cuda"))
-
-
 def checkpoints() -> None:
     layers = nn.ModuleList(
         nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(4)
