@@ -105,7 +105,7 @@ def _is_skipped(module: Any) -> bool:
     return bool(type(module).forward.__module__.startswith("torch.nn."))
 
 
-def _divert(cuda: Any, patches: Patches, of_module: Callable[[Any], Any]) -> None:
+def _divert(cuda: Any, patches: Patches, of_module: Callable[..., Any]) -> None:
     """What was compiled before the prediction is compiled for the fake GPU, too; a function that is no module runs as eager."""
     called, frames = torch.nn.Module.__call__, compiler.eval_frame()
     before: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
