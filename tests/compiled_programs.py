@@ -51,10 +51,13 @@ def ids() -> Any:
     return torch.zeros(4, 256, dtype=torch.long, device="cuda")
 
 
-def language(half: bool = False) -> None:
-    model = torch.compile(Model().cuda())
+GRAPHS: Any = {"mode": "reduce-overhead", "steps": 3}  # warms up, is captured, is replayed
+
+
+def language(half: bool = False, steps: int = 2, **settings: Any) -> None:
+    model = torch.compile(Model().cuda(), **settings)
     optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(2):
+    for _ in range(steps):
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
             loss = model(ids(), ids())
         loss.backward()
@@ -66,14 +69,22 @@ def language_half() -> None:
     language(half=True)
 
 
-def inference() -> None:
-    model = torch.compile(Model().cuda().eval())
+def language_in_graphs() -> None:
+    language(half=True, **GRAPHS)
+
+
+def inference(steps: int = 2, **settings: Any) -> None:
+    model = torch.compile(Model().cuda().eval(), **settings)
     with torch.no_grad():
-        for _ in range(2):
+        for _ in range(steps):
             model(ids(), ids())
 
 
-def convolutions(in_place: bool = False) -> None:
+def inference_in_graphs() -> None:
+    inference(**GRAPHS)
+
+
+def convolutions(in_place: bool = False, steps: int = 2, **settings: Any) -> None:
     layers = (
         nn.Conv2d(3, 64, 3, padding=1),
         nn.BatchNorm2d(64),
@@ -85,9 +96,9 @@ def convolutions(in_place: bool = False) -> None:
     if in_place:
         model.compile()
     else:
-        model = torch.compile(model)
+        model = torch.compile(model, **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(2):
+    for _ in range(steps):
         loss = F.cross_entropy(
             model(torch.randn(32, 3, 64, 64, device="cuda")), torch.zeros(32, dtype=torch.long, device="cuda")
         )
@@ -101,15 +112,23 @@ def in_place() -> None:
     convolutions(in_place=True)
 
 
-def function() -> None:
-    @torch.compile
+def convolutions_in_graphs() -> None:
+    convolutions(**GRAPHS)
+
+
+def function(steps: int = 2, **settings: Any) -> None:
+    @torch.compile(**settings)
     def scores(x: Any, weight: Any) -> Any:
         return torch.softmax((x @ weight).relu() * 2 + 1, -1) @ weight.t()
 
     weight = torch.randn(512, 2048, device="cuda", requires_grad=True)
-    for _ in range(2):
+    for _ in range(steps):
         scores(torch.randn(4096, 512, device="cuda"), weight).sum().backward()
         weight.grad = None
+
+
+def function_in_graphs() -> None:
+    function(**GRAPHS)
 
 
 def checkpoints() -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memlab.allocator import OutOfMemory
-from memlab.allocator.private_pools import PrivatePools, in_pool
+from memlab.allocator.private_pools import PrivatePools, in_pool, stream_of
 from memlab.fake_cuda import gpus
 from memlab.probes.storage_log import Births, StorageRef
 from memlab.torch_internals.dispatch import current_autograd_node
@@ -191,6 +191,37 @@ class AllocationLog:
         for ref in other._refs.values():
             if (storage := ref()) is not None:
                 self.allocated(storage, ref.nbytes, "torch.compile", None)
+
+    @property
+    def next_block(self) -> int:
+        """The number that the next allocation gets."""
+        return len(self.born_as)
+
+    def are_alive(self, blocks: Sequence[int]) -> bool:
+        """Whether one of these blocks is still held."""
+        self.record_frees()
+        return any(block in self._live for block in blocks)
+
+    def is_holding(self) -> bool:
+        """Whether a tensor in it is alive."""
+        self.record_frees()
+        return bool(self._live)
+
+    def take_back(self, blocks: Sequence[int]) -> None:
+        """Free blocks although tensors have them, whose memory is gone from here on."""
+        self.record_frees()
+        wanted = {block for block in blocks if block in self._live}
+        for ref in list(self._refs.values()):
+            if ref.block in wanted:
+                self._free(ref.block)
+                del self._refs[ref.key]
+                ref.block = -1
+
+    def clear_workspaces(self) -> None:
+        """cuBLAS gives back its workspaces, of all streams (_cuda_clearCublasWorkspaces)."""
+        self.record_frees()
+        streams = {(stream_of(one.stream), one.device) for one in self.operators}
+        self.cleared += [(len(self.kind), stream, device) for stream, device in sorted(streams)]
 
     def is_known(self, storage: Any) -> bool:
         """Whether a storage is in the log and alive."""

@@ -3,9 +3,9 @@
 The first call with new shapes runs the function on tensors that nobody logs; the operators that it calls, forward and backward,
 become one graph. What inductor makes of it requests, reuses and frees buffers as it would on the GPU; its kernels do nothing.
 
-Limits: a function is one graph, also where Dynamo would break it; one that reads values or calls backward itself is predicted as
-eager, and so are all in a distributed job and on several GPUs. Every combination of shapes is compiled by itself.
-What Triton requests while it times kernels for the first time, and the pools of CUDA graphs, are left out.
+Limits: a function is one graph, also where Dynamo would break it, which is said of print() and graph_break(); one that reads
+values or calls backward itself is predicted as eager, and so are all in a distributed job and on several GPUs. Every combination
+of shapes is compiled by itself. What Triton requests while it times kernels for the first time is left out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from memlab.allocator import CachingAllocator
 from memlab.fake_cuda.allocation_log import AllocationLog
 from memlab.fake_cuda.gpus import CUDA0, State
 from memlab.fake_cuda.graph_recorder import GraphRecorder, NotOneGraph
+from memlab.fake_cuda.graph_trees import IN_GRAPHS, WITHOUT_GRAPHS, GraphTrees, wants_graphs
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.fake_cuda.shape_inference import FakeGpuMode, twin
 from memlab.fake_cuda.tensors import is_fake
@@ -33,40 +34,58 @@ from memlab.torch_internals.objects import written_model
 
 COMPILED = (
     f"compiled code: one graph for each combination of shapes, by the compiler of PyTorch {torch.__version__}; what Triton "
-    "requests while it times new kernels, breaks of the graph and CUDA graphs are left out"
+    "requests while it times new kernels, and breaks of the graph, are left out"
 )
 SKIPPED = (
     "model.compile() leaves a module of torch.nn as it is, and compiles modules of other classes in it; torch.compile(model) "
     "would compile all of it"
 )
 EAGER = "compiled code is predicted as eager: "
+TUNED = (
+    "mode='max-autotune' times kernels on the GPU and takes the fastest: predicted with those that are chosen without it, and "
+    "without what is requested while they are timed"
+)
 MATMULS = ("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "_int_mm", "_scaled_mm")
 
 
 def compile_functions(cuda: Any, patches: Patches) -> None:
     """Let `torch.compile` compile for the fake GPU."""
 
-    def of_module(module: Any) -> Any:
-        return Function(cuda, compiler.call_of(module)).call
+    def of_module(module: Any, in_graphs: bool = False) -> Any:
+        return Function(cuda, compiler.call_of(module), in_graphs).call
 
-    def compiled(model: Any = None, *, backend: Any = "inductor", disable: bool = False, **kwargs: Any) -> Any:
+    def compiled(
+        model: Any = None,
+        *,
+        backend: Any = "inductor",
+        mode: Any = None,
+        options: Any = None,
+        disable: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         if model is None:
-            return functools.partial(compiled, backend=backend, disable=disable, **kwargs)
+            return functools.partial(compiled, backend=backend, mode=mode, options=options, disable=disable, **kwargs)
         if disable or getattr(model, "__name__", "") == "_flex_attention_hop_wrapper":  # which PyTorch always compiles
             return model
         cuda.compiles = True
         if backend != "inductor":
             cuda.assume(f"{EAGER}its backend is {backend!r:.80}")
             return model
+        in_graphs = wants_graphs(mode, options)
+        if str(mode).startswith("max-autotune"):
+            cuda.assume(TUNED)
         if isinstance(model, torch.nn.Module):
-            compiler.set_compiled_call(model, of_module(model))
+            compiler.set_compiled_call(model, of_module(model, in_graphs))
             return model
-        call = Function(cuda, model).call
+        call = Function(cuda, model, in_graphs).call
         return functools.wraps(model)(lambda *args, **kwargs: call(*args, **kwargs))
 
     patches.put(torch, compile=compiled)
-    in_place = lambda module, *args, **kwargs: _compile_in_place(cuda, module, compiled, *args, **kwargs)  # noqa: E731
-    patches.put(torch.nn.Module, compile=in_place)
+    patches.put(
+        torch.nn.Module,
+        compile=lambda module, *args, **kwargs: _compile_in_place(cuda, module, compiled, *args, **kwargs),
+    )
+    patches.put(torch.compiler, cudagraph_mark_step_begin=lambda: graph_trees(cuda).mark_step())
     recording = lambda: GraphRecorder.is_on  # noqa: E731
     patches.put(torch.compiler, is_compiling=recording, is_dynamo_compiling=recording)
     if compiler.compiler_is_loaded():
@@ -87,7 +106,7 @@ def _is_skipped(module: Any) -> bool:
     return bool(type(module).forward.__module__.startswith("torch.nn."))
 
 
-def _divert(cuda: Any, patches: Patches, of_module: Callable[[Any], Any]) -> None:
+def _divert(cuda: Any, patches: Patches, of_module: Callable[..., Any]) -> None:
     """What was compiled before the prediction is compiled for the fake GPU, too; a function that is no module runs as eager."""
     called, frames = torch.nn.Module.__call__, compiler.eval_frame()
     before: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -98,9 +117,9 @@ def _divert(cuda: Any, patches: Patches, of_module: Callable[[Any], Any]) -> Non
             return called(module, *args, **kwargs)
         return compiled_now(module)(*args, **kwargs)
 
-    def compiled_now(module: Any) -> Any:
+    def compiled_now(module: Any, in_graphs: bool = False) -> Any:
         if module not in before:
-            before[module] = of_module(module)
+            before[module] = of_module(module, in_graphs)
         return before[module]
 
     def as_eager(callback: Any) -> Any:
@@ -111,7 +130,9 @@ def _divert(cuda: Any, patches: Patches, of_module: Callable[[Any], Any]) -> Non
     patches.put(torch.nn.Module, __call__=call)
     patches.put(
         frames.OptimizedModule,
-        __call__=lambda module, *args, **kwargs: compiled_now(written_model(module))(*args, **kwargs),
+        __call__=lambda module, *args, **kwargs: compiled_now(written_model(module), compiler.has_graphs(module))(
+            *args, **kwargs
+        ),
     )
     patches.put(frames, _callback_from_stance=as_eager)
 
@@ -119,8 +140,8 @@ def _divert(cuda: Any, patches: Patches, of_module: Callable[[Any], Any]) -> Non
 class Function:
     """A compiled function, and what was made of it for each kind of arguments."""
 
-    def __init__(self, cuda: Any, function: Callable[..., Any]) -> None:
-        self.cuda, self.function = cuda, function
+    def __init__(self, cuda: Any, function: Callable[..., Any], in_graphs: bool = False) -> None:
+        self.cuda, self.function, self.in_graphs = cuda, function, in_graphs
         self._known: dict[Any, CompiledGraph | None] = {}
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +157,11 @@ class Function:
         graph = self._known.get(key)
         if key not in self._known or (graph is not None and graph.is_outdated(args, kwargs)):
             graph = self._known[key] = self._compiled(args, kwargs)
-        return self.function(*args, **kwargs) if graph is None else graph.run(args, kwargs)
+        if graph is None:
+            return self.function(*args, **kwargs)
+        if graph.trees is not None:
+            graph.trees.step += 1
+        return graph.run(args, kwargs)
 
     def _compiled(self, args: Any, kwargs: Any) -> CompiledGraph | None:
         """None if it cannot be compiled as one graph."""
@@ -152,6 +177,8 @@ class Function:
                 self.cuda.assume(f"{EAGER}{why}")
                 traceback.clear_frames(error.__traceback__)
         self.cuda.log.adopt(spare)
+        if graph is not None and self.in_graphs:
+            graph.use_cuda_graphs(self.cuda)
         return graph
 
 
@@ -202,7 +229,10 @@ class CompiledGraph:
             len(results),
             torch.cuda.get_device_properties(0),
         )
-        self.forward, *backward = (_runnable(cuda, code) for code in halves)
+        self.forward, *backward = (_runnable(cuda, code) for code in halves.codes)
+        self._written = halves.written
+        self._on_host = any(not is_fake(one) for one in inputs)
+        self.trees: GraphTrees | None = None
         self.backward = backward[0] if backward else None
         self.needs_grad = [one.requires_grad and bool(tangents) for one in results]
         self.strides = [one.stride() for one in tangents]
@@ -211,6 +241,26 @@ class CompiledGraph:
         self._captured = [weakref.ref(one) for one in inputs]
         numbers = {id(one): _Result(number) for number, one in enumerate(results)}
         self._out = tree_map(lambda one: numbers.get(id(one), one), out)
+
+    def use_cuda_graphs(self, cuda: Any) -> None:
+        """Run it in CUDA graphs, if inductor would (cudagraph_utils.py)."""
+        fixed = [place for place, given in enumerate(self._given) if given is None]
+        if not set(self._written) <= set(fixed):
+            cuda.assume(f"{WITHOUT_GRAPHS}it writes to an argument")
+            return
+        if self._on_host:
+            cuda.assume(f"{WITHOUT_GRAPHS}an argument is on the CPU")
+            return
+        cuda.assume(IN_GRAPHS)
+        trees = self.trees = graph_trees(cuda)
+        kind = "inference" if self.backward is None else "forward"
+        forward, backward, numbers = self.forward, self.backward, (trees.number(), trees.number())
+        self.forward = lambda inputs: trees.run(numbers[0], forward, inputs, fixed, kind, _unlogged)
+        if backward is not None:
+            tangents = len(self.strides)
+            self.backward = lambda inputs: trees.run(
+                numbers[1], backward, inputs, range(len(inputs) - tangents), "backward", _unlogged
+            )
 
     def _inputs(self, args: Any, kwargs: Any) -> list[Any]:
         leaves = tree_leaves((args, kwargs))
@@ -230,6 +280,14 @@ class CompiledGraph:
             with torch.no_grad():
                 results = self.forward(inputs)
         return tree_map(lambda one: results[one.number] if isinstance(one, _Result) else one, self._out)
+
+
+def graph_trees(cuda: Any) -> GraphTrees:
+    """Those of this prediction."""
+    if cuda.graph_trees is None:
+        cuda.graph_trees = GraphTrees(cuda)
+    found: GraphTrees = cuda.graph_trees
+    return found
 
 
 def _backward(recorder: GraphRecorder, results: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[Any]]:
@@ -318,7 +376,7 @@ class _Extern:
             return packet
 
         def multiply(*args: Any, out: Any, **kwargs: Any) -> Any:
-            self._cuda.note(packet.default, args)
+            self._cuda.note(packet.out, args)
             return out
 
         return multiply

@@ -81,6 +81,7 @@ class OpDispatcher:
         self.groups: Any = None
         self.has_dropout_states: set[int] = set()  # the GPUs on which cuDNN has made them
         self.compiles = False  # whether the program called torch.compile
+        self.graph_trees: Any = None  # those of compiled code, once there are any
         self.assumed: dict[str, AssumedValue] = {}
         self.given: Mapping[str, Any] = {}
         self.torch_version: str = torch.__version__

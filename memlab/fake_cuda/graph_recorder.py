@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import operator
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from memlab.fake_cuda.dispatcher import gpu_for_meta
 from memlab.fake_cuda.kernel_rules import operators
-from memlab.fake_cuda.patches import Patches
+from memlab.fake_cuda.patches import Patches, nothing
 from memlab.fake_cuda.tensors import is_fake
 from memlab.torch_internals.cuda_names import tree_map_only
 from memlab.torch_internals.dispatch import current_autograd_node
@@ -24,6 +25,11 @@ from memlab.torch_internals.private_names import private
 
 _checkpoint: Any = private("torch.utils.checkpoint")
 READS = operators(("_local_scalar_dense.default", "nonzero.default", "equal.default"))
+
+BREAKS = (
+    "compiled code calls {} and PyTorch ends a graph there: predicted as one graph, which is too low by what one part keeps "
+    "for the next"
+)
 
 
 class NotOneGraph(BaseException):
@@ -60,11 +66,20 @@ class GraphRecorder:
                     _checkpoint_without_reentrant_generator=self._without_reentrant,
                     CheckpointFunction=SimpleNamespace(apply=self._reentrant),
                 )
+                patches.put(builtins, print=self._breaking("print()", builtins.print))
+                patches.put(private("torch._dynamo"), graph_break=self._breaking("graph_break()", nothing))
                 yield
         finally:
             GraphRecorder.is_on = False
             torch.set_autocast_cache_enabled(keeps_casts)
             del self.cuda.dispatch
+
+    def _breaking(self, name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.cuda.assume(BREAKS.format(name))
+            return function(*args, **kwargs)
+
+        return call
 
     def _dispatch(self, run: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self._is_inside or self.cuda.facts(func).is_composite:

@@ -51,6 +51,11 @@ def eval_frame() -> Any:
     return private("torch._dynamo.eval_frame")
 
 
+def has_graphs(module: Any) -> bool:
+    """Whether a compiled model (`OptimizedModule`) was asked to run in CUDA graphs."""
+    return bool((module.get_compiler_config() or {}).get("triton.cudagraphs"))
+
+
 def call_of(module: Any) -> Any:
     """What a module runs when it is called: its forward and its hooks (`nn.Module._call_impl`)."""
     return module._call_impl

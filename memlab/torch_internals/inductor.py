@@ -11,7 +11,7 @@ import ast
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -24,10 +24,17 @@ from memlab.torch_internals.private_names import private
 _HOST = torch.device("cpu")
 
 
+class Halves(NamedTuple):
+    """The code of the forward and, with gradients, of the backward, and the places of the inputs that the forward writes to."""
+
+    codes: list[ast.Module]
+    written: list[int]
+
+
 def compiled(
     graph: fx.Graph, inputs: Sequence[Any], tangents: Sequence[Any], fixed: Sequence[int], results: int, properties: Any
-) -> list[ast.Module]:
-    """Compile a graph of ATen operators; return the code of the forward and, with gradients, of the backward.
+) -> Halves:
+    """Compile a graph of ATen operators; return its code.
 
     The graph's placeholders are `inputs`, then `tangents`, the gradients of its results, as FakeTensors of one mode. It returns
     its results, as many as `results` says, then a gradient or None for each input. `fixed` are the places of parameters, and
@@ -36,10 +43,10 @@ def compiled(
     mode = inputs[0].fake_mode
     examples = [*inputs, *tangents]
     with _for_gpu(mode, properties):
-        joint = _decomposed(fx.GraphModule(torch.nn.Module(), graph), examples, keeps_writes=not tangents)
+        joint, written = _decomposed(fx.GraphModule(torch.nn.Module(), graph), examples, keeps_writes=not tangents)
         if not tangents:
             joint = private("torch._inductor.compile_fx._recursive_joint_graph_passes")(joint)
-            return [_lowered(joint, is_inference=True)[0]]
+            return Halves([_lowered(joint, is_inference=True)[0]], written)
         for number, node in enumerate(_placeholders(joint)):
             is_input = number < len(inputs)  # the partitioner tells them by name
             node.target = node.name = f"primals_{number + 1}" if is_input else f"tangents_{number + 1 - len(inputs)}"
@@ -54,7 +61,7 @@ def compiled(
             if stride is not None and value.stride() != stride:
                 node.meta["val"] = value.as_strided(value.shape, stride)
         with mock.patch.object(private("torch._inductor.graph"), "get_donated_idxs", lambda: donated):
-            return [code, _lowered(backward, is_backward=True)[0]]
+            return Halves([code, _lowered(backward, is_backward=True)[0]], written)
 
 
 def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
@@ -73,19 +80,21 @@ def _donated(forward: fx.GraphModule, backward: fx.GraphModule, results: int) ->
     return found
 
 
-def _decomposed(module: fx.GraphModule, examples: list[Any], keeps_writes: bool) -> fx.GraphModule:
-    """The graph without writes in place, in the operators that inductor takes; AOTAutograd's functionalisation."""
+def _decomposed(module: fx.GraphModule, examples: list[Any], keeps_writes: bool) -> tuple[fx.GraphModule, list[int]]:
+    """The graph without writes in place, in the operators that inductor takes, and which of its inputs it wrote to;
+    AOTAutograd's functionalisation."""
     utils = private("torch._functorch._aot_autograd.functional_utils")
+    written: list[int] = []
 
     def functional(*tensors: Any) -> list[Any]:
         with private("torch._subclasses.functional_tensor.FunctionalTensorMode")():
             wrapped = [utils.to_fun(one) for one in tensors]
             with fx.traceback.preserve_node_meta():  # which of them belong to a checkpoint
                 found = tree_leaves(fx.Interpreter(module).run(*wrapped), is_leaf=lambda one: one is None)
+            written[:] = [place for place, wrapper in enumerate(wrapped) if utils.has_data_mutation(wrapper)]
             if keeps_writes:
-                for tensor, wrapper in zip(tensors, wrapped, strict=True):
-                    if utils.has_data_mutation(wrapper):
-                        tensor.copy_(utils.from_fun(wrapper))
+                for place in written:
+                    tensors[place].copy_(utils.from_fun(wrapped[place]))
             return [None if one is None else utils.from_fun(one) for one in found]
 
     table = private("torch._inductor.decomposition.select_decomp_table")()
@@ -95,7 +104,7 @@ def _decomposed(module: fx.GraphModule, examples: list[Any], keeps_writes: bool)
     for node in made.graph.nodes:
         if (device := node.kwargs.get("device")) is not None and device.type == "meta":  # what C++ sees of a fake
             node.kwargs = {**node.kwargs, "device": examples[0].device}
-    return made
+    return made, written
 
 
 def _lowered(

@@ -175,6 +175,7 @@ DISTRIBUTED = {
 """What the prediction of one rank of a job needs, and only that."""
 COMPILER = {
     "torch._dynamo.device_interface.CudaInterface": "the properties of a GPU that is not there",
+    "torch._dynamo": "a break that a function asks for (torch._dynamo.graph_break)",
     "torch._dynamo.eval_frame": "what was compiled before a prediction",
     "torch._dynamo.eval_frame.OptimizedModule": "what was compiled before a prediction",
     "torch._dynamo.eval_frame._callback_from_stance": "what was compiled before a prediction",

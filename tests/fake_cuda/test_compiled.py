@@ -11,9 +11,18 @@ from processes import python
 from torch import nn
 
 import memlab
-from memlab.fake_cuda.compiled import COMPILED, EAGER, SKIPPED
+from memlab.fake_cuda.compiled import COMPILED, EAGER, SKIPPED, TUNED
+from memlab.fake_cuda.graph_recorder import BREAKS
+from memlab.fake_cuda.graph_trees import IN_GRAPHS, OVERWRITTEN, WITHOUT_GRAPHS
 
-PROGRAMS = ("function", "language_half", "convolutions", "in_place", "checkpoints")  # more of them: docs/prediction.md
+PROGRAMS = (
+    "function",
+    "language_half",
+    "convolutions",
+    "in_place",
+    "checkpoints",
+    "function_in_graphs",
+)  # more of them: docs/prediction.md
 
 
 @pytest.mark.simulated
@@ -125,3 +134,80 @@ def test_what_was_compiled_before_is_compiled_for_the_gpu():
         model.to("cuda")(torch.randn(512, 256, device="cuda")).sum().backward()
 
     assert any(text.startswith("compiled code: one graph") for text in memlab.predict(step, "T4").assumptions)
+
+
+def scaled(x, weight):
+    return torch.relu(x @ weight) * 2
+
+
+def test_a_replayed_graph_allocates_nothing(fake):
+    weight, x = (torch.randn(1024, 1024, device="cuda", requires_grad=one) for one in (True, False))
+    function = torch.compile(scaled, mode="reduce-overhead")
+    held = []
+    for _ in range(4):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        function(x, weight).sum().backward()
+        weight.grad = None
+        held.append(torch.cuda.max_memory_allocated() - before)
+    warm, captured, replayed, again = held
+    assert captured >= warm + (4 << 20)  # backward keeps the copy of x in the pool, next to x
+    assert replayed == again == (4 << 20) + 1024  # the gradient of the sum, made outside, and two scalars
+    assert fake.assumptions[IN_GRAPHS] == 1
+
+
+def test_what_a_step_returned_goes_when_the_next_begins(fake):
+    function = torch.compile(scaled, mode="reduce-overhead")
+    x = torch.ones(1024, 1024, device="cuda")
+    with torch.no_grad():
+        first = function(x, x)
+        held = torch.cuda.memory_allocated()
+        second = function(x, x)  # captured: its input and its output are in the pool
+        assert torch.cuda.memory_allocated() <= held + (4 << 20) + 4096
+        function(x, x)
+    assert first.shape == second.shape
+
+
+def test_gradients_that_are_kept_for_the_next_step_are_named(fake):
+    weight = torch.randn(256, 256, device="cuda", requires_grad=True)
+    function = torch.compile(scaled, mode="reduce-overhead")
+    for _ in range(2):
+        function(torch.ones(256, 256, device="cuda"), weight).sum().backward()
+    assert fake.assumptions[OVERWRITTEN]
+
+
+def adds(x, cache):
+    cache.add_(x)
+    return cache * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "device", "reason"), [(adds, "cuda", "it writes to an argument"), (torch.add, "cpu", "on the CPU")]
+)
+def test_why_code_runs_without_graphs(fake, function, device, reason):
+    x = torch.ones(256, 256, device="cuda")
+    with torch.no_grad():
+        torch.compile(lambda one, other: function(one, other), mode="reduce-overhead")(
+            x, torch.ones((256, 256) if device == "cuda" else (), device=device)
+        )
+    assert any(text.startswith(WITHOUT_GRAPHS) and reason in text for text in fake.assumptions)
+    assert not fake.assumptions[IN_GRAPHS]
+
+
+def test_what_is_chosen_by_time_is_said(fake):
+    torch.compile(scaled, mode="max-autotune")
+    assert fake.assumptions[TUNED] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "breaks"), [("print()", lambda: print("here")), ("graph_break()", lambda: torch._dynamo.graph_break())]
+)
+def test_a_break_of_the_graph_is_said(fake, name, breaks):
+    def function(x, weight):
+        found = x @ weight
+        breaks()
+        return found.relu() * 2
+
+    a_step(torch.compile(function))()
+    assert fake.assumptions[BREAKS.format(name)] == 1
+    assert fake.assumptions[COMPILED] == 1

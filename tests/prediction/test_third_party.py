@@ -54,6 +54,24 @@ def test_peaks_are_those_of_the_fake_device(module, tmp_path):
     assert not wrong, f"peaks there and here: {wrong}"
 
 
+OFFLOADED = {
+    "cpu_offload": ("accelerate", 115_738_624), "model_cpu_offload": ("diffusers", 18_272_768),
+    "sequential_cpu_offload": ("diffusers", 15_436_800),
+}  # fmt: skip
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_offloaded_models_take_what_they_take_on_the_simulated_gpu(name):
+    """A process for each: cuBLAS keeps its workspace."""
+    package, peak = OFFLOADED[name]
+    pytest.importorskip(package)
+    both = [
+        json.loads(python("-m", "offloaded_programs", how, name).splitlines()[-1]) for how in ("measured", "predicted")
+    ]
+    assert both == [{name: peak}] * 2
+
+
 def library(name):
     """A library of the extra, with torchvision loaded before it: both import that where it is installed."""
     if importlib.util.find_spec("torchvision") is not None:
