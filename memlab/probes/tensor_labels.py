@@ -305,6 +305,8 @@ class TensorLabels:
             stepper = self._meet_optimizer(optimizer)
             pairs = [*self._parameters_of(optimizer), *self._foreign_gradients(optimizer, stepper)]
             self._note(("optimizer", id(optimizer)), pairs)
+        elif stepper.has_foreign:  # flat ones are made between the backward and the step
+            self._note(("foreign", id(optimizer)), self._foreign_gradients(optimizer, stepper))
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped: its state is there."""
