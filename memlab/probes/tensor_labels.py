@@ -281,10 +281,11 @@ class TensorLabels:
         labels: list[int] = []
         for known in list(self.known.values()):
             module = known.ref()
-            if module is None or not own_parameters(module):
+            own = own_parameters(module) if module is not None else None
+            if not own:
                 continue
             of = known.labels
-            for name, parameter in own_parameters(module).items():
+            for name, parameter in own.items():
                 grad = parameter.grad if type(parameter) is Parameter else grad_of(parameter)
                 if grad is not None:
                     is_plain = type(grad) is Tensor and grad.is_cuda and not grad.storage_offset()
