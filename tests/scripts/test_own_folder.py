@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -9,11 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from rank_traces import cut_off, notes, trained
 
+import memlab
+from memlab.api.run import Run
 from memlab.scripts import own_folder, torchrun
 from memlab.scripts.own_folder import OLD_S, new_folder, remove_leftovers
 
+MiB = 1 << 20
 REPOSITORY = Path(__file__).resolve().parents[2]
 DRIVER = """
 import sys
@@ -67,6 +73,43 @@ def test_an_error_leaves_nothing(tmp_path, monkeypatch):
         torchrun.Launch("1", "train", (), ("train.py",)).execute()
     assert [*tmp_path.iterdir()] == []
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize("left_bytes", [4 * MiB, 900 * MiB])
+def test_the_page_of_the_parent_after_a_kill_is_kept_where_host_memory_was_short(
+    tmp_path, monkeypatch, capsys, left_bytes
+):
+    """The kernel's count of kills has risen, and the rank that was killed left samples of host memory."""
+    monkeypatch.chdir(tmp_path)
+    kills = iter((3, 4))
+    monkeypatch.setattr("memlab.api.ranks.oom_kills", lambda: next(kills))
+    killed = cut_off(1, [MiB] * 6)
+    host = killed.samples.replace(
+        used_bytes=np.full(6, 1024 * MiB - left_bytes),
+        own_bytes=np.full(6, MiB),
+        available_bytes=np.full(6, left_bytes),
+    )
+    killed = dataclasses.replace(killed, samples=host, notes=notes(1, world_size=2))
+
+    class Torchrun:
+        """Leaves what a killed rank leaves."""
+
+        def __init__(self, command: list[str]) -> None:
+            folder = Path(command[command.index("--out") + 1])
+            for trace in (trained(0, world_size=2), killed):
+                Run("train", trace).save(folder / f"train.rank{trace.notes['rank']['rank']}.memlab")
+
+        def wait(self) -> int:
+            return -9
+
+    monkeypatch.setattr(torchrun.subprocess, "Popen", Torchrun)
+    assert torchrun.Launch("2", "train", (), ("train.py",)).execute() == 128 + 9
+    said, (*kept,) = capsys.readouterr().err, tmp_path.glob("memlab-train-*")
+    assert "the kernel killed 1 of the processes of this control group for host memory meanwhile." in said
+    assert len(kept) == int(left_bytes == 4 * MiB)
+    for folder in kept:
+        assert memlab.ranks(folder).first_failed.rank == 1
+        assert "most likely by the host" in (folder / "train.html").read_text()
 
 
 @pytest.fixture
