@@ -24,10 +24,6 @@ BY = ("category", "module", "line", "tensor", "phase")
 OF = ("allocated", "reserved", "device")
 
 _CATEGORIES = np.array([code.name.lower() for code in Category], dtype=object)
-_IN_PHASE = np.array(
-    [{Phase.BACKWARD: " in backward", Phase.OPTIMIZER: " in the optimizer"}.get(code, "") for code in Phase],
-    dtype=object,
-)
 _PHASES = np.array([code.name.lower() for code in Phase], dtype=object)
 
 
@@ -152,11 +148,10 @@ def names_of(trace: Trace, rows: Array, by: str, row: int) -> Array:
         return texts[index]
 
     own = text("name", "")
-    if by == "tensor":  # unnamed blocks are called after their category and where they were made, or else by what
-        module, line, operator = (getattr(trace.blocks, column)[block] for column in ("module", "line", "op"))
-        made_by = text("op", "") + _IN_PHASE[trace.blocks.phase[block]]
-        place = np.where(module >= 0, text("module", ""), np.where(line >= 0, text("line", ""), made_by))
-        known = (module >= 0) | (line >= 0) | (operator >= 0)
+    if by == "tensor":  # unnamed blocks are called after their category and where they were made
+        module, line = trace.blocks.module[block], trace.blocks.line[block]
+        place = np.where(module >= 0, text("module", ""), text("line", ""))
+        known = (module >= 0) | (line >= 0)
         made = np.where(known, " of " + place, np.where(preexisting, f", {BEFORE}", f" of {ELSEWHERE}"))
         return np.where(own == "", category + made, own)
     is_unknown = getattr(trace.blocks, by)[block] < 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memlab.analysis.job_ranks import JobRanks, rank_run
+from memlab.analysis.job_ranks import RankRun as RankRun
 from memlab.analysis.job_ranks import ranks_text as ranks_text
 from memlab.errors import MemlabError
 from memlab.probes.host import oom_kills as oom_kills

@@ -14,9 +14,8 @@ from memlab.cli.parser import UNKNOWN, Parser, given
 from memlab.errors import MemlabError
 
 if TYPE_CHECKING:
-    from memlab.analysis.job_ranks import RankRun
     from memlab.api.job_regression import JobRegression
-    from memlab.api.ranks import Ranks
+    from memlab.api.ranks import RankRun, Ranks
     from memlab.api.regression import Regression
     from memlab.api.run import Run
 
@@ -76,7 +75,7 @@ def _runs(path: str) -> Iterator[Run | Ranks]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _NamedRun:
     """The run that a file or a folder stands for; of a folder of ranks that with the highest peak, and the job.
 
     `is_highest`: whether no other rank can have a higher one. One that was cut off, or has left no file, can.
@@ -92,7 +91,7 @@ class _Chosen:
         return {one.rank: one for one in self.job.ranks if not one.is_partial} if self.job is not None else {}
 
 
-def _run_of(path: str, command: str) -> _Chosen:
+def _run_of(path: str, command: str) -> _NamedRun:
     """The run of a file; of a folder its only run, or of the job that began last the rank with the highest peak, which is said."""
     from memlab.api.load import load
     from memlab.api.ranks import Ranks
@@ -105,11 +104,11 @@ def _run_of(path: str, command: str) -> _Chosen:
                 return _worst_of(first, Path(path), command)
             if more := len(list(runs)):
                 raise MemlabError(f"{path!r:.200} has {more + 1} runs and no job of several ranks. Name one file.")
-            return _Chosen(first)
-    return _Chosen(load(path))
+            return _NamedRun(first)
+    return _NamedRun(load(path))
 
 
-def _worst_of(job: Ranks, folder: Path, command: str) -> _Chosen:
+def _worst_of(job: Ranks, folder: Path, command: str) -> _NamedRun:
     from memlab.api.ranks import ranks_text
 
     worst = job.peak.worst_rank
@@ -118,7 +117,7 @@ def _worst_of(job: Ranks, folder: Path, command: str) -> _Chosen:
     unknown = [one.rank for one in job.ranks if one.is_partial and one.rank != worst] + [*job.missing]
     rest = f"; {ranks_text(unknown)} may have been higher: cut off, or without a file" if unknown else ""
     print(f"memlab {command}: of {str(folder)[:200]} {which}{rest}", file=sys.stderr)
-    return _Chosen(chosen, not unknown, job, folder)
+    return _NamedRun(chosen, not unknown, job, folder)
 
 
 def _highest_part(rank: RankRun, folder: Path) -> tuple[str, Run]:
@@ -205,7 +204,7 @@ def check(arguments: Sequence[str]) -> int:
     return UNKNOWN if found.is_regression is None else int(found.is_regression)
 
 
-def _of_ranks(before: _Chosen, after: _Chosen, highest: Regression) -> Regression | JobRegression:
+def _of_ranks(before: _NamedRun, after: _NamedRun, highest: Regression) -> Regression | JobRegression:
     """The regression of two runs; of two jobs of as many ranks that of each rank, which are read a pair at a time."""
     from memlab.api.job_regression import job_regression_of
 

@@ -1,4 +1,4 @@
-"""The temporary folder of a job that keeps nothing, and those that killed processes have left behind."""
+"""The temporary folder of a job that keeps nothing, and those that processes which were killed have left."""
 
 from __future__ import annotations
 

@@ -40,20 +40,6 @@ def test_the_shares_by_hand_largest_first(by, expected):
     assert found.total_bytes == 2304
 
 
-def test_without_module_and_line_the_operator_names_a_block():
-    script = Script(HOST)
-    script.alloc(8, at=1, op="aten.sqrt.default", phase=Phase.OPTIMIZER, category=Category.TEMPORARY)
-    script.alloc(4, at=2, op="aten.mm.default", phase=Phase.BACKWARD, category=Category.TEMPORARY)
-    script.alloc(2, at=3, op="aten.randn.default")
-    script.alloc(1, at=4, op="aten.relu.default", module="net.a", category=Category.ACTIVATION)
-    assert dict(breakdown(script.trace(), -1, "tensor")) == {
-        "temporary of aten.sqrt.default in the optimizer": 8,
-        "temporary of aten.mm.default in backward": 4,
-        "other of aten.randn.default": 2,
-        "activation of net.a": 1,
-    }
-
-
 def test_of_reserved_there_is_what_is_cached():
     found = breakdown(step().trace(), 0, "phase", "reserved")
     assert found["cached"] == 4096 - 512  # reserved peaks at the start, when one block is there
