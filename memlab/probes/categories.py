@@ -107,6 +107,7 @@ def assemble(
     category = _by_phase(trace, lives, phase, marks.recording())
     labels = tensor_labels.columns(labels_from_ns, time.time_ns())
     trace = _with_buckets(_labelled(trace, lives, category, labels, start_ns), lives, tensor_labels.buckets())
+    trace = _with_temporaries(trace, tensor_labels.optimizers_of_flat())
     return _with_workspaces(trace, lives, workspace_sizes).with_gaps(*tensor_labels.gaps(), *marks.gaps())
 
 
@@ -130,6 +131,20 @@ def _with_buckets(trace: Trace, lives: Lives, buckets: Mapping[str, tuple[int, .
     return trace.with_blocks(
         blocks.replace(name=names, category=category, module=module), {**trace.texts, "name": tuple(texts)}
     )
+
+
+def _with_temporaries(trace: Trace, optimizers: tuple[str, ...]) -> Trace:
+    """The trace with what optimizers of flat parameters made within a step and freed in it, named after them.
+
+    It is as large as the flat parameter, often a quarter of the peak, and belongs to no module.
+    """
+    blocks = trace.blocks
+    found = (blocks.phase == Phase.OPTIMIZER) & (blocks.category == Category.TEMPORARY)
+    found &= (blocks.name < 0) & (blocks.module < 0)
+    if not optimizers or not found.any():
+        return trace
+    texts = {**trace.texts, "name": (*trace.texts["name"], f"temporary of {', '.join(optimizers)}")}
+    return trace.with_blocks(blocks.replace(name=np.where(found, len(texts["name"]) - 1, blocks.name)), texts)
 
 
 def _with_workspaces(trace: Trace, lives: Lives, sizes: Collection[int]) -> Trace:
