@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memlab.analysis.job_ranks import JobRanks
+from memlab.analysis.job_ranks import RankRun as RankRun
 from memlab.analysis.job_ranks import ranks_text as ranks_text
 from memlab.analysis.rank_run import rank_run
 from memlab.errors import MemlabError

@@ -75,11 +75,16 @@ class Regression:
     @property
     def text(self) -> str:
         """One sentence, if it grew beyond the tolerance one line for what grew, and the warnings."""
-        return "\n".join([self._answer, *(f"  note     {one}" for one in self.warnings)])
+        return "\n".join([self.answer, *(f"  note     {one}" for one in self.warnings)])
 
     @property
-    def _answer(self) -> str:
-        sizes = f"{self.before} -> {self.after} allocated ({self.share:+.1%})"
+    def sizes(self) -> str:
+        """Both peaks, and by how much the second is higher."""
+        return f"{self.before} -> {self.after} allocated ({self.share:+.1%})"
+
+    @property
+    def answer(self) -> str:
+        """The same without the warnings."""
         if self.is_regression is None:
             why = "a run or rank that did not end, or whose events were lost, may have been higher"
             before, after = self._kinds
@@ -87,11 +92,10 @@ class Regression:
                 why = f"the baseline is of {before}, the run of {after}: name two runs of one kind of device"
             return f"not known: {self.before} -> {self.after} allocated, and {why}"
         if not self.is_regression:
-            return f"ok: the peak is within {self.tolerance:.1%} of the baseline: {sizes}"
-        lines = [f"the peak grew by more than {self.tolerance:.1%}: {sizes}"]
+            return f"ok: the peak is within {self.tolerance:.1%} of the baseline: {self.sizes}"
+        lines = [f"the peak grew by more than {self.tolerance:.1%}: {self.sizes}"]
         for by, (name, one) in self.culprits.items():
-            grown = f"{format_bytes(one.a_bytes)} -> {format_bytes(one.b_bytes)}"
-            lines.append(f"  {by:8} {name}: {grown} (+{format_bytes(one.difference_bytes)})")
+            lines.append(grown_line(by, name, one.a_bytes, one.b_bytes))
         lines += [f"  {by:8} not known: {why}" for by, why in self.unknown.items()]
         return "\n".join(lines)
 
@@ -111,6 +115,12 @@ class Regression:
         sources = {"baseline": sides[0], "run": sides[1], "notes": list(self.warnings)}
         grew = {"grew_most": grown, "not_known": self.unknown}
         return {"is_regression": self.is_regression, **sizes, **high, **grew, **sources}
+
+
+def grown_line(by: str, name: str, before_bytes: int, after_bytes: int, where: str = "") -> str:
+    """What a module, line or category held before and after."""
+    sizes = f"{format_bytes(before_bytes)} -> {format_bytes(after_bytes)}"
+    return f"  {by:8} {name}: {sizes} (+{format_bytes(after_bytes - before_bytes)}){where}"
 
 
 def regression_of(compared: Comparison, tolerance: float, are_worst: tuple[bool, bool] = (True, True)) -> Regression:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from memlab.cli.parser import UNKNOWN, Parser, given
 from memlab.errors import MemlabError
 
 if TYPE_CHECKING:
-    from memlab.api.ranks import Ranks
+    from memlab.api.job_regression import JobRegression
+    from memlab.api.ranks import RankRun, Ranks
+    from memlab.api.regression import Regression
     from memlab.api.run import Run
 
 
@@ -66,42 +69,61 @@ def _runs(path: str) -> Iterator[Run | Ranks]:
     yield from map(load, found.others)
 
 
-def _run_of(path: str, command: str) -> tuple[Run, bool]:
-    """The run of a file; of a folder its only run, or of the job that began last the rank with the highest peak, which is said.
+@dataclass(frozen=True, slots=True)
+class _NamedRun:
+    """The run that a file or a folder stands for; of a folder of ranks that with the highest peak, and the job.
 
-    And whether no other rank can have a higher one: one that was cut off, or has left no file, can.
+    `is_highest`: whether no other rank can have a higher one. One that was cut off, or has left no file, can.
     """
+
+    run: Run
+    is_highest: bool = True
+    job: Ranks | None = None
+    folder: Path = Path()
+
+    def whole_ranks(self) -> dict[int, RankRun]:
+        """The ranks of the job whose peak is known, by number."""
+        return {one.rank: one for one in self.job.ranks if not one.is_partial} if self.job is not None else {}
+
+
+def _run_of(path: str, command: str) -> _NamedRun:
+    """The run of a file; of a folder its only run, or of the job that began last the rank with the highest peak, which is said."""
     from memlab.api.load import load
     from memlab.api.ranks import Ranks
 
     if not _is_folder(path):
-        return load(path), True
+        return _NamedRun(load(path))
     runs = _runs(path)
     first = next(runs)  # a job comes before other runs, which need not be read then
     if isinstance(first, Ranks):
         return _worst_of(first, Path(path), command)
     if more := len(list(runs)):
         raise MemlabError(f"{path!r:.200} has {more + 1} runs and no job of several ranks. Name one file.")
-    return first, True
+    return _NamedRun(first)
 
 
 def _is_folder(path: str) -> bool:
     return any(map(os.path.isdir, [path]))  # False if there can be no such name: `load` says what is wrong with it
 
 
-def _worst_of(job: Ranks, folder: Path, command: str) -> tuple[Run, bool]:
-    from memlab.api.load import load
+def _worst_of(job: Ranks, folder: Path, command: str) -> _NamedRun:
     from memlab.api.ranks import ranks_text
 
     worst = job.peak.worst_rank
-    parts = [load(folder / name) for name in job[worst].files]
-    chosen = max(parts, key=lambda run: max((one.levels[0].peak.low_bytes for one in run.devices), default=0))
-    file = job[worst].files[parts.index(chosen)]
+    file, chosen = _highest_part(job[worst], folder)
     which = f"rank {worst} of {job.world_size}, whose peak is the highest ({file})"
     unknown = [one.rank for one in job.ranks if one.is_partial and one.rank != worst] + [*job.missing]
     rest = f"; {ranks_text(unknown)} may have been higher: cut off, or without a file" if unknown else ""
     print(f"memlab {command}: of {str(folder)[:200]} {which}{rest}", file=sys.stderr)
-    return chosen, not unknown
+    return _NamedRun(chosen, not unknown, job, folder)
+
+
+def _highest_part(rank: RankRun, folder: Path) -> tuple[str, Run]:
+    """The file of a rank, and its run; of parts that SIGUSR1 wrote that with the highest peak."""
+    from memlab.api.load import load
+
+    parts = [(name, load(folder / name)) for name in rank.files]
+    return max(parts, key=lambda part: max((one.levels[0].peak.low_bytes for one in part[1].devices), default=0))
 
 
 def write(path: str, text: str) -> None:
@@ -126,7 +148,7 @@ def compare(arguments: Sequence[str]) -> int:
     from memlab.api.compare import compare as compared
 
     with parser.refusing():
-        found = compared(_run_of(asked.a, "compare")[0], _run_of(asked.b, "compare")[0])
+        found = compared(_run_of(asked.a, "compare").run, _run_of(asked.b, "compare").run)
         print(_records(found.to_pandas()) if asked.json else found.text)
     return 0
 
@@ -146,7 +168,7 @@ def fit(arguments: Sequence[str]) -> int:
     from memlab.api.fit import fit as fitted
 
     with parser.refusing():
-        table = fitted(_run_of(asked.file, "fit")[0], on=asked.on)
+        table = fitted(_run_of(asked.file, "fit").run, on=asked.on)
         print(_records(table.to_pandas()) if asked.json else table.text)
     return 0
 
@@ -155,8 +177,8 @@ def check(arguments: Sequence[str]) -> int:
     """`memlab check RUN --baseline FILE`: 1 if the peak grew beyond the tolerance, with what grew; 3 if that is not known."""
     parser = Parser(
         "check", "[--json] RUN --baseline FILE [--tolerance 2%%]",
-        "Compare the peak of a run with a baseline; exit with 1 if it grew, with 3 if that is not known. Of a folder of ranks "
-        "the rank with the highest peak is taken.",
+        "Compare the peak of a run with a baseline; exit with 1 if it grew, with 3 if that is not known. Of two folders of as "
+        "many ranks each rank is compared with the same rank of the baseline, else those with the highest peaks.",
         "  memlab check runs/train.memlab --baseline main.memlab --tolerance 2%",
     )  # fmt: skip
     parser.add_argument("run", metavar="RUN", type=given, help="the file of a run, or a folder of ranks")
@@ -169,14 +191,29 @@ def check(arguments: Sequence[str]) -> int:
     from memlab.api.regression import regression_of
 
     with parser.refusing():
-        tolerance, baseline, run = (
-            _share(asked.tolerance),
-            _run_of(asked.baseline, "check"),
-            _run_of(asked.run, "check"),
-        )
-        found = regression_of(compared(baseline[0], run[0]), tolerance, (baseline[1], run[1]))
+        tolerance = _share(asked.tolerance)
+        before, after = (_run_of(one, "check") for one in (asked.baseline, asked.run))
+        are_highest = (before.is_highest, after.is_highest)
+        found = _of_ranks(before, after, regression_of(compared(before.run, after.run), tolerance, are_highest))
         print(json.dumps(found.facts) if asked.json else found.text)
     return UNKNOWN if found.is_regression is None else int(found.is_regression)
+
+
+def _of_ranks(before: _NamedRun, after: _NamedRun, highest: Regression) -> Regression | JobRegression:
+    """The regression of two runs; of two jobs of as many ranks that of each rank, which are read a pair at a time."""
+    from memlab.api.job_regression import job_regression_of
+
+    if before.job is None or after.job is None or before.job.world_size != after.job.world_size:
+        return highest
+    baseline = (
+        before.whole_ranks()
+    )  # the others may have been as high as the run, and only the highest peak is compared
+    pairs = (
+        (one.rank, _highest_part(baseline[one.rank], before.folder)[1], _highest_part(one, after.folder)[1])
+        for one in after.job.ranks
+        if one.rank in baseline
+    )
+    return job_regression_of(highest, after.job.peak.worst_rank, pairs)
 
 
 def _share(text: str) -> float:

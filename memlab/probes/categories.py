@@ -3,7 +3,7 @@
 Without a label, a block of a forward is a temporary if it was freed before the forward ended (including the loss, up to the
 backward), else an activation, unless autograd recorded nothing. A block made outside any phase and freed by a backward
 is an activation, one of a backward or an optimizer's step that was freed within it a temporary. The rest is other. An
-input label must not come from a forward, and an activation label must be older than the track.
+input label must not come from a forward, and an activation label without a name must be older than the track.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def assemble(
     category = _by_phase(trace, lives, phase, marks.recording())
     labels = tensor_labels.columns(labels_from_ns, time.time_ns())
     trace = _with_buckets(_labelled(trace, lives, category, labels, start_ns), lives, tensor_labels.buckets())
+    trace = _with_temporaries(trace, tensor_labels.optimizers_of_flat())
     return _with_workspaces(trace, lives, workspace_sizes).with_gaps(*tensor_labels.gaps(), *marks.gaps())
 
 
@@ -125,6 +126,20 @@ def _with_buckets(trace: Trace, lives: Lives, buckets: Mapping[str, tuple[int, .
     return trace.with_blocks(
         blocks.replace(name=names, category=category, module=module), {**trace.texts, "name": tuple(texts)}
     )
+
+
+def _with_temporaries(trace: Trace, optimizers: tuple[str, ...]) -> Trace:
+    """The trace with what optimizers of flat parameters made within a step and freed in it, named after them.
+
+    It is as large as the flat parameter, often a quarter of the peak, and belongs to no module.
+    """
+    blocks = trace.blocks
+    found = (blocks.phase == Phase.OPTIMIZER) & (blocks.category == Category.TEMPORARY)
+    found &= (blocks.name < 0) & (blocks.module < 0)
+    if not optimizers or not found.any():
+        return trace
+    texts = {**trace.texts, "name": (*trace.texts["name"], f"temporary of {', '.join(optimizers)}")}
+    return trace.with_blocks(blocks.replace(name=np.where(found, len(texts["name"]) - 1, blocks.name)), texts)
 
 
 def _with_workspaces(trace: Trace, lives: Lives, sizes: Collection[int]) -> Trace:
@@ -208,7 +223,9 @@ def _labelled(trace: Trace, lives: Lives, category: Array, labels: LabelColumns,
     met = _met(trace, lives, labels, start_ns)
     code, is_preexisting = codes[met.label], lives.born_ns[met.block] < 0
     counts = (code != Category.INPUT) | (trace.blocks.phase[met.block] != Phase.FORWARD)
-    counts &= (code != Category.ACTIVATION) | is_preexisting  # for newer blocks, phase and lifetime say more
+    nameless = np.array([not label.name for label in labels.labels], bool)
+    # For newer blocks phase and lifetime say more, unless somebody told what it is.
+    counts &= (code != Category.ACTIVATION) | is_preexisting | ~nameless[met.label]
     met, code = met.rows(counts), code[counts]
     if not len(met):
         return trace.with_blocks(trace.blocks.replace(category=category))
@@ -216,9 +233,8 @@ def _labelled(trace: Trace, lives: Lives, category: Array, labels: LabelColumns,
     _, last = _first_of_each(met.block, -met.row, _RANK[code])
     category[blocks] = code[first]
     # For each block a label of its category, preferably one with a name.
-    nameless = np.array([not label.name for label in labels.labels], bool)[met.label]
     fits = np.flatnonzero(category[met.block] == code)
-    named, best = _first_of_each(met.block[fits], nameless[fits], met.row[fits])
+    named, best = _first_of_each(met.block[fits], nameless[met.label[fits]], met.row[fits])
     told = met.label[fits[best]]
     # The row from which a block has its later label.
     now, changed = code[last], code[last] != code[first]

@@ -122,7 +122,10 @@ class Marker:
         self._now: Callable[[], int] = time_ns
         self.watch_failures: Counter[str] = Counter()
         self.log = BoundedLog(MAX_MARKS, 3, self.thinned)  # time, code, thread
-        self._module_codes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        # By id, and a reference that takes the id away when the module is gone: a WeakKeyDictionary makes a reference and
+        # compares it at every look, and there are two for each module of each step.
+        self._module_codes: dict[int, int] = {}
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._key = -next(_numbers)
         self._hooks = self._module_hooks()
         self._reset()
@@ -130,6 +133,7 @@ class Marker:
     def _reset(self) -> None:
         self.log.clear()
         self._module_codes.clear()
+        self._modules.clear()
         self._roots: set[int] = set()
         self._own_calls: set[int] = set()  # names of modules that override `__call__`
         self.watch_failures.clear()
@@ -209,20 +213,19 @@ class Marker:
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         add, new_code, tell = self.log.append, self._module_code, self.tell
-        # By weak reference: the dictionary's own `get` is a call of Python more.
-        code_of = self._module_codes.data.get  # type: ignore[attr-defined]
+        code_of, loaded = self._module_codes.get, sys.modules
         begin, end, no_grad = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), int(MarkKind.MODULE_BEGIN_NO_GRAD)
 
         # If Dynamo still traces the hooks, this condition is a constant to it, and they compile to nothing.
         def before(module: torch.nn.Module, inputs: Any) -> None:
             if is_dynamo_compiling():
                 return
-            code = code_of(weakref.ref(module))
+            code = code_of(id(module))
             if code is None:
                 code = new_code(module)
                 tell("met", module)
             add((self._now(), code + (begin if is_grad_enabled() else no_grad), get_ident()))
-            if self._callbacks is None and compiler.compiler_is_loaded():
+            if self._callbacks is None and compiler.COMPILER_MODULE in loaded:
                 self._watch_compiler()
             for call in self.at_module:
                 call()
@@ -231,7 +234,7 @@ class Marker:
         def after(module: torch.nn.Module, inputs: Any, *more: Any) -> None:
             if is_dynamo_compiling():
                 return
-            code = code_of(weakref.ref(module))
+            code = code_of(id(module))
             code = new_code(module) if code is None else code
             add((self._now(), code + end, get_ident()))
             if code in self._roots:
@@ -320,26 +323,38 @@ class Marker:
 
     def _module_code(self, module: torch.nn.Module) -> int:
         """The code of a module. A new one and all modules in it are named after the variable that holds it."""
-        if module not in self._module_codes:
+        if id(module) not in self._module_codes:
             owner = _owner_of(module) if not name_of(module) else None
             if owner is not None:  # itself it is never called: its parts are the outermost modules
                 self.know(owner, name_of(owner) or type(owner).__name__)
-                self._roots.update(self._module_codes[part] for part in owner.children())
+                self._roots.update(self._module_codes[id(part)] for part in owner.children())
                 self.tell("met", owner)
             self.know(module, name_of(module) or type(module).__name__)
-        return self._module_codes[module]
+        return self._module_codes[id(module)]
 
     def know(self, root: torch.nn.Module, name: str) -> None:
         """Name a module and its unnamed submodules; a second module of the same name gets a number."""
-        if root not in self._module_codes:
+        if id(root) not in self._module_codes:
             numbers = (f"{name}#{number}" for number in itertools.count(2))
             name = next(one for one in itertools.chain([name], numbers) if one not in self._names)
             self._roots.add(self.code_of(name))
         for path, child in root.named_modules():
-            if child not in self._module_codes:
-                code = self._module_codes[child] = self.code_of(f"{name}.{path}" if path else name)
+            if id(child) not in self._module_codes:
+                code = self.code_of(f"{name}.{path}" if path else name)
+                self._number_module(child, code)
                 if type(child).__call__ is not torch.nn.Module.__call__:
                     self._own_calls.add(code // _KINDS)
+
+    def _number_module(self, module: torch.nn.Module, code: int) -> None:
+        """Note the code of a module as long as it is alive."""
+        key, codes, modules = id(module), self._module_codes, self._modules
+
+        def gone(_: Any) -> None:
+            codes.pop(key, None)
+            modules.pop(key, None)
+
+        modules[key] = weakref.ref(module, gone)
+        codes[key] = code
 
     def path_of(self, module: torch.nn.Module) -> str:
         """The name of a module in the marks."""

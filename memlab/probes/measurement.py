@@ -225,6 +225,8 @@ class Measurement:
         """Called before the forward of a module: stop the CPU tracker once the cell uses CUDA."""
         if self._cpu is not None and self._cpu.tracker.saw_accelerator and self._cpu.tracker.retire():
             marker.at_module = tuple(call for call in marker.at_module if call != self._retire_tracker)
+            # What it still sees dies in a trace that nobody asks for: marks need not be told to it.
+            marker.clocks = tuple(clock for clock in marker.clocks if clock != self._cpu.tracker.mark)
 
     def _event_times(self) -> np.ndarray:
         times = [self._cpu.tracker.columns()["time_ns"]] if self._cpu is not None else []

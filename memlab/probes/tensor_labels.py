@@ -102,10 +102,10 @@ class _Stepper:
     `seen` is a fingerprint of its state, `skips` how often it was unchanged since.
     """
 
-    __slots__ = ("has_foreign", "labels", "ref", "seen", "skips")
+    __slots__ = ("has_foreign", "kind", "labels", "ref", "seen", "skips")
 
     def __init__(self, optimizer: Any, has_foreign: bool) -> None:
-        self.ref, self.has_foreign = weakref.ref(optimizer), has_foreign
+        self.ref, self.has_foreign, self.kind = weakref.ref(optimizer), has_foreign, type(optimizer).__name__
         self.labels: dict[tuple[int, Any], int] = {}
         self.seen: tuple[Any, ...] = ()
         self.skips = 0
@@ -187,6 +187,10 @@ class TensorLabels:
             if module is not None:
                 self._read_buckets(module, known.path)
         return {path: tuple(sizes) for path, sizes in self._buckets.items() if sizes}
+
+    def optimizers_of_flat(self) -> tuple[str, ...]:
+        """The classes of optimizers that step parameters of no module, as the flat ones of ZeRO."""
+        return tuple(dict.fromkeys(one.kind for one in list(self._steppers.values()) if one.has_foreign))
 
     def _read_buckets(self, module: Any, path: str) -> None:
         """Note the sizes of a module's buckets while it is there; they are made once more after the first backward."""
@@ -281,10 +285,11 @@ class TensorLabels:
         labels: list[int] = []
         for known in list(self.known.values()):
             module = known.ref()
-            if module is None or not own_parameters(module):
+            own = own_parameters(module) if module is not None else None
+            if not own:
                 continue
             of = known.labels
-            for name, parameter in own_parameters(module).items():
+            for name, parameter in own.items():
                 grad = parameter.grad if type(parameter) is Parameter else grad_of(parameter)
                 if grad is not None:
                     is_plain = type(grad) is Tensor and grad.is_cuda and not grad.storage_offset()
@@ -305,6 +310,8 @@ class TensorLabels:
             stepper = self._meet_optimizer(optimizer)
             pairs = [*self._parameters_of(optimizer), *self._foreign_gradients(optimizer, stepper)]
             self._note(("optimizer", id(optimizer)), pairs)
+        elif stepper.has_foreign:  # flat ones are made between the backward and the step
+            self._note(("foreign", id(optimizer)), self._foreign_gradients(optimizer, stepper))
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped: its state is there."""

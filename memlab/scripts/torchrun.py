@@ -9,13 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memlab.errors import MemlabError
+from memlab.scripts.own_folder import new_folder, remove_leftovers
 from memlab.scripts.recording import OVER_BUDGET, say
 from memlab.units import format_bytes, number_of, parse_bytes
 
@@ -37,29 +37,35 @@ class Launch:
 
     def execute(self) -> int:
         """Run it to its end and report on all ranks; torchrun's exit status, or 1 if a rank is over the budget."""
+        remove_leftovers()
+        with _Signals(self.out) as signals:
+            folder = self.out if self.out is not None else new_folder()
+            try:
+                status, over = self._run(folder, signals)
+            finally:
+                if self.out is None:
+                    signals.wait()
+                    shutil.rmtree(folder, ignore_errors=True)
+        status = 128 - status if status < 0 else status  # a signal ended it, as a shell would say
+        return status or (OVER_BUDGET if over else 0)
+
+    def _run(self, folder: Path, signals: _Signals) -> tuple[int, bool]:
+        """Run the ranks and report; torchrun's status, negative of a signal, and whether one is over the budget."""
         from memlab.api.ranks import oom_kills
 
         over = False
-        folder = self.out if self.out is not None else Path(tempfile.mkdtemp(prefix="memlab-"))
+        rank = [sys.executable, "-m", "memlab", "run", "--quiet", "--out", str(folder), *self.options, *self.script]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", self.count]
+        kills = oom_kills()
+        status = signals.started(lambda: subprocess.Popen([*torchrun, "--no-python", *rank])).wait()
+        if kills is not None and (more := (oom_kills() or 0) - kills) > 0:
+            which = f"{more:,} of the processes of this control group"
+            say(f"memlab run: the kernel killed {which} for host memory meanwhile.")
         try:
-            rank = [sys.executable, "-m", "memlab", "run", "--quiet", "--out", str(folder), *self.options, *self.script]
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", self.count]
-            kills = oom_kills()
-            with _signals_go_to_the_ranks(folder if self.out is not None else None) as started:
-                started.append(subprocess.Popen([*torchrun, "--no-python", *rank]))
-                status = started[0].wait()
-            if kills is not None and (more := (oom_kills() or 0) - kills) > 0:
-                which = f"{more:,} of the processes of this control group"
-                say(f"memlab run: the kernel killed {which} for host memory meanwhile.")
-            try:
-                over = self._report(folder)
-            except Exception as error:  # the exit status is that of the job
-                say(f"memlab run: there is no report: {type(error).__name__}: {error!s:.200}")
-        finally:
-            if self.out is None:
-                shutil.rmtree(folder, ignore_errors=True)
-        status = 128 - status if status < 0 else status  # a signal ended it, as a shell would say
-        return status or (OVER_BUDGET if over else 0)
+            over = self._report(folder)
+        except Exception as error:  # the exit status is that of the job
+            say(f"memlab run: there is no report: {type(error).__name__}: {error!s:.200}")
+        return status, over
 
     def _report(self, folder: Path) -> bool:
         """The ranks side by side, on stderr and as a page; whether one of them is over the budget."""
@@ -86,34 +92,59 @@ class Launch:
         return True
 
 
-@contextlib.contextmanager
-def _signals_go_to_the_ranks(folder: Path | None) -> Iterator[list[subprocess.Popen[bytes]]]:
+class _Signals:
     """While torchrun runs, this process outlives Ctrl-C, which a terminal sends to all, and hands on SIGTERM.
 
-    SIGUSR1 goes to the ranks themselves, of which each writes its report: it would end torchrun.
+    Before and after, both end it, in a way that removes its folder. SIGUSR1 goes to the ranks themselves, of which each writes
+    its report: it would end torchrun.
     """
-    started: list[subprocess.Popen[bytes]] = []
 
-    def hand_on(number: int, frame: Any) -> None:
-        for process in started:
-            process.send_signal(number)
+    def __init__(self, folder: Path | None) -> None:
+        self._folder, self._waiting = folder, False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
 
-    def report(number: int, frame: Any) -> None:
-        asked = [rank for process in started for rank in _ranks_under(process.pid, number)]
+    def __enter__(self) -> _Signals:
+        handlers: dict[int, Any] = {signal.SIGINT: self._end, signal.SIGTERM: self._end}
+        if hasattr(signal, "SIGUSR1"):
+            handlers[signal.SIGUSR1] = self._report
+        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def started(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """Start torchrun; a signal that comes meanwhile must find it, or would leave it without a parent."""
+        came: list[int] = []
+        ours = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in self._before}
+        try:
+            self._process = start()
+        finally:
+            for number, handler in ours.items():
+                signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+        return self._process
+
+    def wait(self) -> None:
+        """From here on SIGINT and SIGTERM change nothing: the end is near."""
+        self._waiting = True
+
+    def _end(self, number: int, frame: Any) -> None:
+        if self._process is not None and self._process.poll() is None:
+            if number != signal.SIGINT:
+                self._process.send_signal(number)
+        elif not self._waiting:
+            raise SystemExit(128 + number)
+
+    def _report(self, number: int, frame: Any) -> None:
+        asked = _ranks_under(self._process.pid, number) if self._process is not None else []
         for rank in asked:
             rank.send_signal(number)
-        where = f", in {folder}" if folder is not None else ""
+        where = f", in {self._folder}" if self._folder is not None else ""
         say(f"memlab run: asked {number_of(len(asked), 'rank')} for a report{where}")
-
-    handlers: dict[int, Any] = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: hand_on}
-    if hasattr(signal, "SIGUSR1"):
-        handlers[signal.SIGUSR1] = report
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield started
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _ranks_under(pid: int, number: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Private names of torch.distributed: what DTensors wrap, the flat buffers of FSDP, the buckets of DistributedDataParallel.
+"""Private names of torch.distributed and DeepSpeed: what DTensors wrap, flat buffers, buckets, what stages of a pipeline hold.
 
 Seen in 2.12 and 2.13. They are attributes of instances and methods of classes, and nothing is imported to reach them: what the
 user has not loaded has no instances. Where a version lacks one, its buffers have no names and everything else works.
@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -31,14 +32,35 @@ _WRAPPERS = (
 FULLY_SHARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 FLAT_PARAMETER = "torch.distributed.fsdp._flat_param"
 FSDP_RUNTIME = "torch.distributed.fsdp._runtime_utils"
+PIPELINE_STAGE = "torch.distributed.pipelining.stage"
+PIPELINE_SCHEDULE = "torch.distributed.pipelining.schedules"
+DEEPSPEED_ZERO = "deepspeed.runtime.zero.stage_1_and_2"
+DEEPSPEED_ZERO_3 = "deepspeed.runtime.zero.stage3"
 WATCHED = (
     (FULLY_SHARD, "FSDPParamGroup", "unshard"),
     (FULLY_SHARD, "FSDPParamGroup", "wait_for_unshard"),
     (FULLY_SHARD, "FSDPParamGroup", "post_backward"),
     (FLAT_PARAMETER, "FlatParamHandle", "unshard"),
     (FSDP_RUNTIME, "", "_reduce_grad"),
+    (PIPELINE_STAGE, "_PipelineStageBase", "forward_one_chunk"),
+    (PIPELINE_STAGE, "_PipelineStageBase", "backward_one_chunk"),
+    (PIPELINE_SCHEDULE, "_PipelineSchedule", "_maybe_compute_loss"),
+    (DEEPSPEED_ZERO, "DeepSpeedZeroOptimizer", "_release_ipg_buffers"),
+    (DEEPSPEED_ZERO, "DeepSpeedZeroOptimizer", "step"),
+    (DEEPSPEED_ZERO_3, "DeepSpeedZeroOptimizer_Stage3", "independent_gradient_partition_epilogue"),
+    (DEEPSPEED_ZERO_3, "DeepSpeedZeroOptimizer_Stage3", "step"),
 )
-"""(module, class, function) that are called when FSDP has gathered parameters, and when it reduces gradients."""
+"""(module, class, function) that are called when FSDP has gathered parameters, and when it reduces gradients; when a stage of a
+pipeline works on a micro-batch; and when ZeRO of DeepSpeed has filled its flat buffers."""
+
+_SUBJECTS: dict[str, Callable[[Any], Any]] = {
+    "_reduce_grad": itemgetter(1),  # (state, handle)
+    "_PipelineStageBase.forward_one_chunk": itemgetter(0, 1),
+    "_PipelineStageBase.backward_one_chunk": itemgetter(0, 1),
+    "_PipelineSchedule._maybe_compute_loss": itemgetter(0, 1, 3, 4),  # (schedule, stage, output, targets, micro-batch)
+}
+"""The arguments of a watched function that say what it is about; of the others it is `self`."""
+_SELF = itemgetter(0)
 
 
 def local_tensor(tensor: Any) -> Any:
@@ -65,9 +87,9 @@ def is_parameter(tensor: Any) -> bool:
 
 
 class Wrapped:
-    """Functions of FSDP that call `before(name, subject)` and `after(name, subject)` until `restore`.
+    """Functions of `WATCHED` that call `before(name, subject)` and `after(name, subject)` until `restore`.
 
-    `name` is that of `WATCHED`; `subject` is the group of parameters, or FSDP1's handle of a flat one.
+    `name` is that of `WATCHED`; `subject` is the group of parameters, FSDP1's handle of a flat one, or what `_SUBJECTS` takes.
     """
 
     def __init__(self, before: Callable[[str, Any], None], after: Callable[[str, Any], None]) -> None:
@@ -96,16 +118,19 @@ class Wrapped:
         self._replaced.clear()
 
     def _around(self, name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
-        # The subject is `self`; of `_reduce_grad(state, handle)` it is the second.
-        place = 0 if "." in name else 1
+        subject_of = _SUBJECTS.get(name, _SELF)
 
         @functools.wraps(theirs)
         def ours(*args: Any, **kwargs: Any) -> Any:
-            if not self.is_on or is_dynamo_compiling() or len(args) <= place:
+            if not self.is_on or is_dynamo_compiling():
                 return theirs(*args, **kwargs)
-            self._before(name, args[place])
+            try:
+                subject = subject_of(args)
+            except IndexError:  # given by keyword
+                return theirs(*args, **kwargs)
+            self._before(name, subject)
             result = theirs(*args, **kwargs)
-            self._after(name, args[place])
+            self._after(name, subject)
             return result
 
         return ours
@@ -176,6 +201,61 @@ def flat_gradients(handle: Any) -> Iterator[Any]:
     for tensor in (handle.flat_param.grad, getattr(handle.flat_param, "_saved_grad_shard", None)):
         if tensor is not None:
             yield tensor
+
+
+# --- stages of a pipeline ----------------------------------------------------------------------------------------------
+
+
+def received_activations(stage: Any, chunk: int) -> Iterator[Any]:
+    """What a stage has received of a micro-batch, or will receive, from the stage before."""
+    yield from _buffers(stage.args_recv_info.get(chunk))
+
+
+def received_gradients(stage: Any, chunk: int) -> Iterator[Any]:
+    """The same from the stage after it: gradients of what this one has sent."""
+    yield from _buffers(stage.grad_recv_info.get(chunk))
+
+
+def gradients_to_send(stage: Any, chunk: int) -> Iterator[Any]:
+    """The gradients that the backward of a stage has made for the stage before."""
+    yield from (one for one in stage.bwd_cache.get(chunk) or () if isinstance(one, torch.Tensor))
+
+
+def losses_of(schedule: Any) -> Iterator[Any]:
+    """The loss of the last micro-batch that has one."""
+    yield from schedule._internal_losses[-1:]
+
+
+def _buffers(received: Any) -> Iterator[Any]:
+    yield from (one.buffer for one in received or () if getattr(one, "buffer", None) is not None)
+
+
+# --- DeepSpeed ----------------------------------------------------------------------------------------------------------
+
+GRADIENTS_OF_ZERO = ("ipg_buckets", "grads_in_partition", "averaged_gradients", "grad_partitions_flat_buffer")
+"""Attributes of DeepSpeed's ZeRO optimizers (seen in 0.19) with flat buffers of gradients: buckets, and this rank's part."""
+PARAMETERS_OF_ZERO = ("bit16_groups_flat", "fp16_partitioned_groups_flat", "lp_param_buffer")
+"""The same with flat buffers of parameters."""
+
+
+def flat_buffers(optimizer: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """(attribute, tensor) of the flat buffers that an optimizer of DeepSpeed has now."""
+    for name in names:
+        for tensor in _tensors_in(getattr(optimizer, name, None)):
+            yield name, tensor
+
+
+def _tensors_in(thing: Any, depth: int = 3) -> Iterator[Any]:
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif depth and isinstance(thing, list | tuple):
+        for one in thing:
+            yield from _tensors_in(one, depth - 1)
+    elif depth and isinstance(thing, dict):
+        for one in thing.values():
+            yield from _tensors_in(one, depth - 1)
+    elif depth and thing is not None and (buffer := getattr(thing, "buffer", None)) is not None:  # a bucket
+        yield from _tensors_in(buffer, depth - 1)
 
 
 # --- DistributedDataParallel -------------------------------------------------------------------------------------------

@@ -8,36 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import sharded_jobs
 from processes import python
+from unnamed import LIMIT, unnamed
 
 import memlab
-from memlab.analysis.breakdown import names_of
-from memlab.analysis.peak import alive_at, peak
-from memlab.trace.columns import Category
 
-LIMIT = 0.2
-"""The share of the bytes at the peak that may have neither a name nor a module; more only where the whole model has more."""
 FLOAT = 4
 PARAMETERS = sharded_jobs.LAYERS * (8 * sharded_jobs.WIDTH**2 + 5 * sharded_jobs.WIDTH) * FLOAT
 SHARDED = [kind.__name__ for kind in sharded_jobs.KINDS if kind is not sharded_jobs.whole]
 WITHOUT_BUCKETS = [kind for kind in SHARDED if kind not in ("ddp", "zero1")]
 """DistributedDataParallel does not run on a fake group."""
-
-
-def unnamed(run: Any) -> float:
-    """The share of the bytes at the peak whose tensor has neither a name nor a module, or no category."""
-    trace, device = run.trace, run.devices[0].device.index
-    row = peak(trace, device, "allocated").row
-    rows = alive_at(trace, device, row)
-    block, nbytes = trace.events.block[rows], trace.events.requested_bytes[rows]
-    is_known = (trace.blocks.name[block] >= 0) | (trace.blocks.module[block] >= 0)
-    is_known &= (names_of(trace, rows, "category", row) != Category.OTHER.name.lower()) | (
-        trace.blocks.name[block] >= 0
-    )
-    return float(np.where(is_known, 0, nbytes).sum() / nbytes.sum())
 
 
 def check(whole: Any, run: Any, kind: str) -> None:

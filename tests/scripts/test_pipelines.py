@@ -6,6 +6,9 @@ import json
 
 import pytest
 from processes import memlab_ran
+from unnamed import LIMIT, unnamed
+
+import memlab
 
 SCRIPT = """
 import sys
@@ -32,17 +35,20 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module", params=["gpipe", "1f1b"])
 def job(request, tmp_path_factory):
-    """Which schedule it is, and the ranks as JSON."""
+    """Which schedule it is, the ranks as JSON, and the run of each."""
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "train.py").write_text(SCRIPT)
-    status, _, err = memlab_ran(folder, "run", "--json", "--nproc-per-node", "2", "train.py", request.param)
+    status, _, err = memlab_ran(
+        folder, "run", "--json", "--nproc-per-node", "2", "--out", "runs", "train.py", request.param
+    )
     assert status == 0, err
-    return request.param, json.loads(next(line for line in err.splitlines() if line.startswith("{")))
+    facts = json.loads(next(line for line in err.splitlines() if line.startswith("{")))
+    return request.param, facts, [memlab.load(folder / "runs" / f"train.rank{rank}.memlab") for rank in range(2)]
 
 
 @pytest.mark.slow
 def test_both_stages_are_measured_and_their_modules_named(job):
-    which, facts = job
+    which, facts, _ = job
     assert (facts["world_size"], facts["missing"], facts["first_failed"]) == (2, [], None)
     assert [one["steps"] for one in facts["ranks"]] == [4, 4]
     peaks = [one["peak_low_bytes"] for one in facts["ranks"]]
@@ -54,3 +60,16 @@ def test_both_stages_are_measured_and_their_modules_named(job):
     # A micro-batch of a stage is 256 rows of 256 floats in the input, the hidden layer twice, and the output.
     rows, stored = 256 * 256 * 4, {"gpipe": 4, "1f1b": 2}[which]
     assert peaks[0] >= 4 * weights + stored * 2 * rows
+
+
+@pytest.mark.slow
+def test_what_a_stage_receives_keeps_and_sends_has_names(job):
+    which, _, (first, last) = job
+    assert max(map(unnamed, (first, last))) <= LIMIT, [first.breakdown("tensor"), last.breakdown("tensor")]
+    chunk = 256 * 256 * 4  # one micro-batch of rows between the stages
+    held = {name: dict(run.breakdown("tensor")) for name, run in (("first", first), ("last", last))}
+    assert held["first"]["gradient received by part"] == 4 * chunk
+    assert held["last"]["received by part"] == held["last"]["target of part"] == 4 * chunk
+    assert held["last"]["gradient to send by part"] >= chunk
+    assert held["last"]["loss of part"] >= {"gpipe": 4, "1f1b": 1}[which] * 4
+    assert first.breakdown("category")["gradient"] >= 4 * chunk

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unnamed import LIMIT, unnamed
 
 import memlab
 
@@ -103,6 +104,8 @@ def test_deepspeed_zero(tmp_path, stage):
     needs("deepspeed")
     found = ranks(tmp_path, DEEPSPEED, *RUN, stage, DS_ACCELERATOR="cpu")
     parameters = 4 * (256 * 256 + 256) * 4
+    runs = [memlab.load(tmp_path / "out" / f"train.rank{rank}.memlab") for rank in range(2)]
+    assert max(map(unnamed, runs)) <= LIMIT, runs[0].breakdown("tensor")
     held = {one.name: one.worst_bytes for one in found.by("category")}
     assert 0.9 * parameters <= held["optimizer"] <= 1.1 * parameters  # both moments, of a half
 
