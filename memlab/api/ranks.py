@@ -102,8 +102,9 @@ def ranks(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], name
         where = "these files" if not isinstance(files, str | os.PathLike) else repr(os.fspath(files))[:200]
         if names:
             raise MemlabError(f"no job in {where} has the name {name!r:.80}. There: {', '.join(names)[:200]}.")
-        run = "memlab run --out DIR train.py"
-        how = f"`{run.replace('--out', '--nproc-per-node 2 --out')}` or `torchrun --no-python {run}`"
+        how = (
+            "`memlab run --nproc-per-node 2 --out DIR train.py` or `torchrun --no-python memlab run --out DIR train.py`"
+        )
         why = f" ({found.unreadable[0]})" if found.unreadable else ""
         raise MemlabError(f"there are no ranks of a job in {where}{why}. Fill a folder by {how}.")
     left_out = [*found.unreadable, *(f"{path.name}: not a rank of a job" for path in found.others)]

@@ -1,11 +1,11 @@
 """`torch.compile(mode="reduce-overhead")`: compiled code in CUDA graphs that share one private pool (inductor's graph trees).
 
 The first call of a compiled half runs it with memory of the pool, the second copies its inputs into the pool and captures it, and
-the others replay it, which allocates nothing. What the calls of one step returned is given back when the next step begins, whoever
-still holds it. Read in torch/_inductor/cudagraph_trees.py (CUDAGraphTreeManager) of 2.12 and 2.13.
+the others replay it, which allocates nothing. What the calls of one step returned is given back when the next step begins, even if
+something still holds it. Read in torch/_inductor/cudagraph_trees.py (CUDAGraphTreeManager) of 2.12 and 2.13.
 
 Limits: a recording in the middle of a step that is replayed takes what that step holds as not there, and a recording is not
-made again where parameters move. A tensor that the function finds for itself counts as one that stays where it is, like parameters.
+repeated where parameters move. A tensor that the function finds for itself counts as one that stays where it is, like parameters.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any
 class Replacement:
     """A function in whose place is `ours` from `put` to `restore`; where somebody has wrapped ours since then, that stays.
 
-    `theirs` is the one that was there. What a class has inherited is inherited again. Nothing has changed before `put`, so whoever
-    keeps this first can put everything back wherever Ctrl-C comes.
+    `theirs` is the one that was there. What a class has inherited is inherited again. Nothing has changed before `put`, so code
+    that keeps this first can put everything back wherever Ctrl-C comes.
     """
 
     def __init__(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:

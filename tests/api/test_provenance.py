@@ -204,7 +204,9 @@ def test_a_lesson_on_a_simulated_gpu_is_its_claims_source(monkeypatch, capsys):
     assert lesson.source == "simulated" and SIMULATED_GPU in capsys.readouterr().out
     assert lesson.holds("it is so", True, scripted("a run")).source == "simulated on cuda:0"
     assert lesson.saves("half", 4, 2).source == "", "two numbers do not say it"
-    assert lesson.end().text == f"Lesson x: 2 claims held on a {SIMULATED_GPU}."
+    said, *claims = lesson.end().text.splitlines()
+    assert said == f"Lesson x: 2 claims held on a {SIMULATED_GPU}."
+    assert claims[0] == "Claim holds (simulated on cuda:0): it is so" and "(-50%)" in claims[1]
 
 
 def test_the_live_line_of_a_script_says_it_and_shows_no_seconds(simulated):

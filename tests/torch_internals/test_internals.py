@@ -215,6 +215,8 @@ def test_compilations_are_told_and_forgotten():
     assert frames._callback_from_stance(None) is None
     module = torch.nn.Identity()
     assert compiler.call_of(module)(1) == 1 and compiler.compiled_call_of(module) is None
+    for mode, has_graphs in ((None, False), ("reduce-overhead", True), ("max-autotune-no-cudagraphs", False)):
+        assert compiler.has_graphs(torch.compile(torch.nn.Identity(), mode=mode)) is has_graphs
     compiler.set_compiled_call(module, lambda x: x + 1)
     assert module(1) == 2
     begun, ended = [], []
