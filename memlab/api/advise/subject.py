@@ -177,7 +177,7 @@ class OfStep:
         if isinstance(self.on, Card):
             dry_run.prepare()
             conf = ",".join(filter(None, [configured(None), *(techniques[one].conf for one in names)]))
-            key = (text, self.step, self.before, self.inside, *(one for one in names if not techniques[one].conf))
+            key = (text, id(self.step), self.before, self.inside, *(one for one in names if not techniques[one].conf))
             is_setting_alone = any(techniques[one].conf for one in names) and key in self.asked
             outcome, traces = self.asked[key] if is_setting_alone else dry_run.dry_runs(self.on, run, left_s)
             if outcome.error is not None or not traces:
