@@ -22,12 +22,13 @@ from memlab.torch_internals import cuda_names, private_names
 from memlab.torch_internals.dispatch import TensorBase
 
 _MIB = 1 << 20
-_PASSED = threading.Event()
+PASSED = threading.Event()
+"""Set once a child of this process has passed."""
 
 
 def require() -> None:
     """Raise PredictionError if fake CUDA does not work here."""
-    found = () if _PASSED.is_set() else problems()
+    found = () if PASSED.is_set() else problems()
     if found:
         raise PredictionError(
             f"PyTorch {torch.__version__} cannot be predicted by this version of memlab: {found[0]}. "
@@ -37,7 +38,7 @@ def require() -> None:
 
 def passed() -> None:
     """Note that a child of this process has passed."""
-    _PASSED.set()
+    PASSED.set()
 
 
 @functools.cache

@@ -124,16 +124,16 @@ class Marker:
         self.log = BoundedLog(MAX_MARKS, 3, self.thinned)  # time, code, thread
         # By id, and a reference that takes the id away when the module is gone: a WeakKeyDictionary makes a reference and
         # compares it at every look, and there are two for each module of each step.
-        self._module_codes: dict[int, int] = {}
-        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self.module_codes: dict[int, int] = {}
+        self.modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._key = -next(_numbers)
         self._hooks = self._module_hooks()
         self._reset()
 
     def _reset(self) -> None:
         self.log.clear()
-        self._module_codes.clear()
-        self._modules.clear()
+        self.module_codes.clear()
+        self.modules.clear()
         self._roots: set[int] = set()
         self._own_calls: set[int] = set()  # names of modules that override `__call__`
         self.watch_failures.clear()
@@ -213,7 +213,7 @@ class Marker:
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         add, new_code, tell = self.log.append, self._module_code, self.tell
-        code_of, loaded = self._module_codes.get, sys.modules
+        code_of, loaded = self.module_codes.get, sys.modules
         begin, end, no_grad = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), int(MarkKind.MODULE_BEGIN_NO_GRAD)
 
         # If Dynamo still traces the hooks, this condition is a constant to it, and they compile to nothing.
@@ -323,23 +323,23 @@ class Marker:
 
     def _module_code(self, module: torch.nn.Module) -> int:
         """The code of a module. A new one and all modules in it are named after the variable that holds it."""
-        if id(module) not in self._module_codes:
+        if id(module) not in self.module_codes:
             owner = _owner_of(module) if not name_of(module) else None
             if owner is not None:  # itself it is never called: its parts are the outermost modules
                 self.know(owner, name_of(owner) or type(owner).__name__)
-                self._roots.update(self._module_codes[id(part)] for part in owner.children())
+                self._roots.update(self.module_codes[id(part)] for part in owner.children())
                 self.tell("met", owner)
             self.know(module, name_of(module) or type(module).__name__)
-        return self._module_codes[id(module)]
+        return self.module_codes[id(module)]
 
     def know(self, root: torch.nn.Module, name: str) -> None:
         """Name a module and its unnamed submodules; a second module of the same name gets a number."""
-        if id(root) not in self._module_codes:
+        if id(root) not in self.module_codes:
             numbers = (f"{name}#{number}" for number in itertools.count(2))
             name = next(one for one in itertools.chain([name], numbers) if one not in self._names)
             self._roots.add(self.code_of(name))
         for path, child in root.named_modules():
-            if id(child) not in self._module_codes:
+            if id(child) not in self.module_codes:
                 code = self.code_of(f"{name}.{path}" if path else name)
                 self._number_module(child, code)
                 if type(child).__call__ is not torch.nn.Module.__call__:
@@ -347,7 +347,7 @@ class Marker:
 
     def _number_module(self, module: torch.nn.Module, code: int) -> None:
         """Note the code of a module as long as it is alive."""
-        key, codes, modules = id(module), self._module_codes, self._modules
+        key, codes, modules = id(module), self.module_codes, self.modules
 
         def gone(_: Any) -> None:
             codes.pop(key, None)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_OURS = re.compile(r"memlab-(?:run|ranks)-(\d{1,10})-[a-z0-9_]{8}")
+OURS = re.compile(r"memlab-(?:run|ranks)-(\d{1,10})-[a-z0-9_]{8}")
 """The folder of `memlab run`, or of a tracked cell that starts ranks; it has the id of the process that made it."""
 OLD_S = 24 * 3600.0
 """A job outlives a parent that was killed, and its files may be wanted: what was written to within a day is left alone."""
@@ -35,7 +35,7 @@ def _old_folders(where: Path) -> Iterator[Path]:
     now_s = time.time()
     with os.scandir(where) as entries:
         for one in entries:
-            ours = _OURS.fullmatch(one.name)
+            ours = OURS.fullmatch(one.name)
             if ours is None or not one.is_dir(follow_symlinks=False) or _is_alive(int(ours[1])):
                 continue
             with contextlib.suppress(OSError):  # of another user, or being removed

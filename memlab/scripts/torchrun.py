@@ -41,7 +41,7 @@ class Launch:
         with _Signals(self.out) as signals:
             folder = self.out if self.out is not None else new_folder()
             try:
-                status, over = self._run(folder, signals)
+                status, over = self.run(folder, signals)
             finally:
                 if self.out is None:
                     signals.wait()
@@ -49,7 +49,7 @@ class Launch:
         status = 128 - status if status < 0 else status  # a signal ended it, as a shell would say
         return status or (OVER_BUDGET if over else 0)
 
-    def _run(self, folder: Path, signals: _Signals) -> tuple[int, bool]:
+    def run(self, folder: Path, signals: _Signals) -> tuple[int, bool]:
         """Run the ranks and report; torchrun's status, negative of a signal, and whether one is over the budget."""
         from memlab.api.ranks import oom_kills
 

@@ -6,6 +6,7 @@ import io
 import sys
 from types import SimpleNamespace
 
+from memlab import torch_internals
 from memlab.api import display
 from memlab.views.page import Page
 from memlab.views.table import Column, Table
@@ -22,8 +23,8 @@ def test_in_a_notebook_the_table_so_far_stands_below_the_line(monkeypatch):
     monkeypatch.setattr("IPython.display.display", lambda data, **how: shown.append(data) or place)
     monkeypatch.setattr(display, "SILENT_S", 0)
     monkeypatch.setattr(display, "EVERY_S", 0)
+    monkeypatch.setattr(torch_internals, "is_kernel", lambda shell: True)
     line = display.Progress()
-    line._in_notebook = True
     line.write("working", lambda: None)
     line.write("working", lambda: Page("a title", (Table("", (Column("tried"),), (("checkpoint",),)),)))
     assert shown[0] == {"text/plain": "working"}

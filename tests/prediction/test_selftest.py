@@ -18,7 +18,7 @@ from memlab.torch_internals import private_names
 
 @pytest.fixture(autouse=True)
 def asks_anew():
-    selftest._PASSED.clear()
+    selftest.PASSED.clear()
     selftest.problems.cache_clear()
     yield
     selftest.problems.cache_clear()

@@ -357,7 +357,7 @@ def test_a_module_that_is_gone_leaves_its_number_to_nobody(marker):
         assert marker.path_of(module) == name  # also where it has the address of the one before
         del module
     gc.collect()
-    assert not marker._module_codes and not marker._modules
+    assert not marker.module_codes and not marker.modules
 
 
 def test_a_module_costs_few_calls_of_python(device):

@@ -153,7 +153,7 @@ def test_what_dead_processes_left_is_removed_when_it_is_old(tmp_path, monkeypatc
 def test_the_next_job_removes_them(tmp_path, monkeypatch, dead):
     monkeypatch.setattr(own_folder.tempfile, "tempdir", str(tmp_path))
     left(tmp_path, f"memlab-run-{dead}-abcd_123", OLD_S + 60)
-    monkeypatch.setattr(torchrun.Launch, "_run", lambda self, folder, signals: (0, False))
+    monkeypatch.setattr(torchrun.Launch, "run", lambda self, folder, signals: (0, False))
     assert torchrun.Launch("1", "train", (), ("train.py",)).execute() == 0
     assert [*tmp_path.iterdir()] == []
-    assert own_folder._OURS.fullmatch(new_folder().name)
+    assert own_folder.OURS.fullmatch(new_folder().name)
