@@ -92,7 +92,7 @@ def main() -> None:
     if asked.measure:
         overhead.TOOLS.update(TOOLS)
         with contextlib.redirect_stdout(io.StringIO()):
-            result = overhead.measure(*asked.measure, asked.repeats)
+            result = overhead.measure(*asked.measure, asked.repeats, None)
         print(json.dumps(result), flush=True)
         os._exit(0)
     if asked.events:

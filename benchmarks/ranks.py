@@ -97,16 +97,16 @@ def predicted(name: str, rank: int) -> Record:
     """The peaks of one rank as memlab predicts them."""
     from benchmarks.rank_programs import PROGRAMS
     from memlab.api.predict import predict_ranks
-    from memlab.api.predict_step import predict_step
+    from memlab.api.predict_step import StepToPredict, predict_step
     from memlab.fake_cuda.process_groups import ThisRank
     from memlab.prediction.cards import find
 
     program, size, _ = PROGRAMS[name]
-    card, local = find(CARD), min(size, 8)
+    step, local = StepToPredict(program, find(CARD), name, ""), min(size, 8)
     if name.endswith("without shapes"):  # which a rank gets from those that were predicted before
-        found = predict_ranks(program, card, name, "", ThisRank(0, size, local)).ranks[rank]
+        found = predict_ranks(step, ThisRank(0, size, local)).ranks[rank]
     else:
-        found = predict_step(program, card, name, "", job=ThisRank(rank, size, local))
+        found = predict_step(step, job=ThisRank(rank, size, local))
     return {"allocated": list(found.allocated_bytes), "reserved": list(found.reserved_bytes)}
 
 

@@ -61,6 +61,7 @@ OFFLOADED = {
 
 
 @pytest.mark.simulated
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OFFLOADED)
 def test_offloaded_models_take_what_they_take_on_the_simulated_gpu(name):
     """A process for each: cuBLAS keeps its workspace."""
