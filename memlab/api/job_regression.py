@@ -49,11 +49,8 @@ class JobRegression:
     @property
     def grown(self) -> tuple[int, ...]:
         """The ranks whose own peak grew beyond the tolerance, that which grew by most bytes first."""
-        found = [rank for rank, one in self.by_rank.items() if one.is_regression]
-        return tuple(sorted(found, key=lambda rank: (-self._rise(rank), rank)))
-
-    def _rise(self, rank: int) -> int:
-        return self.by_rank[rank].after.low - self.by_rank[rank].before.low
+        found = [(one.before.low - one.after.low, rank) for rank, one in self.by_rank.items() if one.is_regression]
+        return tuple(rank for _, rank in sorted(found))
 
     @property
     def is_regression(self) -> bool | None:

@@ -234,9 +234,8 @@ class Track:
         if error is not None:
             from memlab.references.release import all_errors
 
-            for one in all_errors(
-                [error]
-            ):  # for those who keep it, too: what our frame held of an operator goes with it
+            # For those who keep it, too: what our frame held of an operator goes with it.
+            for one in all_errors([error]):
                 leave_out(one, OPERATOR_FRAMES)
         open_tracks[self._thread] -= 1  # that of the start: a generator may be closed by another thread
         with _interrupts_wait():

@@ -83,7 +83,9 @@ class GraphTrees:
         if number not in self._warm or self._state == WARMUP:
             self._leave_replay()
             self._warm.add(number)
-            return self._returning(WARMUP, number, self._warmed_up(half, inputs))
+            with self._running(), self._in_pool():
+                out = half(inputs)
+            return self._returning(WARMUP, number, out)
         if self._state != RECORDING:
             if (*self._path, number) not in self._recorded and (number,) in self._recorded:
                 self._leave_replay()
@@ -161,10 +163,6 @@ class GraphTrees:
         yield
         self._made = range(first, log.next_block)
         log.clear_workspaces()
-
-    def _warmed_up(self, half: Half, inputs: list[Any]) -> Any:
-        with self._running(), self._in_pool():
-            return half(inputs)
 
     def _captured(self, half: Half, inputs: list[Any], fixed: Sequence[int]) -> Any:
         log, kept = self._cuda.log, set(fixed)

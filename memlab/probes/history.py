@@ -352,7 +352,9 @@ class Recorder:
                 return
             has_time = self._spent_s + unread * _READ_S_PER_ENTRY <= READ_SHARE * (time.monotonic() - self._opened_s)
             is_nearly_full = unread > 0.8 * self.entries or unread + of_step > self.entries
-            is_higher = not self._peaks or any(map(lambda now, then: now > _HIGHER * then, peaks, self._peaks))
+            is_higher = not self._peaks or any(
+                now > _HIGHER * then for now, then in zip(peaks, self._peaks, strict=True)
+            )
             if has_time or (is_nearly_full and is_higher):
                 self._peaks = peaks
                 self.read()

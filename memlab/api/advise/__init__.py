@@ -144,13 +144,10 @@ def _notes(what: Any, search: Search) -> Iterator[str]:
         yield "Seconds are those of the tracked cell; its values were not compared."
     if isinstance(subject, WorkloadSubject) and isinstance(subject.on, Card):
         names = search.recommended.names if search.recommended is not None else ()
-        runs = "" if any(known_techniques[one].only_predicted for one in names) else _measures()
+        # An advice that a cell shows has no name but `_`.
+        how = "`_.measure()` in the next cell" if running_shell() is not None else "advice.measure()"
+        runs = "" if any(known_techniques[one].only_predicted for one in names) else f" {how} runs it here."
         yield f"Predicted: seconds and results were not checked.{runs}"
-
-
-def _measures() -> str:
-    """How a recommendation is measured: of an advice that a cell shows nobody but `_` has the name."""
-    return f" {'`_.measure()` in the next cell' if running_shell() is not None else 'advice.measure()'} runs it here."
 
 
 class Advice(Shown):
