@@ -25,7 +25,7 @@ pytestmark = pytest.mark.simulated
 def earlier_peak() -> Iterator[None]:
     torch.cuda.init()
     take(900)  # PyTorch's counter cannot help with any peak below
-    torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # else a block that an earlier test left may be taken whole
     track.base_bytes = torch.cuda.memory_allocated()
     yield
     torch.cuda.empty_cache()
@@ -57,7 +57,6 @@ class track:
 
 
 def test_inner_and_outer_each_have_their_own_peak():
-    torch.cuda.empty_cache()  # else a block that an earlier test left may be taken whole
     kept = [take(10)]
     with track() as outer:
         kept.append(take(100))
