@@ -18,6 +18,7 @@ from memlab.cli import language_model
 from memlab.cli.language_model import REFERENCE
 from memlab.cli.parser import UNKNOWN, WRONG_USAGE, Parser, given, status_of
 from memlab.errors import MemlabError
+from memlab.scripts.own_folder import remove_leftovers
 from memlab.scripts.script import Script
 from memlab.units import number_of, one_line
 
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--steps is a number of optimizer steps, 1 or more, got {asked.steps}")
     with parser.refusing():
         script.check()
+        remove_leftovers()
         from memlab.api.predict import devices_of
         from memlab.prediction.assumptions import AssumeError, parsed
         from memlab.prediction.cards import find

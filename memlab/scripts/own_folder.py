@@ -1,4 +1,4 @@
-"""The temporary folder of a job that keeps nothing, and those that processes which were killed have left."""
+"""The temporary folder of a job that keeps nothing, and the folders that processes which were killed have left."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-OURS = re.compile(r"memlab-(?:run|ranks)-(\d{1,10})-[a-z0-9_]{8}")
-"""The folder of `memlab run`, or of a tracked cell that starts ranks; it has the id of the process that made it."""
+OURS = re.compile(r"memlab-(?:run|ranks|child)-(\d{1,10})-[a-z0-9_]{8}")
+"""The folder of `memlab run`, of a tracked cell that starts ranks, or of a prediction's child; it has the id of the process that made it."""
 OLD_S = 24 * 3600.0
 """A job outlives a parent that was killed, and its files may be wanted: what was written to within a day is left alone."""
 

@@ -133,7 +133,7 @@ def left(where: Path, name: str, age_s: float, file_age_s: float | None = None) 
 def test_what_dead_processes_left_is_removed_when_it_is_old(tmp_path, monkeypatch, dead):
     monkeypatch.setattr(own_folder.tempfile, "tempdir", str(tmp_path))
     old_s = OLD_S + 60
-    gone = [left(tmp_path, f"memlab-{what}-{dead}-abcd_123", old_s) for what in ("run", "ranks")]
+    gone = [left(tmp_path, f"memlab-{what}-{dead}-abcd_123", old_s) for what in ("run", "ranks", "child")]
     stays = [
         left(tmp_path, f"memlab-run-{dead}-abcd_124", OLD_S - 60),  # it may be wanted
         left(tmp_path, f"memlab-run-{dead}-abcd_125", old_s, file_age_s=1),  # its ranks still run
@@ -157,3 +157,21 @@ def test_the_next_job_removes_them(tmp_path, monkeypatch, dead):
     assert torchrun.Launch("1", "train", (), ("train.py",)).execute() == 0
     assert [*tmp_path.iterdir()] == []
     assert own_folder.OURS.fullmatch(new_folder().name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_prediction_that_is_killed_leaves_what_the_next_one_removes(tmp_path):
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "train.py").write_text("import sys, time\nif sys.argv[1:]:\n    print('now', flush=True)\n    time.sleep(60)\n")
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path / "tmp")}
+    command = [sys.executable, "-m", "memlab", "predict", "--card", "8GiB", "train.py"]
+    with subprocess.Popen([*command, "wait"], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None and job.stdout.readline() == "now\n"
+        job.kill()
+    (folder,) = (one for one in (tmp_path / "tmp").iterdir() if own_folder.OURS.fullmatch(one.name))
+    long_ago = time.time() - OLD_S - 60
+    for one in (*folder.rglob("*"), folder):
+        os.utime(one, (long_ago, long_ago))
+    subprocess.run(command, cwd=tmp_path, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert not folder.exists()

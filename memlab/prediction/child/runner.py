@@ -9,6 +9,7 @@ import codecs
 import contextlib
 import functools
 import math
+import os
 import re
 import shutil
 import signal
@@ -155,7 +156,7 @@ class _Received:
         stopped, code, box, log = False, None, "", b""
         with open_gate() as gate:
             try:
-                scratch = Path(tempfile.mkdtemp(prefix="memlab-"))
+                scratch = Path(tempfile.mkdtemp(prefix=f"memlab-child-{os.getpid()}-"))
                 process = self._process = make(scratch)
                 process.start()
                 gate.open()
