@@ -24,6 +24,7 @@ from memlab.errors import DoesNotApply, MemlabError
 from memlab.prediction import child
 from memlab.prediction.cards import Card
 from memlab.prediction.child.runner import OnNews
+from memlab.prediction.torch_versions import checked_version
 from memlab.saving_techniques import techniques
 from memlab.workloads.job import Job, Parts, seeded
 from memlab.workloads.workload import Workload
@@ -81,13 +82,14 @@ def run_workload(
     keep: bool = True,
     world_size: int = WORLD_SIZE,
     is_quiet: bool = False,
+    torch_version: str | None = None,
 ) -> Run:
     """Run the work with these techniques and habits: on "cpu" or "cuda" measured, on a Card predicted (a Prediction).
 
     `on_step(done, total)` is called after each step, of a prediction more often, and may raise to stop. `on_level` is called
     with what a measured run holds, on another thread. With `keep` the run is listed among the runs. A technique for several
     GPUs is predicted over `world_size` of them: the run is that of the rank that needs most. `is_quiet` hides the output of
-    a prediction.
+    a prediction, which is for `torch_version` if that is given.
     Raises DoesNotApply if a technique finds nothing to change; then there is no run.
     """
     if type(steps) is not int or not 1 <= steps <= 1000:
@@ -106,8 +108,9 @@ def run_workload(
     why = next((f"{one}: {why}" for one in used if (why := techniques[one].only_predicted)), "")
     if isinstance(on, Card):
         step, heard = _in_child(prepare, steps, on_step)
-        conf = ",".join(filter(None, [configured(None), *(techniques[one].conf for one in used)]))
-        what = StepToPredict(step, on, called, conf, on_news=heard, is_quiet=is_quiet)
+        version = checked_version(torch_version)
+        conf = ",".join(filter(None, [configured(None, version), *(techniques[one].conf for one in used)]))
+        what = StepToPredict(step, on, called, conf, torch_version=version, on_news=heard, is_quiet=is_quiet)
         is_sharded, found = any(techniques[one].shards for one in used), {"on": on.name}
         run: Run = predict_ranks(what, first_rank(world_size, None)) if is_sharded else predict_step(what)
         facts |= {"world_size": world_size} if is_sharded else {}

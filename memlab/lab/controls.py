@@ -57,6 +57,7 @@ class LabControls:
         self.card = self._choice("GPU", choices.cards, "card")
         gpus = ipywidgets.BoundedIntText(description="GPUs", min=1, max=MAX_WORLD_SIZE)
         self.world_size = self._observed(clickable(gpus, "auto"), "world_size")
+        self.version = self._choice("PyTorch", choices.versions(), "torch_version")
         steps = ipywidgets.BoundedIntText(description="Steps", min=1, max=MAX_STEPS)
         self.steps = self._observed(clickable(steps, "auto"), "steps")
         text = "measure even if host memory may not be enough"
@@ -67,7 +68,7 @@ class LabControls:
         self.run.button_style = "primary"
         self.bar = ipywidgets.IntProgress(description="Progress", max=1, layout=ipywidgets.Layout(width="150px"))
         self.bar.style.description_width = "initial"
-        self.more, more = self._opening("More settings", self.steps, self.settings, self.force)
+        self.more, more = self._opening("More settings", self.steps, self.version, self.settings, self.force)
         self.techniques = TechniqueCards(techniques, self._toggled)
         self.verdict, self.status, self.problem = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
         self.verdict.add_class("memlab-verdict")
@@ -183,7 +184,8 @@ class LabControls:
         set_options(self.size, choices.sizes(state.workload) or [("as it is", "")], state.size)
         self.device.value = state.device
         set_options(self.card, choices.cards, state.card)
-        self.card.layout.display = "flex" if state.device == "card" else "none"
+        set_options(self.version, choices.versions(state.torch_version), state.torch_version)
+        self.card.layout.display = self.version.layout.display = "flex" if state.device == "card" else "none"
         self.steps.value, self.force.value, self.world_size.value = state.steps, state.force, state.world_size
         self.world_size.layout.display = "flex" if state.is_sharded else "none"
         self.force.layout.display = "flex" if state.device == "cpu" else "none"
@@ -233,7 +235,7 @@ class LabControls:
             if not is_shown and not session.is_running and not session.problem:
                 done, total = self.estimates.done(state)
                 self.verdict.value = line(self.estimates.sentence(state))
-                at_work = f"What each would save, predicted for {state.card}: {done} of {total} techniques."
+                at_work = f"What each would save, predicted for {state.predicted_place}: {done} of {total} techniques."
                 self.status.value = line(at_work if 0 < done < total else "")
 
     def show_result(self) -> None:

@@ -134,7 +134,7 @@ class Estimates:
     def sentence(self, state: LabState) -> str:
         """The choice in one line, as predicted."""
         names, plain = state.techniques, self.of(state, ())
-        said, where = " + ".join(techniques.said(names, state.world_size)), f"predicted for {state.card}"
+        said, where = " + ".join(techniques.said(names, state.world_size)), f"predicted for {state.predicted_place}"
         if plain is None:
             return f"Predicting what {self._choices.work(state)} needs …"
         if plain.why:
@@ -200,7 +200,7 @@ class Estimates:
         card, work = self._choices.card(state.card), self._choices.work(state)
         run = run_workload(
             work, names, habits, on=card, steps=STEPS, name="estimate", on_step=on_step, keep=False,
-            world_size=state.world_size, is_quiet=True,
+            world_size=state.world_size, is_quiet=True, torch_version=state.torch_version or None,
         )  # fmt: skip
         assert isinstance(run, Prediction)
         return Found(run.allocated_bytes, shares_of(run))
@@ -208,7 +208,7 @@ class Estimates:
 
 def _subject(state: LabState) -> Any:
     settings = tuple(sorted((name, repr(value)) for name, value in state.settings.items()))
-    return state.workload, state.size, settings, state.card, state.world_size
+    return state.workload, state.size, settings, state.predicted_place, state.world_size
 
 
 def _key(state: LabState, job: tuple[Names, Names]) -> Any:

@@ -111,8 +111,10 @@ class Experiment:
         habits = tuple(workload_run.baseline_patterns_of(state.techniques))
         plain = dataclasses.replace(state, techniques=())
         for row in reversed(self._table.rows):
-            like = dataclasses.replace(row.state, card=plain.card, force=plain.force, baseline="")
-            is_same = dataclasses.replace(like, world_size=plain.world_size) == plain
+            like = dataclasses.replace(
+                row.state, card=plain.card, force=plain.force, baseline="", world_size=plain.world_size
+            )
+            is_same = dataclasses.replace(like, torch_version=plain.torch_version) == plain
             if row.run is not None and row.habits == habits and is_same and row.state.place == plain.place:
                 return row
         row, problem = self._tried(plain, (), habits)
@@ -169,7 +171,7 @@ class Experiment:
         self._tell(what, 0, steps)
         told = functools.partial(self._tell, what)
         more = {"on": self._choices.on(state), "on_step": told, "steps": steps, "world_size": state.world_size, **more}
-        more["on_level"] = self._on_level
+        more |= {"on_level": self._on_level, "torch_version": state.torch_version or None}
         return workload_run.run_workload(self._choices.work(state), chosen, habits, **more)
 
 

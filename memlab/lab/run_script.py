@@ -50,7 +50,7 @@ def _call(choices: LabChoices, state: LabState, function: str) -> str:
     """Open a Lab, set its state, run it, print the result."""
     wanted = {**state.plain(), "baseline": "", "world_size": state.world_size if state.is_sharded else 0}
     if state.device != "card":
-        del wanted["card"]
+        del wanted["card"], wanted["torch_version"]
     shown = {key: value for key, value in wanted.items() if value or key in ("workload", "device", "techniques")}
     body = pprint.pformat(shown, width=100, sort_dicts=False)
     lab = f"memlab.Lab(workloads={{{state.workload!r}: {function}}})" if function else "memlab.Lab()"

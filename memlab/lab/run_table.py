@@ -66,7 +66,9 @@ class LabRun:
         more["peak_bytes"] = run.devices[0].levels[0].peak.bytes if run.devices else ByteRange.exact(0)
         if isinstance(run, Prediction):
             needed = f"needs {run.peak_device_bytes} of {format_bytes(run.card.usable_bytes)} usable"
-            verdict = f"{ANSWERS[run.fits]} on {run.card.name}: {needed}{' per rank' if run.job is not None else ''}"
+            verdict = (
+                f"{ANSWERS[run.fits]} on {state.predicted_place}: {needed}{' per rank' if run.job is not None else ''}"
+            )
             more |= {"peak_bytes": run.allocated_bytes, "fits": str(run.fits), "verdict": verdict}
         return cls(run.name, state, techniques, habits, run=run, **more)
 

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from memlab.api.predict import first_rank
 from memlab.api.provenance import provenance_here
 from memlab.api.workload_run import WORLD_SIZE, Work, work_of
 from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, cards, find
+from memlab.prediction.torch_versions import RELEASES, checked_version
 from memlab.probes import cuda
 from memlab.saving_techniques import techniques
 from memlab.workloads import SIZES, Workload, workloads
@@ -26,6 +29,7 @@ class LabState:
     """The state of a Lab. `settings` are those that differ from the size's own; `baseline` names a pinned run.
 
     `force` measures even if the host's memory may not be enough; `world_size` GPUs are shared by techniques for several.
+    `torch_version` is the PyTorch that predictions are for, such as "2.14"; "" is the one that runs here.
     """
 
     workload: str
@@ -38,6 +42,7 @@ class LabState:
     steps: int = 3
     force: bool = False
     world_size: int = WORLD_SIZE
+    torch_version: str = ""
 
     def plain(self) -> dict[str, Any]:
         """The same as a dict, a copy."""
@@ -51,14 +56,19 @@ class LabState:
 
     @property
     def place(self) -> str:
-        """The GPU that is predicted for, else the device that is measured."""
-        return self.card if self.device == "card" else self.device
+        """The GPU that is predicted for, with the PyTorch if it is not this one, else the device that is measured."""
+        return self.predicted_place if self.device == "card" else self.device
+
+    @property
+    def predicted_place(self) -> str:
+        """The GPU that predictions are for, with the PyTorch if it is not the one that runs here."""
+        return self.card + (f" with PyTorch {self.torch_version}" if self.torch_version else "")
 
     @property
     def where(self) -> str:
         """Whether a run is measured or predicted, and where."""
         if self.device == "card":
-            return f"predicted for {self.card}"
+            return f"predicted for {self.predicted_place}"
         return f"{provenance_here([self.device])} on {self.device.upper()}"
 
     def is_comparable(self, other: LabState) -> bool:
@@ -95,6 +105,15 @@ class LabChoices:
     def devices(self) -> tuple[str, ...]:
         """What can be chosen on this machine."""
         return DEVICES if cuda.is_possible() else ("cpu", "card")
+
+    def versions(self, chosen: str = "") -> list[tuple[str, str]]:
+        """The releases of PyTorch that predictions can be for, and the chosen one, each as a text and its value."""
+        here = torch.__version__
+        others = [one for one in RELEASES if checked_version(one) != here]
+        return [
+            (f"{here}, which runs here", ""),
+            *((one, one) for one in dict.fromkeys(filter(None, [*others, chosen]))),
+        ]
 
     def first(self) -> LabState:
         """The state that a Lab begins with."""
@@ -191,6 +210,9 @@ class LabChoices:
                 raise MemlabError(f"steps is a number from 1 to {MAX_STEPS}, got {value!r:.80}.")
             case "world_size":
                 return first_rank(value, None).world_size
+            case "torch_version":
+                version = checked_version(value or None)
+                return "" if version == torch.__version__ else version
             case "force" if type(value) is not bool:
                 raise MemlabError(f"force is True or False, got {value!r:.80}.")
             case "workload" | "size" | "device" | "baseline":

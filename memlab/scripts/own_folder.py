@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OURS = re.compile(r"memlab-(?:run|ranks|child)-(\d{1,10})-[a-z0-9_]{8}")
-"""The folder of `memlab run`, of a tracked cell that starts ranks, or of a prediction's child; it has the id of the process that made it."""
+"""A folder of `memlab run`, a tracked cell that starts ranks, or a prediction; it has the id of the process that made it."""
 OLD_S = 24 * 3600.0
 """A job outlives a parent that was killed, and its files may be wanted: what was written to within a day is left alone."""
 

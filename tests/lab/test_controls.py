@@ -74,9 +74,13 @@ def test_widgets_set_the_state_and_the_state_sets_the_widgets(shown):
     assert (controls.workload.value, controls.size.value, rows(controls)[OTHER][1].value) == ("gpt", "laptop", True)
     assert (controls.device.value, controls.card.value, controls.steps.value) == ("card", "RTX 4060", 9)
     assert not rows(controls)[SAVING][1].value
-    assert controls.card.layout.display == "flex"
+    controls.version.value = "2.10"
+    assert lab.state["torch_version"] == "2.10"
+    lab.state = {"torch_version": "2.12.1"}
+    assert controls.version.value == "2.12.1"
+    assert controls.card.layout.display == controls.version.layout.display == "flex"
     lab.state = {"device": "cpu"}
-    assert controls.card.layout.display == "none"
+    assert controls.card.layout.display == controls.version.layout.display == "none"
 
 
 def test_settings_are_those_of_the_size_and_a_refused_one_goes_back(shown):

@@ -195,6 +195,20 @@ def test_a_prediction_says_first_of_all_whether_it_fits():
     assert 0 < low <= high
 
 
+def test_a_prediction_can_be_for_another_pytorch():
+    one = Lab(tiny, steps=1, card="T4", techniques=["accumulation"], torch_version="2.10")
+    run = one.run()
+    assert run.trace.made_by.versions["torch"] == "2.10"
+    assert one.sentence.startswith("Fits on T4 with PyTorch 2.10: needs ")
+    assert "'torch_version': '2.10'" in one.code()
+    before = one.rows[0]
+    one.run(torch_version="")
+    assert one.rows[-1].against != before.name, "another PyTorch is another baseline"
+    assert "torch_version" not in one.code()
+    one.state = {"device": "cpu", "torch_version": "2.10"}
+    assert "torch_version" not in one.code()
+
+
 def test_what_is_saved_is_read_again_and_files_of_others_stay(counted, tmp_path):
     one = lab(techniques=[SAVING])
     with pytest.raises(MemlabError, match="no run yet"):

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from lab_samples import tiny
 
 from memlab import Card, Lab
@@ -65,6 +66,15 @@ def test_a_card_is_to_be_predicted_for_and_a_size_finds_itself_again():
     assert one.choices.on(one.chosen) is mine
 
 
+def test_the_pytorch_that_runs_here_is_no_other():
+    one = lab(torch_version=torch.__version__, card="T4")
+    assert (one.state["torch_version"], one.chosen.place) == ("", "T4")
+    one.state = {"torch_version": "2.10"}
+    assert one.chosen.place == "T4 with PyTorch 2.10"
+    one.state = {"torch_version": "", "device": "cpu"}
+    assert one.chosen.place == "cpu"
+
+
 def test_functions_of_ones_own_have_names_and_no_sizes():
     one = Lab(tiny)
     assert (one.state["workload"], one.state["size"]) == ("tiny", "")
@@ -105,6 +115,8 @@ def test_functions_of_ones_own_have_names_and_no_sizes():
         ({"steps": 0}, "steps is a number from 1 to 1000, got 0"),
         ({"steps": True}, "steps is a number"),
         ({"force": 1}, "force is True or False"),
+        ({"torch_version": "2.7"}, "memlab knows the memory of PyTorch 2.10 to 2.15, not of 2.7"),
+        ({"torch_version": 2.14}, "a version of PyTorch is a text"),
         ({"size": "tiny", "steps": -1}, "steps is a number"),
     ],
 )
