@@ -125,14 +125,23 @@ def frame_of_script() -> FrameType | None:
 
 
 def show_as_python(error: BaseException) -> None:
-    """Let the traceback of an error that ends the program begin in the script, as if `python` had run it."""
+    """Let the traceback of an error that ends the program be as if `python` had run it: without the frames around the script.
+
+    A backward that raises has one of memlab's in the middle.
+    """
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], last: BaseException, trace: TracebackType | None) -> None:
         if last is error:
             while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_AROUND):
                 trace = trace.tb_next  # none is left of a syntax error in the script
-            last.__traceback__ = trace
+            last.__traceback__ = inner = trace
+            while inner is not None:
+                after = inner.tb_next
+                while after is not None and after.tb_frame.f_code.co_filename.startswith(_AROUND[0]):
+                    after = after.tb_next
+                inner.tb_next = after or inner.tb_next  # an error of memlab's own keeps its frames
+                inner = inner.tb_next
         shown(kind, last, trace)
 
     sys.excepthook = hook

@@ -14,6 +14,8 @@ from memlab.views.scene import Axis, Bands, Item, Label, Line, Panel, Rule, Scen
 
 _CAPACITY_SHOWN_FROM = 0.5  # the capacity is drawn if the curves come at least this close to it, or memory ran out
 
+_LABEL_SHARE = 0.09  # of the height: what a label above a point takes
+
 
 def timeline_scene(curves: Curves, title: str = "") -> Scene:
     """The curves, the limits, the peak and the phases; over the events in their order where seconds mean nothing."""
@@ -49,11 +51,13 @@ def timeline_scene(curves: Curves, title: str = "") -> Scene:
     for what, limit in limits.items():
         at_left = peak.time_ns / 1e9 > duration_s / 2  # away from the label of the peak
         items += [Rule(limit, theme.CAPACITY, f"{what} {format_bytes(limit)}", at_left)] if limit else []
+    height = max(top, *limits.values()) * 1.06
     if peak.time_ns >= 0:
         text = f"peak {'' if peak.is_exact else '≥ '}{format_bytes(peak.low_bytes)}"
         at, colour = scale * peak.time_ns / 1e9, theme.SERIES["allocated"]
-        items.append(Label(at, peak.low_bytes, text, colour, True, points=True))
-    y = Axis.of_bytes(max(top, *limits.values()) * 1.06)
+        is_crossed = any(0 <= limit - peak.low_bytes < _LABEL_SHARE * height for limit in limits.values())
+        items.append(Label(at, peak.low_bytes, text, colour, True, points=True, is_level=is_crossed))
+    y = Axis.of_bytes(height)
     panel = Panel(y, {"": (axis,)}, tuple(items))
     present = [names[code] for code in np.unique(curves.phases) if code]
     keys = tuple((name, theme.PHASE_COLOURS[name]) for name in present)

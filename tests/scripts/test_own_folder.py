@@ -163,7 +163,9 @@ def test_the_next_job_removes_them(tmp_path, monkeypatch, dead):
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_prediction_that_is_killed_leaves_what_the_next_one_removes(tmp_path):
     (tmp_path / "tmp").mkdir()
-    (tmp_path / "train.py").write_text("import sys, time\nif sys.argv[1:]:\n    print('now', flush=True)\n    time.sleep(60)\n")
+    (tmp_path / "train.py").write_text(
+        "import sys, time\nif sys.argv[1:]:\n    print('now', flush=True)\n    time.sleep(60)\n"
+    )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path / "tmp")}
     command = [sys.executable, "-m", "memlab", "predict", "--card", "8GiB", "train.py"]
     with subprocess.Popen([*command, "wait"], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE) as job:
@@ -173,5 +175,7 @@ def test_a_prediction_that_is_killed_leaves_what_the_next_one_removes(tmp_path):
     long_ago = time.time() - OLD_S - 60
     for one in (*folder.rglob("*"), folder):
         os.utime(one, (long_ago, long_ago))
-    subprocess.run(command, cwd=tmp_path, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        command, cwd=tmp_path, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     assert not folder.exists()

@@ -71,7 +71,17 @@ def test_a_module_runs_as_python_runs_it(folder):
     assert run[:2] == plain[:2]
 
 
-@pytest.mark.parametrize("more", ["    raise ValueError('mine')\n", "    x = = 3\n", "    sys.exit('mine')\n"])
+IN_BACKWARD = """
+    class Fails(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: x * 1)
+        backward = staticmethod(lambda ctx, grad: grad / nothing)
+    Fails.apply(torch.ones(1, requires_grad=True)).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    "more", [IN_BACKWARD, "    raise ValueError('mine')\n", "    x = = 3\n", "    sys.exit('mine')\n"]
+)
 def test_an_error_is_shown_as_python_shows_it(folder, more):
     (folder / "fails.py").write_text(TRAIN + more)
     plain, run = ran(folder, "fails.py"), memlab_ran(folder, "run", "fails.py")

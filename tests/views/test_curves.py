@@ -129,6 +129,16 @@ def test_the_name_of_the_capacity_stands_away_from_the_peak(share, x, anchor):
     assert text.get("text-anchor") == anchor
 
 
+@pytest.mark.parametrize(("size_mib", "above"), [(7.9, -4), (5, 5)])
+def test_the_name_of_the_peak_is_not_crossed_by_the_capacity(size_mib, above):
+    script = Script(Device(0, "small", capacity_bytes=8 << 20))
+    script.free(script.alloc(int(size_mib * (1 << 20)), at=500_000_000), at=1_000_000_000)
+    svg = picture(drawn(script))
+    (dot,) = svg.iter(f"{NAMESPACE}circle")
+    (text,) = (one for one in svg.iter(f"{NAMESPACE}text") if (one.text or "").startswith("peak "))
+    assert int(dot.get("cy")) - int(text.get("y")) == above
+
+
 def test_the_capacity_is_a_line_where_the_curves_come_near_it():
     near, far = Script(Device(0, "small", capacity_bytes=8 << 20)), Script(GPU)
     for script in (near, far):
