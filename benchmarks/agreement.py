@@ -254,6 +254,7 @@ def main() -> int:
     tables: Tables = {}
     results: Record = {"date": time.strftime("%Y-%m-%d"), "gpu": {"total": TOTAL, "context": CONTEXT}, "peaks": {}}
     with tempfile.TemporaryDirectory() as made:
+        (asked.folder or Path(made)).mkdir(parents=True, exist_ok=True)
         for capability, whose in wanted:
             pair = compare(asked.folder or Path(made), capability, whose, asked.program)
             table = tables[capability, whose] = list(rows(pair, capability))
