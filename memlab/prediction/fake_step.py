@@ -32,7 +32,7 @@ from memlab.prediction.fake_model import (
     tensors_in,
 )
 from memlab.references.memory import is_tensor
-from memlab.torch_internals import dispatch, fakes
+from memlab.torch_internals import dispatch, fakes, graph
 from memlab.torch_internals.objects import storage_id
 
 _aten = torch.ops.aten
@@ -51,11 +51,7 @@ class WrongIndices(Exception):
 
 
 class ForwardFailed(Exception):
-    """The forward raised an error, in the module at this path."""
-
-    def __init__(self, error: Exception, path: str) -> None:
-        super().__init__(str(error))
-        self.error, self.path = error, path
+    """The forward raised the error that is its argument."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,13 +66,6 @@ class _Made:
     operator: str
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class _Packed:
-    """What the graph holds in place of a saved tensor: alive as long as the graph needs it."""
-
-    tensor: Tensor
-
-
 def run_forward(
     paths: ModulePaths, fake: FakeTensors, args: tuple[Any, ...], kwargs: dict[str, Any], has_saved: bool
 ) -> Forward:
@@ -88,7 +77,7 @@ def run_forward(
     if "torch._dynamo" in sys.modules:  # if nothing was compiled, do not import the compiler
         as_written = torch.compiler.set_stance("force_eager")
     if has_saved:
-        hooks = saved_tensors_hooks(watch.pack, lambda packed: packed.tensor)
+        hooks = saved_tensors_hooks(watch.pack, lambda packed: packed)
     logging.getLogger(fakes.LOGGER).disabled = True  # for error messages
     # cuDNN's recurrent layers check whether their weights are contiguous in memory.
     warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
@@ -96,7 +85,7 @@ def run_forward(
         with as_written, hooks, fake.mode, watch:
             out = paths.modules[0](*args, **kwargs)
     except Exception as error:
-        raise ForwardFailed(error, watch.where(error)) from None
+        raise ForwardFailed(error) from None
     watch.end(tensors_in(out))
     return watch
 
@@ -124,10 +113,9 @@ class Forward(fakes.TorchDispatchMode):
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._fakes, self._paths = fake, paths
         self._stack: list[tuple[int, str]] = []
-        self._failed = (0, "")
         self._made: dict[int, _Made] = {}
         self._all_made: list[_Made] = []
-        self._saved: list[tuple[weakref.ref[_Packed], _Made, tuple[int, ...], torch.dtype, str]] = []
+        self._saved: list[tuple[weakref.ref[Tensor], _Made, tuple[int, ...], torch.dtype, str]] = []
         self._counted: set[int] = set()
         for module in paths.modules:
             tables = module.__dict__
@@ -144,10 +132,6 @@ class Forward(fakes.TorchDispatchMode):
     def _path(self) -> str:
         return self._stack[-1][1] if self._stack else ""
 
-    def where(self, error: BaseException) -> str:
-        """The path of the innermost module that this error passed through."""
-        return self._failed[1] if self._failed[0] == id(error) else self._path
-
     def _begin(self, module: nn.Module, inputs: Any) -> None:
         self._stack.append((id(module), self._paths.of(module, self._path)))
 
@@ -158,14 +142,10 @@ class Forward(fakes.TorchDispatchMode):
                 break
         else:
             return
-        error = sys.exc_info()[1]
-        if output is not None:
-            self._note_output(path, module, tensors_in(output))
-        elif error is not None and self._failed[0] != id(error):
-            self._failed = id(error), path
-
-    def _note_output(self, path: str, module: nn.Module, tensors: list[Tensor]) -> None:
+        if output is None:
+            return
         self.calls[path] += 1
+        tensors = tensors_in(output)
         if tensors:
             self.shapes.setdefault(path, tuple(tensors[0].shape))
         if not path or any(True for _ in module.children()) or id(module) in self._counted:
@@ -232,10 +212,10 @@ class Forward(fakes.TorchDispatchMode):
         known = (self._made.get(key) for key in storage_bytes(tensor))
         return [made for made in known if made is not None and made.storage() is not None]
 
-    def pack(self, tensor: Tensor) -> _Packed:
-        """Called by `saved_tensors_hooks` for each tensor saved for backward."""
+    def pack(self, tensor: Tensor) -> Tensor:
+        """What the graph holds in place of a saved tensor: alive as long as the graph needs it."""
         # Detached, as the graph would keep it: an output that knows its node would keep itself alive.
-        packed = _Packed(tensor.detach())
+        packed = tensor.detach()
         with torch.no_grad():
             for made in self._made_of(tensor):
                 self._saved.append((weakref.ref(packed), made, tuple(tensor.shape), tensor.dtype, self._path))
@@ -289,22 +269,14 @@ class Graph:
         self._forward = forward
         self._senders: dict[int, set[str]] = {}
         self.recomputes = False
-        nodes: dict[int, Any] = {}  # held, or another node could get the id of a freed one
-        todo: list[Any] = [output.grad_fn for output in forward.outputs]
         for output in forward.outputs:
             if output.requires_grad and output.grad_fn is None:
                 self._senders.setdefault(id(output), set())
-        while todo:  # no saved tensor is touched
-            node = todo.pop()
-            if node is None or id(node) in nodes:
-                continue
-            nodes[id(node)] = node
+        for node in graph.nodes_behind(*forward.outputs):
             self.recomputes |= _RECOMPUTES in node.name()
             for following, _ in node.next_functions:
-                leaf = getattr(following, "variable", None)
-                if leaf is not None:
+                if (leaf := getattr(following, "variable", None)) is not None:
                     self._senders.setdefault(id(leaf), set()).add(node.name())
-                todo.append(following)
 
     def gradient(self, leaf: Tensor, real: Tensor) -> Gradient | None:
         """The gradient that backward will compute for `leaf`, the fake of `real`; None if there is none."""
@@ -402,7 +374,7 @@ def run_step(
 
 def _maker(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Callable[[], Optimizer]:
     if isinstance(choice, Optimizer):
-        return lambda: _clone(choice, fake)
+        return lambda: _as_new(choice, fake)
     if isinstance(choice, str):
         if choice.lower() not in _NAMES:
             known = ", ".join(kind.__name__ for kind in _NAMES.values())
@@ -423,14 +395,10 @@ def _maker(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Callable
     return make
 
 
-def _clone(optimizer: Optimizer, fake: FakeTensors) -> Optimizer:
-    """A copy on fakes, before its first step and without the hooks of the original."""
-    twin = object.__new__(type(optimizer))
-    copies = FakeCopies(fake)
-    for name, value in optimizer.__dict__.items():
-        if name.endswith("_hooks"):
-            twin.__dict__[name] = OrderedDict()
-        elif name not in ("step", "state"):  # a scheduler replaces `step`
-            twin.__dict__[name] = copies.of(value)
-    twin.state = defaultdict(dict)
-    return twin
+def _as_new(optimizer: Optimizer, fake: FakeTensors) -> Optimizer:
+    """The optimizer itself on fakes, as before its first step and without hooks."""
+    own = optimizer.__dict__
+    own.pop("step", None)  # a scheduler replaces it
+    own |= {"state": defaultdict(dict), **{name: OrderedDict() for name in own if name.endswith("_hooks")}}
+    FakeCopies(fake).of(own)
+    return optimizer

@@ -87,10 +87,10 @@ def _sized(
             sizes = _Step(model, args, kwargs, optimizer, has_saved).sizes()
         except ForwardFailed as failed:
             # PyTorch's message if a function forbids them, as those of torch.func do.
-            if has_saved and "saved tensor hooks" in str(failed.error):
+            if has_saved and "saved tensor hooks" in str(failed.args[0]):
                 return b"{}"
             with_shapes = any(_is_shape(value) for value in (*args, *kwargs.values()))
-            raise MemlabError(_refusal(failed, type(written_model(model)).__name__, with_shapes)) from None
+            raise MemlabError(_refusal(failed.args[0], written_model(model), with_shapes)) from None
     return json.dumps(dataclasses.asdict(sizes)).encode()
 
 
@@ -308,9 +308,9 @@ _FAILURES = {
 """Errors that do not depend on the inputs' dtype: what failed, and what to do about it."""
 
 
-def _refusal(failed: ForwardFailed, model: str, with_shapes: bool) -> str:
+def _refusal(error: Exception, model: nn.Module, with_shapes: bool) -> str:
     """One line: what, where, and what to do about it; `with_shapes` if inputs were given as shapes."""
-    error, kind = failed.error, type(failed.error).__name__
+    kind = type(error).__name__
     how, hint = "cannot be run without data", _TYPES if with_shapes and kind not in _FAILURES else ""
     operator, message = str(getattr(error, "func", "")), str(error).strip()
     message = message.splitlines()[0].rstrip(".")[:240] if message else "no message"
@@ -320,17 +320,14 @@ def _refusal(failed: ForwardFailed, model: str, with_shapes: bool) -> str:
         advice = "Give it indices: torch.zeros(shape, dtype=torch.long)"
     asks = "item(), bool(), int() or float()" if "_local_scalar_dense" in operator else operator
     what = what.format(asks=asks, operator=operator, known=operator or message, kind=kind, message=message)
-    inside = f" in {failed.path}" if failed.path else ""
-    return f"the forward of {model} {how}: {what}{inside}{_place(error)}. {advice}.{hint}"
-
-
-def _place(error: Exception) -> str:
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    mine = [(file, line) for file, line in frames if not file.startswith(_THEIRS)]
-    if not mine:
-        return ""
-    file, line = mine[-1]
-    is_cell = "ipykernel_" in file or file.startswith("<ipython-input")
-    place = f"line {line} of a cell" if is_cell else f"{Path(file).name}:{line}"
-    source = linecache.getline(file, line).strip()
-    return f" at {place}" + (f" ({source[:80]})" if source else "")
+    paths, path, place = ModulePaths(model), "", ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, module = frame.f_code.co_filename, frame.f_locals.get("self")
+        if frame.f_code is nn.Module.__call__.__code__ and id(module) in paths.paths:
+            path = paths.of(module, path)
+        elif not file.startswith(_THEIRS):
+            is_cell = "ipykernel_" in file or file.startswith("<ipython-input")
+            place = f" at line {line} of a cell" if is_cell else f" at {Path(file).name}:{line}"
+            place += f" ({source[:80]})" if (source := linecache.getline(file, line).strip()) else ""
+    inside = f" in {path}" if path else ""
+    return f"the forward of {type(model).__name__} {how}: {what}{inside}{place}. {advice}.{hint}"
