@@ -114,12 +114,6 @@ class FakeTensors:
         real = {id(fake): tensor for tensor, fake in self._of.values()}
         return [real.get(id(fake), fake) for fake in copies]
 
-    def new(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A fake of a tensor that does not exist."""
-        with fakes.no_dispatch():  # or an active mode would make it a tensor of its own class
-            empty = torch.empty(shape, dtype=dtype, device=_META)
-        return fakes.FakeTensor(self.mode, empty, device)
-
     def _make(self, tensor: Tensor, device: torch.device | None) -> Tensor:
         is_number = tensor.device.type == "cpu" and type(tensor) is Tensor and not tensor.requires_grad
         if is_number and _is_plain(tensor) and tensor.numel() == 1 and (device or tensor.device).type == "cpu":

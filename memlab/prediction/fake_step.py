@@ -12,8 +12,8 @@ import sys
 import warnings
 import weakref
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,14 +56,11 @@ class ForwardFailed(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Made:
-    """A storage that an operator made."""
+    """A storage that an operator made, and what is told of it if nothing else keeps it."""
 
     storage: weakref.ref[torch.UntypedStorage]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
     device: torch.device
-    layer: str
-    operator: str
+    kept: Kept
 
 
 def run_forward(
@@ -112,10 +109,10 @@ class Forward(fakes.TorchDispatchMode):
         self.calls: Counter[str] = Counter()
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._fakes, self._paths = fake, paths
-        self._stack: list[tuple[int, str]] = []
+        self._stack = [""]  # the paths of the modules that are being called
         self._made: dict[int, _Made] = {}
         self._all_made: list[_Made] = []
-        self._saved: list[tuple[weakref.ref[Tensor], _Made, tuple[int, ...], torch.dtype, str]] = []
+        self._saved: list[tuple[weakref.ref[Tensor], _Made, Kept]] = []
         self._counted: set[int] = set()
         for module in paths.modules:
             tables = module.__dict__
@@ -128,20 +125,11 @@ class Forward(fakes.TorchDispatchMode):
 
     # --- modules ---
 
-    @property
-    def _path(self) -> str:
-        return self._stack[-1][1] if self._stack else ""
-
     def _begin(self, module: nn.Module, inputs: Any) -> None:
-        self._stack.append((id(module), self._paths.of(module, self._path)))
+        self._stack.append(self._paths.of(module, self._stack[-1]))
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        while self._stack:
-            number, path = self._stack.pop()
-            if number == id(module):
-                break
-        else:
-            return
+        path = self._stack.pop()
         if output is None:
             return
         self.calls[path] += 1
@@ -200,8 +188,9 @@ class Forward(fakes.TorchDispatchMode):
                 was_there = key in before or key in self._fakes.storage_keys
                 if was_there or (known is not None and known.storage() is not None):
                     continue
-                shape = tuple(part.shape)
-                made = _Made(weakref.ref(storage), shape, part.dtype, device, self._path, str(func))
+                dtype, path = str(part.dtype).removeprefix("torch."), self._stack[-1]
+                kept = Kept(OTHER, 0, tuple(part.shape), dtype, path, path, str(func))
+                made = _Made(weakref.ref(storage), device, kept)
                 self._made[key] = made
                 self._all_made.append(made)
         place = _SPARSE.get(func)
@@ -216,9 +205,11 @@ class Forward(fakes.TorchDispatchMode):
         """What the graph holds in place of a saved tensor: alive as long as the graph needs it."""
         # Detached, as the graph would keep it: an output that knows its node would keep itself alive.
         packed = tensor.detach()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        how: Any = {"why": SAVED, "shape": tuple(tensor.shape), "dtype": dtype, "layer": self._stack[-1]}
         with torch.no_grad():
             for made in self._made_of(tensor):
-                self._saved.append((weakref.ref(packed), made, tuple(tensor.shape), tensor.dtype, self._path))
+                self._saved.append((weakref.ref(packed), made, replace(made.kept, **how)))
         return packed
 
     def end(self, outputs: list[Tensor]) -> None:
@@ -226,7 +217,7 @@ class Forward(fakes.TorchDispatchMode):
         self.outputs = outputs
         known: set[int] = set()
 
-        def keep(made: _Made, why: str, layer: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        def keep(made: _Made, kept: Kept) -> None:
             storage = made.storage()
             if storage is None or id(made) in known:
                 return
@@ -235,17 +226,15 @@ class Forward(fakes.TorchDispatchMode):
             if made.device.type not in self._fakes.device_types:
                 self.elsewhere_bytes += nbytes
             elif nbytes:
-                name = str(dtype).removeprefix("torch.")
-                self.kept[id(made)] = Kept(why, nbytes, shape, name, layer, made.layer, made.operator)
+                self.kept[id(made)] = replace(kept, nbytes=nbytes)
 
-        for packed, made, shape, dtype, layer in self._saved:
+        for packed, made, kept in self._saved:
             if packed() is not None:
-                keep(made, SAVED, layer, shape, dtype)
-        for tensor in outputs:
-            for made in self._made_of(tensor):
-                keep(made, OUTPUT, made.layer, made.shape, made.dtype)
+                keep(made, kept)
+        for made in (one for tensor in outputs for one in self._made_of(tensor)):
+            keep(made, replace(made.kept, why=OUTPUT))
         for made in self._all_made:
-            keep(made, OTHER if self.has_saved else SAVED, made.layer, made.shape, made.dtype)
+            keep(made, made.kept if self.has_saved else replace(made.kept, why=SAVED))
 
 
 # --- gradients ---
@@ -267,11 +256,9 @@ class Graph:
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._senders: dict[int, set[str]] = {}
+        leaves = [one for one in forward.outputs if one.requires_grad and one.grad_fn is None]
+        self._senders: dict[int, set[str]] = {id(leaf): set() for leaf in leaves}
         self.recomputes = False
-        for output in forward.outputs:
-            if output.requires_grad and output.grad_fn is None:
-                self._senders.setdefault(id(output), set())
         for node in graph.nodes_behind(*forward.outputs):
             self.recomputes |= _RECOMPUTES in node.name()
             for following, _ in node.next_functions:
@@ -336,13 +323,12 @@ def run_step(
 
     `grads` has the gradients of the model's parameters by id of the fake; None if there is none.
     """
-    make = _maker(choice, parameters, fake)
     name = type(choice).__name__ if isinstance(choice, Optimizer) else choice
     name = name if isinstance(name, str) else str(getattr(choice, "__name__", type(choice).__name__))
     ask, reason = _AnyNumber(), ""
     try:
         with fake.mode, ask, torch.no_grad():
-            optimizer = make()
+            optimizer = _optimizer(choice, parameters, fake)
             mine = [p for group in optimizer.param_groups for p in group["params"]]
             for parameter in mine:
                 # Parameters of other models are assumed to have a gradient.
@@ -372,9 +358,13 @@ def run_step(
     raise MemlabError(f"one step of {name} cannot be run without data ({reason[:200]}). {advice}")
 
 
-def _maker(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Callable[[], Optimizer]:
-    if isinstance(choice, Optimizer):
-        return lambda: _as_new(choice, fake)
+def _optimizer(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Optimizer:
+    if isinstance(choice, Optimizer):  # itself on fakes, as before its first step and without hooks
+        own = choice.__dict__
+        own.pop("step", None)  # a scheduler replaces it
+        own |= {"state": defaultdict(dict), **{name: OrderedDict() for name in own if name.endswith("_hooks")}}
+        FakeCopies(fake).of(own)
+        return choice
     if isinstance(choice, str):
         if choice.lower() not in _NAMES:
             known = ", ".join(kind.__name__ for kind in _NAMES.values())
@@ -383,22 +373,8 @@ def _maker(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Callable
     if not callable(choice):
         wanted = "a class or a name of torch.optim, an optimizer, or a function that makes one of parameters"
         raise MemlabError(f"optimizer is {wanted}; got {type(choice).__name__}.")
-    of_model = [fake.of(parameter) for parameter in parameters]
-
-    def make() -> Optimizer:
-        made = choice(of_model)
-        if not isinstance(made, Optimizer):
-            kind = type(made).__name__
-            raise MemlabError(f"optimizer must make a torch.optim.Optimizer of parameters, it made {kind}.")
-        return made
-
-    return make
-
-
-def _as_new(optimizer: Optimizer, fake: FakeTensors) -> Optimizer:
-    """The optimizer itself on fakes, as before its first step and without hooks."""
-    own = optimizer.__dict__
-    own.pop("step", None)  # a scheduler replaces it
-    own |= {"state": defaultdict(dict), **{name: OrderedDict() for name in own if name.endswith("_hooks")}}
-    FakeCopies(fake).of(own)
-    return optimizer
+    made = choice([fake.of(parameter) for parameter in parameters])
+    if not isinstance(made, Optimizer):
+        kind = type(made).__name__
+        raise MemlabError(f"optimizer must make a torch.optim.Optimizer of parameters, it made {kind}.")
+    return made

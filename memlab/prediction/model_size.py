@@ -39,8 +39,13 @@ _NAMED = 3
 _ELSEWHERE = "Take the model and its inputs to the CPU, or to meta."
 
 
-def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any = None) -> dict[str, Any]:
-    """The fields of `Sizes` for a model and these inputs, as plain values; nothing is computed, the model does not change."""
+def measure(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any = None, has_saved: bool = True
+) -> dict[str, Any]:
+    """The fields of `Sizes` for a model and these inputs, as plain values; nothing is computed, the model does not change.
+
+    With `has_saved` hooks tell what is saved for backward, unless the forward forbids them.
+    """
     if not issubclass(type(model), nn.Module):
         raise MemlabError(f"size takes a torch.nn.Module and inputs for it, got {type(model).__name__}.")
     if fake_mode_is_on():
@@ -52,17 +57,12 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
         if any(tensor.is_cuda for tensor in held + tensors_in(args, kwargs)):
             # A new process would allocate them on the real device.
             raise MemlabError(f"sizes for CUDA need a forked process (Linux). {_ELSEWHERE}")
-    for has_saved in (True, False):
-        outcome = child.run(functools.partial(_sized, model, args, kwargs, optimizer, has_saved, _modes()))
-        if outcome.result is None:
-            reason = outcome.ended or str(outcome.error)
-            if outcome.error is not None and outcome.error.name == MemlabError.__name__:
-                reason = outcome.error.text
-            raise MemlabError(reason)
-        facts: dict[str, Any] = json.loads(outcome.result)
-        if facts:
-            return facts
-    raise MemlabError(f"the forward of {type(model).__name__} forbids hooks for saved tensors where there are none.")
+    outcome = child.run(functools.partial(_sized, model, args, kwargs, optimizer, has_saved, _modes()))
+    if outcome.result is None:
+        is_ours = outcome.error is not None and outcome.error.name == MemlabError.__name__
+        raise MemlabError(outcome.error.text if is_ours else outcome.ended or str(outcome.error))
+    facts: dict[str, Any] = json.loads(outcome.result)
+    return facts or measure(model, args, kwargs, optimizer, has_saved=False)
 
 
 def _modes() -> tuple[bool, dict[str, torch.dtype], torch.device, torch.dtype]:
@@ -99,6 +99,14 @@ def _is_shape(value: Any) -> bool:
     return type(value) in (tuple, torch.Size) and all(type(size) is int for size in value)
 
 
+def _shaped(value: Any) -> Any:
+    if not _is_shape(value):
+        return value
+    if any(size < 0 for size in value):
+        raise MemlabError(f"a shape has no negative sizes, got {tuple(value)}.")
+    return torch.empty(value, dtype=torch.float32, device="meta")
+
+
 class _Step:
     """A training step of a model on fake tensors, before it is turned into figures."""
 
@@ -119,9 +127,13 @@ class _Step:
             if not torch.backends.cuda.is_built():
                 raise MemlabError(f"sizes for CUDA need PyTorch's CUDA build. {_ELSEWHERE}")
             claim_cuda()
-        args = tuple(map(self._input, args))
-        kwargs = {name: self._input(value) for name, value in kwargs.items()}
+        copies = FakeCopies(self.fakes, self.fakes.home if self.fakes.moves_inputs else None)
+        args, kwargs = (
+            copies.of(tuple(map(_shaped, args))),
+            copies.of({name: _shaped(one) for name, one in kwargs.items()}),
+        )
         self.forward = run_forward(self.paths, self.fakes, args, kwargs, has_saved)
+        self.taken = {key for one in self.mine for key in storage_bytes(one.tensor)}
         of_model = {id(self.fakes.of(one.tensor)) for one in self.mine}
         self.inputs = [tensor for tensor in tensors_in(args, kwargs) if id(tensor) not in of_model]
         self.graph = Graph(self.forward)
@@ -135,27 +147,16 @@ class _Step:
         recurrent = any(name in one for one in self.forward.operators for name in _RNN)
         self.is_lower_bound = recurrent and torch.is_grad_enabled()
 
-    def _input(self, value: Any) -> Any:
-        fakes = self.fakes
-        if not _is_shape(value):
-            return FakeCopies(fakes, fakes.home if fakes.moves_inputs else None).of(value)
-        if any(size < 0 for size in value):
-            raise MemlabError(f"a shape has no negative sizes, got {tuple(value)}.")
-        return fakes.new(tuple(value), fakes.home)
-
     def _fake_gradients(self) -> dict[int, Tensor | None]:
         made: dict[int, Tensor | None] = {}
-        for one, grad in zip(self.mine, self.gradients, strict=True):
-            leaf = self.fakes.of(one.tensor)
-            made[id(leaf)] = None
-            if grad is not None and grad.rows:
-                indices = self.fakes.new((1, grad.rows), leaf.device, torch.int64)
-                values = self.fakes.new((grad.rows, *leaf.shape[1:]), leaf.device, leaf.dtype)
-                with self.fakes.mode:
+        with self.fakes.mode:
+            for one, grad in zip(self.mine, self.gradients, strict=True):
+                leaf = self.fakes.of(one.tensor)
+                made[id(leaf)] = torch.empty_like(leaf) if grad is not None else None
+                if grad is not None and grad.rows:
+                    indices = torch.empty(1, grad.rows, dtype=torch.int64, device=leaf.device)
+                    values = torch.empty(grad.rows, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
                     made[id(leaf)] = torch.sparse_coo_tensor(indices, values, leaf.shape, check_invariants=False)
-            elif grad is not None:
-                with self.fakes.mode:
-                    made[id(leaf)] = torch.empty_like(leaf)
         return made
 
     def sizes(self) -> Sizes:
@@ -163,7 +164,6 @@ class _Step:
         forward, state, parameters = self.forward, self.state, self.parameters
         of_inputs = [self.graph.gradient(tensor, tensor) for tensor in self.inputs]
         count = sum(one.tensor.numel() for one in parameters)
-        taken = {key for one in self.mine for key in storage_bytes(one.tensor)}
         behind = storage_bytes(*self.fakes.originals(self.inputs))
         return Sizes(
             model=type(self.paths.modules[0]).__name__,
@@ -177,7 +177,7 @@ class _Step:
             buffer_bytes=sum(one.nbytes for one in self.mine if one.kind != PARAMETER),
             gradient_bytes=sum(grad.nbytes for grad in [*self.gradients, *of_inputs] if grad),
             optimizer_bytes=sum(state.here.values()) if state else 0,
-            input_bytes=sum(nbytes for key, nbytes in behind.items() if key not in taken),
+            input_bytes=sum(nbytes for key, nbytes in behind.items() if key not in self.taken),
             kept=tuple(forward.kept.values()),
             elsewhere_bytes=self.elsewhere_bytes,
             layers=tuple(self._layers()),
@@ -257,9 +257,8 @@ class _Step:
         if elsewhere and self.fakes.moves_inputs:
             where = f"Inputs lie on {listed(elsewhere, _NAMED)} and the model on {home}"
             yield f"{where}: sized as if they were there, a real call has to move them."
-        taken = {key for one in self.mine for key in storage_bytes(one.tensor)}
         outside = storage_bytes(*self.forward.outside.values())
-        if strange := [nbytes for key, nbytes in outside.items() if key not in taken]:
+        if strange := [nbytes for key, nbytes in outside.items() if key not in self.taken]:
             size, count = format_bytes(sum(strange)), number_of(len(strange), "tensor")
             yield f"The forward uses {count} from outside the model and its inputs ({size}), not counted."
         dense = [tensor for tensor in inputs if tensor.layout == torch.strided]
