@@ -59,8 +59,10 @@ def measure(
             raise MemlabError(f"sizes for CUDA need a forked process (Linux). {_ELSEWHERE}")
     outcome = child.run(functools.partial(_sized, model, args, kwargs, optimizer, has_saved, _modes()))
     if outcome.result is None:
-        is_ours = outcome.error is not None and outcome.error.name == MemlabError.__name__
-        raise MemlabError(outcome.error.text if is_ours else outcome.ended or str(outcome.error))
+        raised = outcome.error
+        if raised is not None and raised.name == MemlabError.__name__:
+            raise MemlabError(raised.text)
+        raise MemlabError(outcome.ended or str(raised))
     facts: dict[str, Any] = json.loads(outcome.result)
     return facts or measure(model, args, kwargs, optimizer, has_saved=False)
 
@@ -294,6 +296,7 @@ _OTHERWISE_ON_CUDA = {
 
 _THEIRS = (str(Path(torch.__file__).parent) + os.sep, OWN_FILES, "<string", "<frozen")
 _MEASURE = "measure a real step with memlab.track()"
+_CALL: Any = nn.Module.__call__
 _TYPES = " A shape stands for float32; for another type give torch.empty(shape, dtype=..., device='meta')."
 _FAILURES = {
     "DataDependentOutputException": ("it asks for a tensor's value ({asks})", f"Take that out of the forward, or {_MEASURE}"),
@@ -321,8 +324,8 @@ def _refusal(error: Exception, model: nn.Module, with_shapes: bool) -> str:
     what = what.format(asks=asks, operator=operator, known=operator or message, kind=kind, message=message)
     paths, path, place = ModulePaths(model), "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        file, module = frame.f_code.co_filename, frame.f_locals.get("self")
-        if frame.f_code is nn.Module.__call__.__code__ and id(module) in paths.paths:
+        file = frame.f_code.co_filename
+        if frame.f_code is _CALL.__code__ and id(module := frame.f_locals["self"]) in paths.paths:
             path = paths.of(module, path)
         elif not file.startswith(_THEIRS):
             is_cell = "ipykernel_" in file or file.startswith("<ipython-input")
