@@ -34,7 +34,9 @@ class Regression:
     def warnings(self) -> tuple[str, ...]:
         """What to know of both runs, in a sentence each: GPUs, versions of PyTorch and sources that differ, a simulated GPU."""
         found, (traces, devices) = [], zip(*((one.trace, one.device) for one in self.sides), strict=True)
-        names, ranks = [one_line(one.name, 80) for one in devices], list(map(_world_size, traces))
+        names = [one_line(one.name, 80) for one in devices]
+        sizes = [one.noted(RANK).get("world_size") for one in traces]
+        ranks = [size if type(size) is int else 1 for size in sizes]  # files may say anything
         sources = [one.provenance for one in traces]
         if CPU not in (one.index for one in devices) and names[0] != names[1]:
             kernels = "kernels and workspaces differ between GPUs"
@@ -140,11 +142,6 @@ def regression_of(compared: Comparison, tolerance: float, are_worst: tuple[bool,
     is_predicted = any(one.is_predicted for one in sides)
     unknown = {by: why_unknown(by, is_predicted) for by in BY if by not in known}
     return Regression(sides, before, after, tolerance, culprits, unknown)
-
-
-def _world_size(trace: Trace) -> int:
-    count = trace.noted(RANK).get("world_size")
-    return count if type(count) is int else 1  # files may say anything
 
 
 def torch_version(trace: Trace) -> str:

@@ -20,29 +20,26 @@ from torch.nn.parameter import is_lazy
 
 from memlab.errors import MemlabError
 from memlab.references.memory import is_tensor
-from memlab.torch_internals import dispatch, fakes
+from memlab.torch_internals import dispatch, fakes, graph
 from memlab.torch_internals.objects import storage_id
 
 _META = torch.device("meta")
 _DEPTH, _ITEMS = 50, 100_000
 """Containers that are nested more deeply, or longer, are not searched."""
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, deque)
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, deque)
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """The plain tensors of a tensor: itself, its indices and values, or the tensors its class wraps."""
-    tensor = fakes.unwrapped(tensor)
-    if fakes.wraps_others(tensor):
+    if (inside := graph.unwrapped(tensor)) is not None:
+        yield from plain_tensors(inside)
+    elif fakes.wraps_others(tensor):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]  # its class has it
             yield from plain_tensors(getattr(tensor, name))
     elif tensor.layout == torch.strided or tensor.layout == torch.jagged:
         yield tensor
-    elif tensor.layout == torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        yield from (part(tensor) for _, part in graph.sparse_parts.get(tensor.layout, ()))
 
 
 def storage_bytes(*tensors: Tensor) -> dict[int, int]:
@@ -117,12 +114,6 @@ class FakeTensors:
         real = {id(fake): tensor for tensor, fake in self._of.values()}
         return [real.get(id(fake), fake) for fake in copies]
 
-    def new(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A fake of a tensor that does not exist."""
-        with fakes.no_dispatch():  # or an active mode would make it a tensor of its own class
-            empty = torch.empty(shape, dtype=dtype, device=_META)
-        return fakes.FakeTensor(self.mode, empty, device)
-
     def _make(self, tensor: Tensor, device: torch.device | None) -> Tensor:
         is_number = tensor.device.type == "cpu" and type(tensor) is Tensor and not tensor.requires_grad
         if is_number and _is_plain(tensor) and tensor.numel() == 1 and (device or tensor.device).type == "cpu":
@@ -169,7 +160,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 class FakeCopies:
-    """Copies of plain containers, with fakes in place of tensors; everything else is unchanged.
+    """Puts fakes in place of the tensors in plain containers, which change in place; tuples and references are copied.
 
     With a device the fakes are on it, wherever the tensors are.
     """
@@ -180,7 +171,7 @@ class FakeCopies:
         self._of: dict[int, tuple[Any, Any]] = {}
 
     def of(self, value: Any, depth: int = 0) -> Any:
-        """The copy of a value: shared containers stay shared."""
+        """What takes the place of a value: shared containers stay shared."""
         if is_tensor(value):
             return self.of_tensors.of(value, self._device)
         kind = type(value)
@@ -188,26 +179,18 @@ class FakeCopies:
             return weakref.ref(self.of(value()))
         if kind not in _CONTAINERS or depth > _DEPTH or len(value) > _ITEMS:
             return value
-        if id(value) in self._of:
-            return self._of[id(value)][1]
-        depth += 1
-        if kind is tuple:
-            self._of[id(value)] = (value, value)  # one that contains itself through a list is unchanged
-            self._of[id(value)] = (value, tuple(self.of(item, depth) for item in value))
-            return self._of[id(value)][1]
-        copy: Any = kind()
-        if kind is defaultdict:
-            copy = defaultdict(value.default_factory)
-        elif kind is deque:
-            copy = deque(maxlen=value.maxlen)
-        self._of[id(value)] = (value, copy)  # before its items, which may hold it
-        if issubclass(kind, dict):
-            copy.update((key, self.of(item, depth)) for key, item in list(value.items()))
-        elif kind is set:
-            copy.update(value)
-        else:
-            copy.extend(self.of(item, depth) for item in list(value))
-        return copy
+        if id(value) not in self._of:
+            self._of[id(value)] = (value, value)  # before its items, which may hold it
+            is_dict = issubclass(kind, dict)
+            items = [self.of(item, depth + 1) for item in (list(value.values()) if is_dict else list(value))]
+            if kind is tuple:
+                self._of[id(value)] = (value, tuple(items))
+            elif is_dict:
+                value.update(zip(list(value), items, strict=True))
+            else:
+                value.clear()
+                value.extend(items)
+        return self._of[id(value)][1]
 
 
 # --- modules ---
@@ -282,8 +265,7 @@ class ModulePaths:
     def exchange(self, copies: FakeCopies) -> None:
         """Replace the modules' tensors by fakes, permanently."""
         for module in self.modules:
-            for name, value in list(module.__dict__.items()):
-                module.__dict__[name] = copies.of(value)
+            copies.of(module.__dict__)
             module.__dict__["_compiled_call_impl"] = None  # compiled in place: sized as it is written
             if issubclass(type(module), nn.RNNBase) and copies.of_tensors.home.type == "cuda":
                 module.__dict__["dropout"] = 0.0  # cuDNN keeps the state of its dropout for the whole process

@@ -12,8 +12,8 @@ import sys
 import warnings
 import weakref
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from memlab.prediction.fake_model import (
     tensors_in,
 )
 from memlab.references.memory import is_tensor
-from memlab.torch_internals import dispatch, fakes
+from memlab.torch_internals import dispatch, fakes, graph
 from memlab.torch_internals.objects import storage_id
 
 _aten = torch.ops.aten
@@ -51,30 +51,16 @@ class WrongIndices(Exception):
 
 
 class ForwardFailed(Exception):
-    """The forward raised an error, in the module at this path."""
-
-    def __init__(self, error: Exception, path: str) -> None:
-        super().__init__(str(error))
-        self.error, self.path = error, path
+    """The forward raised the error that is its argument."""
 
 
 @dataclass(slots=True, eq=False)
 class _Made:
-    """A storage that an operator made."""
+    """A storage that an operator made, and what is told of it if nothing else keeps it."""
 
     storage: weakref.ref[torch.UntypedStorage]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
     device: torch.device
-    layer: str
-    operator: str
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class _Packed:
-    """What the graph holds in place of a saved tensor: alive as long as the graph needs it."""
-
-    tensor: Tensor
+    kept: Kept
 
 
 def run_forward(
@@ -88,7 +74,7 @@ def run_forward(
     if "torch._dynamo" in sys.modules:  # if nothing was compiled, do not import the compiler
         as_written = torch.compiler.set_stance("force_eager")
     if has_saved:
-        hooks = saved_tensors_hooks(watch.pack, lambda packed: packed.tensor)
+        hooks = saved_tensors_hooks(watch.pack, lambda packed: packed)
     logging.getLogger(fakes.LOGGER).disabled = True  # for error messages
     # cuDNN's recurrent layers check whether their weights are contiguous in memory.
     warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
@@ -96,7 +82,7 @@ def run_forward(
         with as_written, hooks, fake.mode, watch:
             out = paths.modules[0](*args, **kwargs)
     except Exception as error:
-        raise ForwardFailed(error, watch.where(error)) from None
+        raise ForwardFailed(error) from None
     watch.end(tensors_in(out))
     return watch
 
@@ -123,11 +109,10 @@ class Forward(fakes.TorchDispatchMode):
         self.calls: Counter[str] = Counter()
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._fakes, self._paths = fake, paths
-        self._stack: list[tuple[int, str]] = []
-        self._failed = (0, "")
+        self._stack = [""]  # the paths of the modules that are being called
         self._made: dict[int, _Made] = {}
         self._all_made: list[_Made] = []
-        self._saved: list[tuple[weakref.ref[_Packed], _Made, tuple[int, ...], torch.dtype, str]] = []
+        self._saved: list[tuple[weakref.ref[Tensor], _Made, Kept]] = []
         self._counted: set[int] = set()
         for module in paths.modules:
             tables = module.__dict__
@@ -140,32 +125,15 @@ class Forward(fakes.TorchDispatchMode):
 
     # --- modules ---
 
-    @property
-    def _path(self) -> str:
-        return self._stack[-1][1] if self._stack else ""
-
-    def where(self, error: BaseException) -> str:
-        """The path of the innermost module that this error passed through."""
-        return self._failed[1] if self._failed[0] == id(error) else self._path
-
     def _begin(self, module: nn.Module, inputs: Any) -> None:
-        self._stack.append((id(module), self._paths.of(module, self._path)))
+        self._stack.append(self._paths.of(module, self._stack[-1]))
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        while self._stack:
-            number, path = self._stack.pop()
-            if number == id(module):
-                break
-        else:
+        path = self._stack.pop()
+        if output is None:
             return
-        error = sys.exc_info()[1]
-        if output is not None:
-            self._note_output(path, module, tensors_in(output))
-        elif error is not None and self._failed[0] != id(error):
-            self._failed = id(error), path
-
-    def _note_output(self, path: str, module: nn.Module, tensors: list[Tensor]) -> None:
         self.calls[path] += 1
+        tensors = tensors_in(output)
         if tensors:
             self.shapes.setdefault(path, tuple(tensors[0].shape))
         if not path or any(True for _ in module.children()) or id(module) in self._counted:
@@ -220,8 +188,9 @@ class Forward(fakes.TorchDispatchMode):
                 was_there = key in before or key in self._fakes.storage_keys
                 if was_there or (known is not None and known.storage() is not None):
                     continue
-                shape = tuple(part.shape)
-                made = _Made(weakref.ref(storage), shape, part.dtype, device, self._path, str(func))
+                dtype, path = str(part.dtype).removeprefix("torch."), self._stack[-1]
+                kept = Kept(OTHER, 0, tuple(part.shape), dtype, path, path, str(func))
+                made = _Made(weakref.ref(storage), device, kept)
                 self._made[key] = made
                 self._all_made.append(made)
         place = _SPARSE.get(func)
@@ -232,13 +201,15 @@ class Forward(fakes.TorchDispatchMode):
         known = (self._made.get(key) for key in storage_bytes(tensor))
         return [made for made in known if made is not None and made.storage() is not None]
 
-    def pack(self, tensor: Tensor) -> _Packed:
-        """Called by `saved_tensors_hooks` for each tensor saved for backward."""
+    def pack(self, tensor: Tensor) -> Tensor:
+        """What the graph holds in place of a saved tensor: alive as long as the graph needs it."""
         # Detached, as the graph would keep it: an output that knows its node would keep itself alive.
-        packed = _Packed(tensor.detach())
+        packed = tensor.detach()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        how: Any = {"why": SAVED, "shape": tuple(tensor.shape), "dtype": dtype, "layer": self._stack[-1]}
         with torch.no_grad():
             for made in self._made_of(tensor):
-                self._saved.append((weakref.ref(packed), made, tuple(tensor.shape), tensor.dtype, self._path))
+                self._saved.append((weakref.ref(packed), made, replace(made.kept, **how)))
         return packed
 
     def end(self, outputs: list[Tensor]) -> None:
@@ -246,7 +217,7 @@ class Forward(fakes.TorchDispatchMode):
         self.outputs = outputs
         known: set[int] = set()
 
-        def keep(made: _Made, why: str, layer: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        def keep(made: _Made, kept: Kept) -> None:
             storage = made.storage()
             if storage is None or id(made) in known:
                 return
@@ -255,17 +226,15 @@ class Forward(fakes.TorchDispatchMode):
             if made.device.type not in self._fakes.device_types:
                 self.elsewhere_bytes += nbytes
             elif nbytes:
-                name = str(dtype).removeprefix("torch.")
-                self.kept[id(made)] = Kept(why, nbytes, shape, name, layer, made.layer, made.operator)
+                self.kept[id(made)] = replace(kept, nbytes=nbytes)
 
-        for packed, made, shape, dtype, layer in self._saved:
+        for packed, made, kept in self._saved:
             if packed() is not None:
-                keep(made, SAVED, layer, shape, dtype)
-        for tensor in outputs:
-            for made in self._made_of(tensor):
-                keep(made, OUTPUT, made.layer, made.shape, made.dtype)
+                keep(made, kept)
+        for made in (one for tensor in outputs for one in self._made_of(tensor)):
+            keep(made, replace(made.kept, why=OUTPUT))
         for made in self._all_made:
-            keep(made, OTHER if self.has_saved else SAVED, made.layer, made.shape, made.dtype)
+            keep(made, made.kept if self.has_saved else replace(made.kept, why=SAVED))
 
 
 # --- gradients ---
@@ -287,24 +256,14 @@ class Graph:
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._senders: dict[int, set[str]] = {}
+        leaves = [one for one in forward.outputs if one.requires_grad and one.grad_fn is None]
+        self._senders: dict[int, set[str]] = {id(leaf): set() for leaf in leaves}
         self.recomputes = False
-        nodes: dict[int, Any] = {}  # held, or another node could get the id of a freed one
-        todo: list[Any] = [output.grad_fn for output in forward.outputs]
-        for output in forward.outputs:
-            if output.requires_grad and output.grad_fn is None:
-                self._senders.setdefault(id(output), set())
-        while todo:  # no saved tensor is touched
-            node = todo.pop()
-            if node is None or id(node) in nodes:
-                continue
-            nodes[id(node)] = node
+        for node in graph.nodes_behind(*forward.outputs):
             self.recomputes |= _RECOMPUTES in node.name()
             for following, _ in node.next_functions:
-                leaf = getattr(following, "variable", None)
-                if leaf is not None:
+                if (leaf := getattr(following, "variable", None)) is not None:
                     self._senders.setdefault(id(leaf), set()).add(node.name())
-                todo.append(following)
 
     def gradient(self, leaf: Tensor, real: Tensor) -> Gradient | None:
         """The gradient that backward will compute for `leaf`, the fake of `real`; None if there is none."""
@@ -364,13 +323,12 @@ def run_step(
 
     `grads` has the gradients of the model's parameters by id of the fake; None if there is none.
     """
-    make = _maker(choice, parameters, fake)
     name = type(choice).__name__ if isinstance(choice, Optimizer) else choice
     name = name if isinstance(name, str) else str(getattr(choice, "__name__", type(choice).__name__))
     ask, reason = _AnyNumber(), ""
     try:
         with fake.mode, ask, torch.no_grad():
-            optimizer = make()
+            optimizer = _optimizer(choice, parameters, fake)
             mine = [p for group in optimizer.param_groups for p in group["params"]]
             for parameter in mine:
                 # Parameters of other models are assumed to have a gradient.
@@ -400,9 +358,13 @@ def run_step(
     raise MemlabError(f"one step of {name} cannot be run without data ({reason[:200]}). {advice}")
 
 
-def _maker(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Callable[[], Optimizer]:
-    if isinstance(choice, Optimizer):
-        return lambda: _clone(choice, fake)
+def _optimizer(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Optimizer:
+    if isinstance(choice, Optimizer):  # itself on fakes, as before its first step and without hooks
+        own = choice.__dict__
+        own.pop("step", None)  # a scheduler replaces it
+        own |= {"state": defaultdict(dict), **{name: OrderedDict() for name in own if name.endswith("_hooks")}}
+        FakeCopies(fake).of(own)
+        return choice
     if isinstance(choice, str):
         if choice.lower() not in _NAMES:
             known = ", ".join(kind.__name__ for kind in _NAMES.values())
@@ -411,26 +373,8 @@ def _maker(choice: Any, parameters: list[Tensor], fake: FakeTensors) -> Callable
     if not callable(choice):
         wanted = "a class or a name of torch.optim, an optimizer, or a function that makes one of parameters"
         raise MemlabError(f"optimizer is {wanted}; got {type(choice).__name__}.")
-    of_model = [fake.of(parameter) for parameter in parameters]
-
-    def make() -> Optimizer:
-        made = choice(of_model)
-        if not isinstance(made, Optimizer):
-            kind = type(made).__name__
-            raise MemlabError(f"optimizer must make a torch.optim.Optimizer of parameters, it made {kind}.")
-        return made
-
-    return make
-
-
-def _clone(optimizer: Optimizer, fake: FakeTensors) -> Optimizer:
-    """A copy on fakes, before its first step and without the hooks of the original."""
-    twin = object.__new__(type(optimizer))
-    copies = FakeCopies(fake)
-    for name, value in optimizer.__dict__.items():
-        if name.endswith("_hooks"):
-            twin.__dict__[name] = OrderedDict()
-        elif name not in ("step", "state"):  # a scheduler replaces `step`
-            twin.__dict__[name] = copies.of(value)
-    twin.state = defaultdict(dict)
-    return twin
+    made = choice([fake.of(parameter) for parameter in parameters])
+    if not isinstance(made, Optimizer):
+        kind = type(made).__name__
+        raise MemlabError(f"optimizer must make a torch.optim.Optimizer of parameters, it made {kind}.")
+    return made

@@ -39,8 +39,13 @@ _NAMED = 3
 _ELSEWHERE = "Take the model and its inputs to the CPU, or to meta."
 
 
-def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any = None) -> dict[str, Any]:
-    """The fields of `Sizes` for a model and these inputs, as plain values; nothing is computed, the model does not change."""
+def measure(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any = None, has_saved: bool = True
+) -> dict[str, Any]:
+    """The fields of `Sizes` for a model and these inputs, as plain values; nothing is computed, the model does not change.
+
+    With `has_saved` hooks tell what is saved for backward, unless the forward forbids them.
+    """
     if not issubclass(type(model), nn.Module):
         raise MemlabError(f"size takes a torch.nn.Module and inputs for it, got {type(model).__name__}.")
     if fake_mode_is_on():
@@ -52,17 +57,14 @@ def measure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opt
         if any(tensor.is_cuda for tensor in held + tensors_in(args, kwargs)):
             # A new process would allocate them on the real device.
             raise MemlabError(f"sizes for CUDA need a forked process (Linux). {_ELSEWHERE}")
-    for has_saved in (True, False):
-        outcome = child.run(functools.partial(_sized, model, args, kwargs, optimizer, has_saved, _modes()))
-        if outcome.result is None:
-            reason = outcome.ended or str(outcome.error)
-            if outcome.error is not None and outcome.error.name == MemlabError.__name__:
-                reason = outcome.error.text
-            raise MemlabError(reason)
-        facts: dict[str, Any] = json.loads(outcome.result)
-        if facts:
-            return facts
-    raise MemlabError(f"the forward of {type(model).__name__} forbids hooks for saved tensors where there are none.")
+    outcome = child.run(functools.partial(_sized, model, args, kwargs, optimizer, has_saved, _modes()))
+    if outcome.result is None:
+        raised = outcome.error
+        if raised is not None and raised.name == MemlabError.__name__:
+            raise MemlabError(raised.text)
+        raise MemlabError(outcome.ended or str(raised))
+    facts: dict[str, Any] = json.loads(outcome.result)
+    return facts or measure(model, args, kwargs, optimizer, has_saved=False)
 
 
 def _modes() -> tuple[bool, dict[str, torch.dtype], torch.device, torch.dtype]:
@@ -87,16 +89,24 @@ def _sized(
             sizes = _Step(model, args, kwargs, optimizer, has_saved).sizes()
         except ForwardFailed as failed:
             # PyTorch's message if a function forbids them, as those of torch.func do.
-            if has_saved and "saved tensor hooks" in str(failed.error):
+            if has_saved and "saved tensor hooks" in str(failed.args[0]):
                 return b"{}"
             with_shapes = any(_is_shape(value) for value in (*args, *kwargs.values()))
-            raise MemlabError(_refusal(failed, type(written_model(model)).__name__, with_shapes)) from None
+            raise MemlabError(_refusal(failed.args[0], written_model(model), with_shapes)) from None
     return json.dumps(dataclasses.asdict(sizes)).encode()
 
 
 def _is_shape(value: Any) -> bool:
     """A tuple of whole numbers stands for a float32 tensor of that shape."""
     return type(value) in (tuple, torch.Size) and all(type(size) is int for size in value)
+
+
+def _shaped(value: Any) -> Any:
+    if not _is_shape(value):
+        return value
+    if any(size < 0 for size in value):
+        raise MemlabError(f"a shape has no negative sizes, got {tuple(value)}.")
+    return torch.empty(value, dtype=torch.float32, device="meta")
 
 
 class _Step:
@@ -119,9 +129,13 @@ class _Step:
             if not torch.backends.cuda.is_built():
                 raise MemlabError(f"sizes for CUDA need PyTorch's CUDA build. {_ELSEWHERE}")
             claim_cuda()
-        args = tuple(map(self._input, args))
-        kwargs = {name: self._input(value) for name, value in kwargs.items()}
+        copies = FakeCopies(self.fakes, self.fakes.home if self.fakes.moves_inputs else None)
+        args, kwargs = (
+            copies.of(tuple(map(_shaped, args))),
+            copies.of({name: _shaped(one) for name, one in kwargs.items()}),
+        )
         self.forward = run_forward(self.paths, self.fakes, args, kwargs, has_saved)
+        self.taken = {key for one in self.mine for key in storage_bytes(one.tensor)}
         of_model = {id(self.fakes.of(one.tensor)) for one in self.mine}
         self.inputs = [tensor for tensor in tensors_in(args, kwargs) if id(tensor) not in of_model]
         self.graph = Graph(self.forward)
@@ -135,27 +149,16 @@ class _Step:
         recurrent = any(name in one for one in self.forward.operators for name in _RNN)
         self.is_lower_bound = recurrent and torch.is_grad_enabled()
 
-    def _input(self, value: Any) -> Any:
-        fakes = self.fakes
-        if not _is_shape(value):
-            return FakeCopies(fakes, fakes.home if fakes.moves_inputs else None).of(value)
-        if any(size < 0 for size in value):
-            raise MemlabError(f"a shape has no negative sizes, got {tuple(value)}.")
-        return fakes.new(tuple(value), fakes.home)
-
     def _fake_gradients(self) -> dict[int, Tensor | None]:
         made: dict[int, Tensor | None] = {}
-        for one, grad in zip(self.mine, self.gradients, strict=True):
-            leaf = self.fakes.of(one.tensor)
-            made[id(leaf)] = None
-            if grad is not None and grad.rows:
-                indices = self.fakes.new((1, grad.rows), leaf.device, torch.int64)
-                values = self.fakes.new((grad.rows, *leaf.shape[1:]), leaf.device, leaf.dtype)
-                with self.fakes.mode:
+        with self.fakes.mode:
+            for one, grad in zip(self.mine, self.gradients, strict=True):
+                leaf = self.fakes.of(one.tensor)
+                made[id(leaf)] = torch.empty_like(leaf) if grad is not None else None
+                if grad is not None and grad.rows:
+                    indices = torch.empty(1, grad.rows, dtype=torch.int64, device=leaf.device)
+                    values = torch.empty(grad.rows, *leaf.shape[1:], dtype=leaf.dtype, device=leaf.device)
                     made[id(leaf)] = torch.sparse_coo_tensor(indices, values, leaf.shape, check_invariants=False)
-            elif grad is not None:
-                with self.fakes.mode:
-                    made[id(leaf)] = torch.empty_like(leaf)
         return made
 
     def sizes(self) -> Sizes:
@@ -163,7 +166,6 @@ class _Step:
         forward, state, parameters = self.forward, self.state, self.parameters
         of_inputs = [self.graph.gradient(tensor, tensor) for tensor in self.inputs]
         count = sum(one.tensor.numel() for one in parameters)
-        taken = {key for one in self.mine for key in storage_bytes(one.tensor)}
         behind = storage_bytes(*self.fakes.originals(self.inputs))
         return Sizes(
             model=type(self.paths.modules[0]).__name__,
@@ -177,7 +179,7 @@ class _Step:
             buffer_bytes=sum(one.nbytes for one in self.mine if one.kind != PARAMETER),
             gradient_bytes=sum(grad.nbytes for grad in [*self.gradients, *of_inputs] if grad),
             optimizer_bytes=sum(state.here.values()) if state else 0,
-            input_bytes=sum(nbytes for key, nbytes in behind.items() if key not in taken),
+            input_bytes=sum(nbytes for key, nbytes in behind.items() if key not in self.taken),
             kept=tuple(forward.kept.values()),
             elsewhere_bytes=self.elsewhere_bytes,
             layers=tuple(self._layers()),
@@ -257,9 +259,8 @@ class _Step:
         if elsewhere and self.fakes.moves_inputs:
             where = f"Inputs lie on {listed(elsewhere, _NAMED)} and the model on {home}"
             yield f"{where}: sized as if they were there, a real call has to move them."
-        taken = {key for one in self.mine for key in storage_bytes(one.tensor)}
         outside = storage_bytes(*self.forward.outside.values())
-        if strange := [nbytes for key, nbytes in outside.items() if key not in taken]:
+        if strange := [nbytes for key, nbytes in outside.items() if key not in self.taken]:
             size, count = format_bytes(sum(strange)), number_of(len(strange), "tensor")
             yield f"The forward uses {count} from outside the model and its inputs ({size}), not counted."
         dense = [tensor for tensor in inputs if tensor.layout == torch.strided]
@@ -295,6 +296,7 @@ _OTHERWISE_ON_CUDA = {
 
 _THEIRS = (str(Path(torch.__file__).parent) + os.sep, OWN_FILES, "<string", "<frozen")
 _MEASURE = "measure a real step with memlab.track()"
+_CALL: Any = nn.Module.__call__
 _TYPES = " A shape stands for float32; for another type give torch.empty(shape, dtype=..., device='meta')."
 _FAILURES = {
     "DataDependentOutputException": ("it asks for a tensor's value ({asks})", f"Take that out of the forward, or {_MEASURE}"),
@@ -308,9 +310,9 @@ _FAILURES = {
 """Errors that do not depend on the inputs' dtype: what failed, and what to do about it."""
 
 
-def _refusal(failed: ForwardFailed, model: str, with_shapes: bool) -> str:
+def _refusal(error: Exception, model: nn.Module, with_shapes: bool) -> str:
     """One line: what, where, and what to do about it; `with_shapes` if inputs were given as shapes."""
-    error, kind = failed.error, type(failed.error).__name__
+    kind = type(error).__name__
     how, hint = "cannot be run without data", _TYPES if with_shapes and kind not in _FAILURES else ""
     operator, message = str(getattr(error, "func", "")), str(error).strip()
     message = message.splitlines()[0].rstrip(".")[:240] if message else "no message"
@@ -320,17 +322,14 @@ def _refusal(failed: ForwardFailed, model: str, with_shapes: bool) -> str:
         advice = "Give it indices: torch.zeros(shape, dtype=torch.long)"
     asks = "item(), bool(), int() or float()" if "_local_scalar_dense" in operator else operator
     what = what.format(asks=asks, operator=operator, known=operator or message, kind=kind, message=message)
-    inside = f" in {failed.path}" if failed.path else ""
-    return f"the forward of {model} {how}: {what}{inside}{_place(error)}. {advice}.{hint}"
-
-
-def _place(error: Exception) -> str:
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    mine = [(file, line) for file, line in frames if not file.startswith(_THEIRS)]
-    if not mine:
-        return ""
-    file, line = mine[-1]
-    is_cell = "ipykernel_" in file or file.startswith("<ipython-input")
-    place = f"line {line} of a cell" if is_cell else f"{Path(file).name}:{line}"
-    source = linecache.getline(file, line).strip()
-    return f" at {place}" + (f" ({source[:80]})" if source else "")
+    paths, path, place = ModulePaths(model), "", ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if frame.f_code is _CALL.__code__ and id(module := frame.f_locals["self"]) in paths.paths:
+            path = paths.of(module, path)
+        elif not file.startswith(_THEIRS):
+            is_cell = "ipykernel_" in file or file.startswith("<ipython-input")
+            place = f" at line {line} of a cell" if is_cell else f" at {Path(file).name}:{line}"
+            place += f" ({source[:80]})" if (source := linecache.getline(file, line).strip()) else ""
+    inside = f" in {path}" if path else ""
+    return f"the forward of {type(model).__name__} {how}: {what}{inside}{place}. {advice}.{hint}"

@@ -19,6 +19,7 @@ from memlab.saving_techniques.batches import cut
 from memlab.saving_techniques.demos import vocabulary_stack
 from memlab.saving_techniques.param_groups import evaluating, keep_parameters_of, only_plain_step, optimizer_of, rebuild
 from memlab.saving_techniques.technique import Demo, described
+from memlab.torch_internals.graph import nodes_behind
 from memlab.workloads.job import Job, Parts
 from memlab.workloads.nested import tensors_in
 
@@ -170,7 +171,8 @@ def unused_in(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, nn.Module]
         for one in frozen:  # else the graph would not reach it
             one.requires_grad_(True)
         with evaluating(model), torch.enable_grad():
-            reached = _reached_from(model(*(cut(one, 0, 1) for one in inputs)))
+            ends = nodes_behind(*tensors_in(model(*(cut(one, 0, 1) for one in inputs))))
+            reached = {id(node.variable) for node in ends if hasattr(node, "variable")}
     finally:
         for one in frozen:
             one.requires_grad_(False)
@@ -183,20 +185,6 @@ def unused_in(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, nn.Module]
         if parameters and not used and not any(path.startswith(f"{outer}.") for outer in unused):
             unused[path] = module
     return unused
-
-
-def _reached_from(output: Any) -> set[int]:
-    """The ids of the parameters that the graph of an output ends at."""
-    nodes = [one.grad_fn for one in tensors_in(output) if one.grad_fn is not None]
-    seen, reached = set(nodes), set[int]()
-    while nodes:
-        node = nodes.pop()
-        if hasattr(node, "variable"):
-            reached.add(id(node.variable))
-        new = {following for following, _ in node.next_functions if following is not None} - seen
-        seen |= new
-        nodes += new
-    return reached
 
 
 def _remove_unused(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch's tensors without data, and the wrappers of `torch.func`.
+"""PyTorch's tensors without data.
 
 `FakeTensorMode` runs operators for their shapes alone; `FakeTensor(mode, meta_tensor, device)` makes one that claims a device.
 """
@@ -27,7 +27,6 @@ wraps_others: Any = private("torch.utils._python_dispatch.is_traceable_wrapper_s
 tree_map: Any = private("torch.utils._pytree.tree_map")
 tree_leaves: Any = private("torch.utils._pytree.tree_leaves")
 _from_real: Any = private("torch._subclasses.fake_tensor.FakeTensorConverter.from_real_tensor")
-_functorch: Any = private("torch._C._functorch")
 LOGGER = "torch._subclasses.fake_tensor"
 """Who writes a traceback to the log when an operator refuses its arguments, before raising it."""
 
@@ -52,10 +51,3 @@ def fake_mode_is_on() -> bool:
     """Whether this thread runs operators for their shapes alone already."""
     key = private("torch._C._TorchDispatchModeKey").FAKE
     return private("torch._C._get_dispatch_mode")(key) is not None
-
-
-def unwrapped(tensor: Any) -> Any:
-    """The tensor inside of those that vmap and grad of `torch.func` hand to the functions they transform."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return tensor

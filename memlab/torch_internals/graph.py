@@ -152,6 +152,18 @@ def can_hook() -> bool:
     return _functorch.peek_interpreter_stack() is None
 
 
+def nodes_behind(*tensors: Any) -> Iterator[Any]:
+    """Every node of the graph that made these tensors, each once; what nodes saved is not touched."""
+    seen: dict[int, Any] = {}  # held, or another node could get the id of a freed one
+    todo = [tensor.grad_fn for tensor in tensors]
+    while todo:
+        node = todo.pop()
+        if node is not None and id(node) not in seen:
+            seen[id(node)] = node
+            todo += [following for following, _ in node.next_functions]
+            yield node
+
+
 def node_of(tensor: Any) -> Any:
     """The node that made a plain tensor, None for leaves and for what only looks like a plain tensor."""
     if function_mode_count():  # of the user's, which would be asked

@@ -51,15 +51,6 @@ def test_the_log_of_refused_operators_has_this_name(caplog):
     assert {record.name for record in caplog.records} <= {fakes.LOGGER}
 
 
-def test_wrappers_of_torch_func_are_unwrapped():
-    seen: list[Tensor] = []
-    x = torch.randn(4, 8)
-    torch.vmap(torch.func.grad(lambda y: seen.append(fakes.unwrapped(y)) or (y**2).sum()))(x)
-    assert [tuple(one.shape) for one in seen] == [(4, 8)]
-    assert seen[0].untyped_storage()._cdata == x.untyped_storage()._cdata
-    assert fakes.unwrapped(x) is x
-
-
 def test_classes_that_wrap_tensors_are_known():
     nested = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=torch.jagged)
     assert fakes.wraps_others(nested)

@@ -72,7 +72,6 @@ REPLACED = {
     "fake_cuda/dispatcher.py": {"_device_constructors"},
     "fake_cuda/identity.py": {"_parse_to"},
     "fake_cuda/sparse.py": {"_values"},
-    "prediction/fake_model.py": {"_values"},
     "fake_cuda/pipelines.py": {
         "_StageBackwardMeta",
         "_StageForwardMeta",
