@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import time
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from memlab.api.run import Run
 from memlab.api.track import track
+from memlab.lesson.price import seconds_ratios
 from memlab.units import format_bytes
 from memlab.views.page import Page
 from memlab.views.shown import Shown
 from memlab.views.table import Column, Table
 
-REPEATS = 2
-"""How often an edit is timed; the shorter time counts, since other work on the machine only adds to it."""
 Train = Callable[[int], float]
 """Makes the model, trains it for so many steps, and returns the last loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One edit: its run, the seconds of its training, and the loss that it ended with."""
+    """One edit: its code, its run, how many times the seconds of the first it takes, and the loss that it ended with."""
 
+    train: Train
     run: Run
-    seconds_s: float
+    times: float
     loss: float
 
 
@@ -39,23 +39,18 @@ class Scoreboard(Shown):
         return self.scores[name].run
 
     def score(self, name: str, train: Train) -> Scoreboard:
-        """Train and time the edit, measure the peak of two steps of it, and return the board, to be shown."""
-        if not self.scores:
-            train(1)  # the first call imports and allocates
-        times = []
-        for _ in range(REPEATS):
-            begin = time.perf_counter()
-            loss = train(self._steps)  # which reads the loss, and so waits for the device
-            times.append(time.perf_counter() - begin)
+        """Train the edit, time it against the first in pairs of steps, measure the peak of two steps; the board is shown."""
+        loss, times = train(self._steps), 1.0
+        if first := next((score for other, score in self.scores.items() if other != name), None):
+            times = statistics.median(seconds_ratios(lambda: first.train(1), lambda: train(1)))
         with track(name, device=self._device, show=False) as run:
             train(2)  # the optimizer makes its state in the first
-        self.scores[name] = Score(run, min(times), loss)
+        self.scores[name] = Score(train, run, times, loss)
         return self
 
     @property
     def page(self) -> Page:
         """A row for each edit; those within the budget are strong."""
-        first_s = next(iter(self.scores.values())).seconds_s if self.scores else 1.0
         columns = (
             Column("edit"), Column("peak", "bytes"), Column(f"within {format_bytes(self.budget_bytes)}"),
             Column("time", "times"), Column(f"loss after {self._steps} steps"),
@@ -64,7 +59,7 @@ class Scoreboard(Shown):
         for name, score in self.scores.items():
             peak = score.run.peak_allocated_bytes
             within.append(peak <= self.budget_bytes)
-            values = (None, None) if self._is_simulated else (score.seconds_s / first_s, f"{score.loss:.3f}")
+            values = (None, None) if self._is_simulated else (score.times, f"{score.loss:.3f}")
             rows.append((name, peak, "✓ yes" if within[-1] else "✗ no", *values))
         strong = frozenset(number for number, one in enumerate(within) if one)
         return Page(
