@@ -253,8 +253,12 @@ class Lesson:
         return Check(yours, self.device, judged, self._name_in(sys._getframe(1)))
 
     def scoreboard(self, budget: str | int, steps: int = 5) -> Scoreboard:
-        """Score edits of one program: `board.score("plain", train)`, where `train(steps)` returns the last loss."""
-        return Scoreboard(parse_bytes(budget), self.device, steps, self.source == "simulated")
+        """Score edits of one program: `board.score("plain", train)`, where `train(steps)` returns the last loss.
+
+        On CUDA the workspaces of cuBLAS, for the threads of forward and of backward, are added to the budget.
+        """
+        workspaces = 2 * max(blas_workspace_sizes()) if self.device == "cuda" else 0
+        return Scoreboard(parse_bytes(budget) + workspaces, self.device, steps, self.source == "simulated")
 
     def end(self) -> LessonEnd:
         """Summarize claims and guesses; the last cell of a lesson."""
