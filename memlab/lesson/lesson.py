@@ -27,6 +27,7 @@ from memlab.lesson.guess_widget import show_guess
 from memlab.lesson.price import PAIRS, flops_ratio, seconds_ratios
 from memlab.lesson.progress import CourseProgress
 from memlab.lesson.progress_file import FinishedLesson, StoredExercise, StoredGuess
+from memlab.lesson.scoreboard import Scoreboard
 from memlab.lesson.sources import Maker, source_of
 from memlab.lesson.sweep import Sweep
 from memlab.probes.counters import Nvml
@@ -250,6 +251,14 @@ class Lesson:
                 progress_file.save(StoredExercise(self.name, exercise, verdict.passed))
 
         return Check(yours, self.device, judged, self._name_in(sys._getframe(1)))
+
+    def scoreboard(self, budget: str | int, steps: int = 5) -> Scoreboard:
+        """Score edits of one program: `board.score("plain", train)`, where `train(steps)` returns the last loss.
+
+        On CUDA the workspaces of cuBLAS, for the threads of forward and of backward, are added to the budget.
+        """
+        workspaces = 2 * max(blas_workspace_sizes()) if self.device == "cuda" else 0
+        return Scoreboard(parse_bytes(budget) + workspaces, self.device, steps, self.source == "simulated")
 
     def end(self) -> LessonEnd:
         """Summarize claims and guesses; the last cell of a lesson."""

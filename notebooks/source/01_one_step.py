@@ -90,23 +90,24 @@ lesson.price("half of the rows", lambda: gradient(B), lambda: gradient(B // 2), 
 # %% whole
 def whole():
     model.zero_grad()
+    report = nn.functional.mse_loss(model(-x), y)  # is only printed
     nn.functional.mse_loss(model(x), y).backward()
-    return model[0][0].weight.grad
+    return model[0][0].weight.grad, report.detach()
 
 # %% exercise tags=["exercise"]
 def yours():
-    ...  # about 5 lines: two halves, and what is the weight of each half's loss?
+    ...  # whole(), repaired: one line more, or two changed
 
 # %% check tags=["check"]
-lesson.check(yours).same_as(whole, relative=1e-4).peak_below(int(0.75 * run.peak_allocated_bytes))
+lesson.check(yours).same_as(whole, relative=1e-4).peak_below(int(1.25 * run.peak_allocated_bytes))
 
 # %% solution tags=["solution"]
 def yours():
     model.zero_grad()
-    for rows in (slice(0, B // 2), slice(B // 2, B)):
-        loss = nn.functional.mse_loss(model(x[rows]), y[rows]) / 2
-        loss.backward()
-    return model[0][0].weight.grad
+    with torch.no_grad():
+        report = nn.functional.mse_loss(model(-x), y)
+    nn.functional.mse_loss(model(x), y).backward()
+    return model[0][0].weight.grad, report
 
 # %% end
 lesson.end()

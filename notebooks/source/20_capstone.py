@@ -1,133 +1,233 @@
 # %% setup
 %reset -f
 %load_ext memlab
-import memlab
-import torch
+import collections, functools, importlib, memlab, re, torch
+from pydoc_data.topics import topics
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from memlab.lesson import Lesson
-
 lesson = Lesson("20 capstone", needs="700 MiB")
-device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% guess guesses=["6 GiB"]
-need = lesson.guess("What does a step need on the device?", between=("1 GiB", "64 GiB"))
+# %% text
+B, T, C, L, V = 8, 128, 96, 4, 8192
+words = re.findall(r"\s*\w+|\s*[^\w\s]+", " ".join(topics.values()))
+ids = {word: k for k, (word, _) in enumerate(collections.Counter(words).most_common(V - 1), 1)}
+data = torch.tensor([ids.get(word, 0) for word in words])
 
-# %% lab
-lab = memlab.Lab("gpt", size="card", card=lesson.card, steps=2)
-plain = lab.run()
-print(need.compare(sum(plain.peak_device_bytes) // 2, plain))
-lesson.holds("it does not fit as it is", plain.fits == "no", plain)
-plain
+def batch():
+    rows = data[torch.randint(len(data) - T, (B, 1)) + torch.arange(T + 1)].to(lesson.device)
+    return rows[:, :-1], rows[:, 1:]
 
-# %% account
-B, T, C, L, V = 8, 1024, 768, 12, 50_257
-P = V * C + T * C + L * (12 * C * C + 13 * C) + 2 * C
-whole = plain.for_card("RTX 4090")
-held = whole.breakdown()
-kept = 4 * B * T * (16 * L * C + 2 * C + 2 * V)
-lesson.account("The peak, on a card where it fits", whole, [
-    ("activations: layers, two of scores", "4 BT (16 L C + 2 C + 2 V)", kept, held["activation"]),
+# %% block
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def attention(self, x):
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(B, T, C))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+# %% gpt
+class GPT(nn.Module):
+    def __init__(self, layers=L, width=C, heads=6, words=V, context=T):
+        super().__init__()
+        self.token, self.position = nn.Embedding(words, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        nn.init.normal_(self.token.weight, std=0.02)
+        self.head.weight = self.token.weight
+
+    def features(self, tokens):
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def forward(self, tokens):
+        return self.head(self.features(tokens))
+
+    def loss(self, tokens, targets):
+        return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
+
+# %% train
+def gradients(model, tokens, targets):
+    loss = model.loss(tokens, targets)
+    loss.backward()
+    return loss.item()
+
+def train(make, steps, gradients=gradients, optimizer=torch.optim.AdamW, lr=3e-3):
+    torch.manual_seed(0)
+    model = make().to(lesson.device)
+    optimizer = optimizer(model.parameters(), lr)
+    for _ in range(steps):
+        loss = gradients(model, *batch())
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+
+# %% guess guesses=["blocks checkpointed", "chunked_loss"]
+edits = ["blocks checkpointed", "loss in pieces", "batch in parts", "Adafactor"]
+most = lesson.guess("Which edit of this code saves most, alone?", choices=edits)
+techniques = ["checkpoint", "chunked_loss", "adafactor", "autocast_bf16"]
+alone = lesson.guess("Which makes GPT-2 small fit into 8 GiB, alone?", choices=techniques)
+
+# %% plain
+%memtrack --name plain train(GPT, 2)
+P = sum(p.numel() for p in GPT().parameters())
+plain, held = memlab.runs["plain"], memlab.runs["plain"].breakdown()
+lesson.account("The peak of the plain GPT", plain, [
+    ("activations: layers, one of scores", "4 BT (16 LC + 2 C + V)",
+     4 * B * T * (16 * L * C + 2 * C + V), held["activation"]),
     ("temporary: two of scores", "2 x 4 BTV", 8 * B * T * V, held["temporary"]),
-    ("AdamW's moments", "2 x 4 P", 8 * P, held["optimizer"]),
-    ("parameters", "4 P", 4 * P, held["parameter"]),
-])
+    ("AdamW's moments, parameters", "8 P + 4 P", 12 * P, held["optimizer"] + held["parameter"])])
 
-# %% guess-technique guesses=["checkpoint", "backward"]
-options = ["attention", "checkpoint", "chunked_loss", "autocast_bf16"]
-alone = lesson.guess("Which of them makes it fit, alone?", choices=options)
-where = lesson.guess("And when is the new peak?", choices=["forward", "backward", "optimizer"])
+# %% edit-blocks
+class Checkpointed(GPT):
+    def features(self, tokens):
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)  # edited
+        return self.norm(x)
 
-# %% advise
-advice = memlab.advise("gpt", card=lesson.card, size="card", techniques=options)
-print(alone.compare(advice.recommended[0], advice))
-enough = advice.reaches and len(advice.recommended) == 1
-lesson.holds("one change is enough, and the advisor finds it", enough, advice)
-advice
+board = lesson.scoreboard("40 MiB").score("plain", functools.partial(train, GPT))
+board.score("blocks checkpointed", functools.partial(train, Checkpointed))
 
-# %% apply-advice
-chosen = lab.run(techniques=list(advice.recommended))
-larger = chosen.for_card("RTX 4090")
-print(where.compare(larger.devices[0].at["phase"], larger))
-lesson.saves(" + ".join(advice.recommended), whole, larger)
+# %% edit-loss
+class Chunked(GPT):
+    def piece(self, x, targets):
+        return F.cross_entropy(self.head(x), targets, reduction="sum")
 
-# %% score guesses=["16"]
-def score(rows, *techniques):
-    run = lab.run(techniques=list(techniques), settings={"batch": rows})
-    points = rows - 2 * len(techniques) if run.fits == "yes" else 0
-    print(f"{rows:3} rows, {' + '.join(techniques)}: fits {run.fits}, {points} points")
-    return run
+    def loss(self, tokens, targets):
+        total, x = 0, self.features(tokens).flatten(0, 1)
+        for part, some in zip(x.split(128), targets.flatten().split(128)):
+            total = total + checkpoint(self.piece, part, some, use_reentrant=False)
+        return total / len(x)
 
-question = "With chunked_loss and checkpoint: which is the most that fits?"
-more = lesson.guess(question, choices=["12", "16", "32", "64"])
+class Both(Checkpointed, Chunked):
+    pass
 
-# %% rows
-runs = {}
-for rows in (64, 16, 32):
-    runs[rows] = score(rows, "chunked_loss", "checkpoint")
-most = max(rows for rows, run in runs.items() if run.fits == "yes")
-print(more.compare(str(most), runs[most]))
-lesson.headline("points with two techniques", most - 4)
-lesson.sweep("rows", {rows: runs[rows].for_card("RTX 4090") for rows in sorted(runs)})
+board.score("loss in pieces", functools.partial(train, Chunked))
+board.score("both", functools.partial(train, Both))
 
-# %% show-lab
-lab
+# %% edit-loop
+def in_parts(model, tokens, targets, parts=4):
+    losses = []
+    for some in zip(tokens.chunk(parts), targets.chunk(parts)):
+        losses.append(gradients(model, *some))
+    for p in model.parameters():
+        p.grad /= parts
+    return sum(losses) / parts
+
+adafactor = dict(optimizer=torch.optim.Adafactor, lr=1e-2)
+board.score("batch in parts", functools.partial(train, GPT, gradients=in_parts))
+board.score("both, batch in parts", functools.partial(train, Both, gradients=in_parts))
+board.score("Adafactor", functools.partial(train, GPT, **adafactor))
+board.score("both, Adafactor", functools.partial(train, Both, **adafactor))
 
 # %% price
-from torch.utils.checkpoint import checkpoint
+print(most.compare(min(edits, key=lambda name: board[name].peak_bytes), board["plain"]))
+small = board["blocks checkpointed"].peak_bytes > 0.75 * plain.peak_bytes
+lesson.holds("checkpoints alone save less than a quarter of the peak", small, plain)
+lesson.saves("both edits", plain, board["both"])
+waits = board["both, batch in parts"].peak_bytes > board["both"].peak_bytes
+print(lesson.holds("on top of both, the batch in parts makes the peak larger", waits, plain))
+lesson.price("both edits", lambda: train(GPT, 1), lambda: train(Both, 1), at_most=1.34)
 
-with torch.device("meta"):
-    block_of_layers = nn.Sequential(nn.Linear(C, 4 * C), nn.GELU(), nn.Linear(4 * C, C))
-    scores = nn.Sequential(nn.Linear(C, V), nn.LogSoftmax(-1))
-    hidden = torch.empty(T, C, requires_grad=True)
-keeping = lambda part: lambda: part(hidden).sum().backward()
-recomputing = lambda part: checkpoint(part, hidden, use_reentrant=False).sum().backward()
-for what, part in (("checkpoint", block_of_layers), ("chunked_loss", scores)):
-    again = lambda: recomputing(part)
-    print(lesson.price(what, keeping(part), again, at_most=1.34))
+# %% trainer
+class ForTrainer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gpt = GPT()
+
+    def forward(self, tokens, targets):
+        return {"loss": self.gpt.loss(tokens, targets)}
+
+    def gradient_checkpointing_enable(self, **options):  # the switch calls this
+        self.gpt.__class__ = Checkpointed
+    activation_checkpointing_enable = gradient_checkpointing_enable  # its name in version 6
+
+def with_trainer(steps, **switches):
+    torch.manual_seed(0)
+    model = ForTrainer()
+    pairs = [pair for _ in range(steps) for pair in zip(*batch())]
+    rows = [dict(tokens=x.cpu(), targets=y.cpu()) for x, y in pairs]
+    return trained(model, rows, dict(max_steps=steps, learning_rate=3e-3) | switches)
+
+# %% switches
+def trained(model, rows, switches):
+    from transformers import Trainer, TrainingArguments
+    quiet = dict(report_to="none", save_strategy="no", disable_tqdm=True, logging_steps=1)
+    where = dict(output_dir="trainer", use_cpu=lesson.device == "cpu")
+    switches = {"per_device_train_batch_size": B, **quiet, **where, **switches}
+    one = Trainer(model, TrainingArguments(**switches), train_dataset=rows)
+    one.train()
+    return [row["loss"] for row in one.state.log_history if "loss" in row][-1]
+
+parts = dict(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+adafactor = dict(optim="adafactor", learning_rate=1e-2)
+for switches in ({}, dict(gradient_checkpointing=True), parts, adafactor):
+    if not importlib.util.find_spec("transformers"):
+        print("not measurable here: Trainer needs `pip install transformers accelerate`")
+        break
+    board.score(f"Trainer({', '.join(switches)})", functools.partial(with_trainer, **switches))
+board
+
+# %% lab
+def gpt2(rows):
+    model = GPT(layers=12, width=768, heads=12, words=50_257, context=1024)
+    tokens, targets = torch.randint(50_257, (2, rows, 1024))
+    loss = lambda scores, targets: F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+    return model, torch.optim.AdamW(model.parameters()), (tokens, targets), loss
+
+batches = {f"{rows} rows": functools.partial(gpt2, rows) for rows in (8, 16, 32)}
+lab = memlab.Lab(workloads=batches, card=lesson.card, steps=2)
+tried = {name: lab.run(techniques=[name]) for name in techniques}
+fits = [name for name, run in tried.items() if run.fits == "yes"]
+print(alone.compare(fits[0], *tried.values()))
+lesson.holds("one switch alone is enough for 8 rows", len(fits) == 1, *tried.values())
+larger = lab.run(workload="32 rows", techniques=["chunked_loss", "checkpoint"])
+print(lesson.holds("with two, 32 rows fit", larger.fits == "yes", larger))
+lab
 
 # %% exercise tags=["exercise"]
-words, width, rows = 16_384, 192, 1536
+tokens, targets = (one.clone() for one in batch())
+targets[:, :112] = -100  # 112 words of a question, 16 of the answer: only those are learned
 
-def block():
-    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-embed = nn.Embedding(words, width).to(device)
-body = nn.Sequential(*[block() for _ in range(4)]).to(device)
-tokens, labels = torch.randint(words, (2, rows), device=device)
-
-def whole_step():
-    embed.zero_grad()
-    body.zero_grad()
-    nn.functional.cross_entropy(body(embed(tokens)) @ embed.weight.T, labels).backward()
-    return embed.weight.grad, body[0][0].weight.grad
+class Answers(GPT):
+    ...  # about 3 lines: whose scores does the loss need?
 
 def yours():
-    ...  # about 10 lines: torch.utils.checkpoint.checkpoint(function, *inputs, use_reentrant=False)
+    ...  # 1 line: learned(Answers) of the next cell
 
 # %% check tags=["check"]
-lesson.check(yours).same_as(whole_step, relative=1e-3).peak_below("115 MiB")
+def learned(make=GPT):
+    torch.manual_seed(0)
+    model = make().to(lesson.device)
+    model.loss(tokens, targets).backward()
+    return model.token.weight.grad, model.blocks[0].qkv.weight.grad
+
+lesson.check(yours).same_as(learned, relative=1e-3).peak_below("40 MiB")
 
 # %% solution tags=["solution"]
-from torch.utils.checkpoint import checkpoint
-
-def loss_of(hidden, labels):
-    scores = hidden @ embed.weight.T
-    return nn.functional.cross_entropy(scores, labels, reduction="sum")
+class Answers(Checkpointed):
+    def loss(self, tokens, targets):
+        scores = self.head(self.features(tokens)[:, 112:])
+        return F.cross_entropy(scores.flatten(0, 1), targets[:, 112:].flatten())
 
 def yours():
-    embed.zero_grad()
-    body.zero_grad()
-    x = embed(tokens)
-    for one in body:
-        x = checkpoint(one, x, use_reentrant=False)
-    loss = 0
-    for hidden, some in zip(x.split(192), labels.split(192)):
-        loss = loss + checkpoint(loss_of, hidden, some, use_reentrant=False)
-    (loss / rows).backward()
-    return embed.weight.grad, body[0][0].weight.grad
-
-# %% all-guesses
-lesson.guesses_so_far()
+    return learned(Answers)
 
 # %% end
+display(lesson.guesses_so_far())
 lesson.end()
