@@ -34,7 +34,7 @@ def train(empty_cache=False):
 
 # %% guess guesses=[10, "lower"]
 left = lesson.guess("Still reserved when it has returned, in percent of the most that was?")
-question = "empty_cache() after every step: the peak of *allocated* is ..."
+question = "empty_cache() after every step: the peak of allocated is ..."
 myth = lesson.guess(question, choices=["lower", "the same", "higher"])
 
 # %% predict-plain

@@ -34,8 +34,8 @@ B, W, S = 3, 32, 192
 net = UNet(W).to(device)
 x = torch.rand(B, 3, S, S, device=device)
 pictures = torch.rand(4, 3, 128, 128, device=device)
-predicting = lesson.guess("What does it save of the peak of a *prediction*, in percent?")
-training = lesson.guess("What does it save of the peak of a *training step*, in percent?")
+predicting = lesson.guess("What does it save of the peak of a prediction, in percent?")
+training = lesson.guess("What does it save of the peak of a training step, in percent?")
 
 # %% prediction
 %%memtrack --name prediction

@@ -162,7 +162,7 @@ lesson.account("A step with QLoRA", qlora, [
 ])
 
 # %% loss-curves
-svg = "<svg xmlns='http://www.w3.org/2000/svg' width='560' height='160' fill='#808080'>"
+svg = "<svg xmlns='http://www.w3.org/2000/svg' width='560' height='160' font-family='sans-serif'>"
 for n, (way, run) in enumerate(zip(losses, (full, lora, obvious, qlora)), 1):
     c, y = ("#47a", "#f82", "#e55", "#5a4")[n - 1], [1150 - 360 * loss for loss in losses[way]]
     line = " ".join(f"{20 + 45 * k},{v:.0f}" for k, v in enumerate(y))
