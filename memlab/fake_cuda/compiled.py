@@ -22,6 +22,7 @@ import torch
 
 from memlab.allocator import CachingAllocator
 from memlab.fake_cuda.allocation_log import AllocationLog
+from memlab.fake_cuda.dynamo import Dynamo
 from memlab.fake_cuda.gpus import CUDA0, State
 from memlab.fake_cuda.graph_recorder import GraphRecorder, NotOneGraph
 from memlab.fake_cuda.graph_trees import IN_GRAPHS, WITHOUT_GRAPHS, GraphTrees, wants_graphs
@@ -30,7 +31,6 @@ from memlab.fake_cuda.shape_inference import FakeGpuMode, twin
 from memlab.fake_cuda.tensors import is_fake
 from memlab.torch_internals import compiler, inductor
 from memlab.torch_internals.fakes import tree_leaves, tree_map
-from memlab.torch_internals.objects import written_model
 
 COMPILED = (
     f"compiled code: one graph for each combination of shapes, by the compiler of PyTorch {torch.__version__}; what Triton "
@@ -51,9 +51,6 @@ MATMULS = ("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "_int_mm", "_s
 def compile_functions(cuda: Any, patches: Patches) -> None:
     """Let `torch.compile` compile for the fake GPU."""
 
-    def of_module(module: Any, in_graphs: bool = False) -> Any:
-        return Function(cuda, compiler.call_of(module), in_graphs).call
-
     def compiled(
         model: Any = None,
         *,
@@ -61,10 +58,13 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
         mode: Any = None,
         options: Any = None,
         disable: bool = False,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
         **kwargs: Any,
     ) -> Any:
+        how = {"fullgraph": fullgraph, "dynamic": dynamic}
         if model is None:
-            return functools.partial(compiled, backend=backend, mode=mode, options=options, disable=disable, **kwargs)
+            return functools.partial(compiled, backend=backend, mode=mode, options=options, disable=disable, **how, **kwargs)
         if disable or getattr(model, "__name__", "") == "_flex_attention_hop_wrapper":  # which PyTorch always compiles
             return model
         cuda.compiles = True
@@ -75,10 +75,12 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
         if str(mode).startswith("max-autotune"):
             cuda.assume(TUNED)
         if isinstance(model, torch.nn.Module):
-            compiler.set_compiled_call(model, of_module(model, in_graphs))
+            compiler.set_compiled_call(model, Function(cuda, compiler.call_of(model), in_graphs, **how).call)
             return model
-        call = Function(cuda, model, in_graphs).call
-        return functools.wraps(model)(lambda *args, **kwargs: call(*args, **kwargs))
+        call = Function(cuda, model, in_graphs, **how).call
+        run = functools.wraps(model)(lambda *args, **kwargs: call(*args, **kwargs))
+        run._torchdynamo_inline = model  # type: ignore[attr-defined]  # where a compiled function calls it
+        return run
 
     patches.put(torch, compile=compiled)
     patches.put(
@@ -86,10 +88,9 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
         compile=lambda module, *args, **kwargs: _compile_in_place(cuda, module, compiled, *args, **kwargs),
     )
     patches.put(torch.compiler, cudagraph_mark_step_begin=lambda: graph_trees(cuda).mark_step())
-    recording = lambda: GraphRecorder.is_on  # noqa: E731
-    patches.put(torch.compiler, is_compiling=recording, is_dynamo_compiling=recording)
+    patches.callback(lambda: cuda.dynamo is not None and cuda.dynamo.close())
     if compiler.compiler_is_loaded():
-        _divert(cuda, patches, of_module)
+        _divert(cuda, patches)
 
 
 def _compile_in_place(cuda: Any, module: Any, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -106,43 +107,39 @@ def _is_skipped(module: Any) -> bool:
     return bool(type(module).forward.__module__.startswith("torch.nn."))
 
 
-def _divert(cuda: Any, patches: Patches, of_module: Callable[..., Any]) -> None:
-    """What was compiled before the prediction is compiled for the fake GPU, too; a function that is no module runs as eager."""
-    called, frames = torch.nn.Module.__call__, compiler.eval_frame()
-    before: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+def _divert(cuda: Any, patches: Patches) -> None:
+    """What was compiled before the prediction is compiled for the fake GPU, too."""
+    frames = compiler.eval_frame()
+    chosen = frames._callback_from_stance
+    callbacks: dict[Any, Any] = {}
 
-    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        given = compiler.compiled_call_of(module)
-        if given is None or isinstance(getattr(given, "__self__", None), Function) or _is_skipped(module):
-            return called(module, *args, **kwargs)
-        return compiled_now(module)(*args, **kwargs)
+    def for_fake_gpu(callback: Any) -> Any:
+        if callback in (None, False) or (cuda.dynamo is not None and callback in cuda.dynamo.callbacks):
+            return chosen(callback)
+        name, in_graphs = compiler.backend_of(callback)
+        if name != "inductor":
+            cuda.assume(f"{EAGER}its backend is {name!r:.80}")
+            return None
+        if callback not in callbacks:
+            callbacks[callback] = dynamo(cuda).callback(Function(cuda, None, in_graphs).graph)
+        return chosen(callbacks[callback])
 
-    def compiled_now(module: Any, in_graphs: bool = False) -> Any:
-        if module not in before:
-            before[module] = of_module(module, in_graphs)
-        return before[module]
-
-    def as_eager(callback: Any) -> Any:
-        if callback not in (None, False):
-            cuda.assume(f"{EAGER}a function was compiled before the prediction")
-        return None
-
-    patches.put(torch.nn.Module, __call__=call)
-    patches.put(
-        frames.OptimizedModule,
-        __call__=lambda module, *args, **kwargs: compiled_now(written_model(module), compiler.has_graphs(module))(
-            *args, **kwargs
-        ),
-    )
-    patches.put(frames, _callback_from_stance=as_eager)
+    patches.put(frames, _callback_from_stance=for_fake_gpu)
 
 
 class Function:
-    """A compiled function, and what was made of it for each kind of arguments."""
+    """A compiled function: Dynamo makes its graphs; with `fullgraph`, or where it cannot, it is one."""
 
-    def __init__(self, cuda: Any, function: Callable[..., Any], in_graphs: bool = False) -> None:
-        self.cuda, self.function, self.in_graphs = cuda, function, in_graphs
-        self._known: dict[Any, CompiledGraph | None] = {}
+    def __init__(
+        self,
+        cuda: Any,
+        function: Any,
+        in_graphs: bool = False,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+    ) -> None:
+        self.cuda, self.function, self.in_graphs, self.dynamic = cuda, function, in_graphs, dynamic
+        self._traced = Graph(cuda, function, in_graphs).call if fullgraph else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run it, compiled if it can be."""
@@ -151,6 +148,34 @@ class Function:
         if State.devices > 1:
             self.cuda.assume(f"{EAGER}there are several GPUs")
             return self.function(*args, **kwargs)
+        if self._traced is None:
+            self._traced = dynamo(self.cuda).traced(self.function, self.graph, self.dynamic)
+        if self.cuda.graph_trees is not None:
+            self.cuda.graph_trees.step += 1
+        return self._traced(*args, **kwargs)
+
+    def graph(self, module: Any, examples: Any) -> Any:
+        """What is called for a graph that Dynamo made."""
+        return Graph(self.cuda, module, self.in_graphs).call
+
+
+def dynamo(cuda: Any) -> Dynamo:
+    """That of this prediction."""
+    if cuda.dynamo is None:
+        cuda.dynamo = Dynamo(cuda)
+    found: Dynamo = cuda.dynamo
+    return found
+
+
+class Graph:
+    """A graph, and what was made of it for each kind of arguments."""
+
+    def __init__(self, cuda: Any, function: Callable[..., Any], in_graphs: bool) -> None:
+        self.cuda, self.function, self.in_graphs = cuda, function, in_graphs
+        self._known: dict[Any, CompiledGraph | None] = {}
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it, compiled if it can be."""
         given = getattr(self.function, "__self__", None), args, kwargs
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         key = str((tree_map(_described, given), torch.is_grad_enabled(), autocast))
@@ -159,8 +184,6 @@ class Function:
             graph = self._known[key] = self._compiled(args, kwargs)
         if graph is None:
             return self.function(*args, **kwargs)
-        if graph.trees is not None:
-            graph.trees.step += 1
         return graph.run(args, kwargs)
 
     def _compiled(self, args: Any, kwargs: Any) -> CompiledGraph | None:
