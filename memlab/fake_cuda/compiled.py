@@ -75,7 +75,8 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
         if str(mode).startswith("max-autotune"):
             cuda.assume(TUNED)
         if isinstance(model, torch.nn.Module):
-            compiler.set_compiled_call(model, Function(cuda, compiler.call_of(model), in_graphs, **how).call)
+            function = Function(cuda, compiler.call_of(model), in_graphs, **how, is_skipped=_is_skipped(model))
+            compiler.set_compiled_call(model, function.call)
             return model
         call = Function(cuda, model, in_graphs, **how).call
         run = functools.wraps(model)(lambda *args, **kwargs: call(*args, **kwargs))
@@ -137,8 +138,10 @@ class Function:
         in_graphs: bool = False,
         fullgraph: bool = False,
         dynamic: bool | None = None,
+        is_skipped: bool = False,
     ) -> None:
-        self.cuda, self.function, self.in_graphs, self.dynamic = cuda, function, in_graphs, dynamic
+        self.cuda, self.function, self.in_graphs = cuda, function, in_graphs
+        self._how = {"dynamic": dynamic, "is_skipped": is_skipped}
         self._traced = Graph(cuda, function, in_graphs).call if fullgraph else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +152,7 @@ class Function:
             self.cuda.assume(f"{EAGER}there are several GPUs")
             return self.function(*args, **kwargs)
         if self._traced is None:
-            self._traced = dynamo(self.cuda).traced(self.function, self.graph, self.dynamic)
+            self._traced = dynamo(self.cuda).traced(self.function, self.graph, **self._how)
         if self.cuda.graph_trees is not None:
             self.cuda.graph_trees.step += 1
         return self._traced(*args, **kwargs)
@@ -242,24 +245,25 @@ class CompiledGraph:
                 raise NotOneGraph("it returns no tensor that it made")
             tangents, gradients = _backward(recorder, results)
         inputs = recorder.inputs
+        places = {id(one): place for place, one in enumerate(given)}
         nodes = [None if one is None else recorder.node_of(one) for one in gradients]
         mode = FakeGpuMode(allow_non_fake_inputs=True)
         halves = inductor.compiled(
             recorder.end(([recorder.node_of(one) for one in results], nodes)),
             [twin(one, mode) for one in inputs],
             [twin(one, mode) for one in tangents],
-            [place for place, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter)],
+            [place for place, one in enumerate(inputs) if compiler.is_static(one)],
             len(results),
             torch.cuda.get_device_properties(0),
         )
         self.forward, *backward = (_runnable(cuda, code) for code in halves.codes)
         self._written = halves.written
+        self._static = [place for place, one in enumerate(inputs) if places.get(id(one)) is None or compiler.is_static(one)]
         self._on_host = any(not is_fake(one) for one in inputs)
         self.trees: GraphTrees | None = None
         self.backward = backward[0] if backward else None
         self.needs_grad = [one.requires_grad and bool(tangents) for one in results]
         self.strides = [one.stride() for one in tangents]
-        places = {id(one): place for place, one in enumerate(given)}
         self._given: list[int | None] = [places.get(id(one)) for one in inputs]
         self._captured = [weakref.ref(one) for one in inputs]
         numbers = {id(one): _Result(number) for number, one in enumerate(results)}
@@ -267,7 +271,7 @@ class CompiledGraph:
 
     def use_cuda_graphs(self, cuda: Any) -> None:
         """Run it in CUDA graphs, if inductor would (cudagraph_utils.py)."""
-        fixed = [place for place, given in enumerate(self._given) if given is None]
+        fixed = self._static
         if not set(self._written) <= set(fixed):
             cuda.assume(f"{WITHOUT_GRAPHS}it writes to an argument")
             return

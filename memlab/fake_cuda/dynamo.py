@@ -53,8 +53,15 @@ class Dynamo:
         """Let it forget fake CUDA."""
         self._patches.close()
 
-    def traced(self, function: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None) -> Any:
-        """The function as Dynamo runs it: `backend(graph, examples)` makes what is called for each graph."""
+    def traced(
+        self, function: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None, is_skipped: bool
+    ) -> Any:
+        """The function as Dynamo runs it: `backend(graph, examples)` makes what is called for each graph.
+
+        `is_skipped`: Dynamo would skip its frame, as it does those of torch.nn, and trace only what that calls.
+        """
+        if is_skipped:
+            function = compiler.traceable(function)
         context = self._optimize(backend, dynamic=dynamic)
         self.callbacks.append(context.callback)
         return context(function)

@@ -84,6 +84,16 @@ def call_of(module: Any) -> Any:
     return module._call_impl
 
 
+def is_static(tensor: Any) -> bool:
+    """Whether a tensor stays where it is, as parameters and what else modules hold (Dynamo's mark_static_address)."""
+    return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_dynamo_static_input_type", None) is not None
+
+
+def traceable(call: Callable[..., Any]) -> Any:
+    """The same in a frame that Dynamo traces, where it skips that of `call`."""
+    return private("torch._dynamo.external_utils.wrap_inline")(call)
+
+
 def compiled_call_of(module: Any) -> Any:
     """What it runs instead since `module.compile()` (`nn.Module._compiled_call_impl`, 2.2 to 2.15); None before."""
     return module._compiled_call_impl

@@ -177,6 +177,7 @@ COMPILER = {
     "torch._dynamo.device_interface.CudaInterface": "the properties of a GPU that is not there",
     "torch._C._dynamo.eval_frame.set_eval_frame": "operators of compiled code are not traced",
     "torch._dynamo.convert_frame.ConvertFrame": "Dynamo sees no hooks of memlab",
+    "torch._dynamo.external_utils.wrap_inline": "models of torch.nn alone are compiled",
     "torch._dynamo.exc.InternalTorchDynamoError": "a function that Dynamo cannot trace here",
     "torch._dynamo.optimize": "the graphs of a function, as Dynamo makes them",
     "torch._dynamo.trace_rules": "which code Dynamo traces",
