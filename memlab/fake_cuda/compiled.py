@@ -1,11 +1,12 @@
-"""`torch.compile`: a function is recorded, compiled by PyTorch's own compiler, and run without its kernels.
+"""`torch.compile`: Dynamo traces a function, and its graphs are recorded, compiled by PyTorch's own compiler, and run without kernels.
 
-The first call with new shapes runs the function on tensors that nobody logs; the operators that it calls, forward and backward,
-become one graph. What inductor makes of it requests, reuses and frees buffers as it would on the GPU; its kernels do nothing.
+Dynamo breaks and guards the graphs as on the GPU; what lies between them runs as eager. The first call of a graph with new
+shapes runs it on tensors that nobody logs; the operators that it calls, forward and backward, become one graph of ATen's. What
+inductor makes of it requests, reuses and frees buffers as it would on the GPU; its kernels do nothing.
 
-Limits: a function is one graph, also where Dynamo would break it, which is said of print() and graph_break(); one that reads
-values or calls backward itself is predicted as eager, and so are all in a distributed job and on several GPUs. Every combination
-of shapes is compiled by itself. What Triton requests while it times kernels for the first time is left out.
+Limits: a graph that copies to the host is predicted as eager, and so is all compiled code in a distributed job and on several
+GPUs. Where Dynamo fails here, a function is one graph. Every combination of shapes is compiled by itself. What Triton requests
+while it times kernels for the first time is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 
 from memlab.allocator import CachingAllocator
 from memlab.fake_cuda.allocation_log import AllocationLog
-from memlab.fake_cuda.dynamo import Dynamo
+from memlab.fake_cuda.dynamo import Dynamo, untraced
 from memlab.fake_cuda.gpus import CUDA0, State
 from memlab.fake_cuda.graph_recorder import GraphRecorder, NotOneGraph
 from memlab.fake_cuda.graph_trees import IN_GRAPHS, WITHOUT_GRAPHS, GraphTrees, wants_graphs
@@ -33,13 +34,14 @@ from memlab.torch_internals import compiler, inductor
 from memlab.torch_internals.fakes import tree_leaves, tree_map
 
 COMPILED = (
-    f"compiled code: one graph for each combination of shapes, by the compiler of PyTorch {torch.__version__}; what Triton "
-    "requests while it times new kernels, and breaks of the graph, are left out"
+    f"compiled code: the graphs that Dynamo makes, by the compiler of PyTorch {torch.__version__}; what Triton requests while it "
+    "times new kernels is left out"
 )
 SKIPPED = (
     "model.compile() leaves a module of torch.nn as it is, and compiles modules of other classes in it; torch.compile(model) "
     "would compile all of it"
 )
+WHOLE = "a compiled function is predicted as one graph, wherever PyTorch ends one, as Dynamo stopped at "
 EAGER = "compiled code is predicted as eager: "
 TUNED = (
     "mode='max-autotune' times kernels on the GPU and takes the fastest: predicted with those that are chosen without it, and "
@@ -155,6 +157,12 @@ class Function:
             self._traced = dynamo(self.cuda).traced(self.function, self.graph, **self._how)
         if self.cuda.graph_trees is not None:
             self.cuda.graph_trees.step += 1
+        try:
+            return self._traced(*args, **kwargs)
+        except dynamo(self.cuda).internal_error as error:
+            self.cuda.assume(f"{WHOLE}{str(error).splitlines()[0]:.120}")
+            traceback.clear_frames(error.__traceback__)
+        self._traced = Graph(self.cuda, self.function, self.in_graphs).call
         return self._traced(*args, **kwargs)
 
     def graph(self, module: Any, examples: Any) -> Any:
@@ -378,8 +386,7 @@ def _runnable(cuda: Any, code: Any) -> Callable[[list[Any]], Any]:
         reinterpret_tensor=lambda one, size, stride, start=0: one.as_strided(size, stride, one.storage_offset() + start),
     )  # fmt: skip
     exec(compile(code, "<compiled by inductor>", "exec"), names)
-    run: Callable[[list[Any]], Any] = names["call"]
-    return run
+    return untraced(names["call"])
 
 
 class _Names(dict[str, Any]):

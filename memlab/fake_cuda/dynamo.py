@@ -16,7 +16,7 @@ from memlab.fake_cuda.tensors import FakeCudaParameter, FakeCudaTensor, is_fake
 from memlab.torch_internals import compiler
 from memlab.torch_internals.cuda_names import _disable_current_modes
 from memlab.torch_internals.fakes import FakeTensorMode
-from memlab.torch_internals.private_names import private
+from memlab.torch_internals.private_names import private, private_error
 
 _OWN = ("memlab.fake_cuda", "memlab.torch_internals", "memlab.allocator", "memlab.probes", "memlab.prediction")
 
@@ -29,6 +29,7 @@ class Dynamo:
         self.callbacks: list[Any] = []  # of what is traced for the fake GPU
         with suspended(cuda.changes), _disable_current_modes():  # its tables have PyTorch's own functions
             self._optimize = private("torch._dynamo.optimize")
+            self.internal_error = private_error("torch._dynamo.exc.InternalTorchDynamoError")
             known = compiler.known_to_dynamo()
         self._patches = Patches()
         for table in known:
@@ -47,7 +48,8 @@ class Dynamo:
         for name in _OWN:
             compiler.skip_package(name)
         self._convert()
-        self._run_operators_untraced()
+        # In what is not part of a graph it would trace the code that is memlab's, and below.
+        self._patches.put(cuda, dispatch=untraced(cuda.dispatch))
 
     def close(self) -> None:
         """Let it forget fake CUDA."""
@@ -86,18 +88,19 @@ class Dynamo:
 
         self._patches.put(kind, __call__=converted)
 
-    def _run_operators_untraced(self) -> None:
-        """In what is not part of a graph, Dynamo would trace the code that is memlab's and below."""
-        run, switch = self._cuda.dispatch, private("torch._C._dynamo.eval_frame.set_eval_frame")
 
-        def dispatch(*args: Any) -> Any:
-            prior = switch(None)
-            try:
-                return run(*args)
-            finally:
-                switch(prior)
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, of which Dynamo traces nothing."""
+    switch = private("torch._C._dynamo.eval_frame.set_eval_frame")
 
-        self._patches.put(self._cuda, dispatch=dispatch)
+    def call(*args: Any) -> Any:
+        prior = switch(None)
+        try:
+            return function(*args)
+        finally:
+            switch(prior)
+
+    return call
 
 
 def _is_in(function: Any, table: Any) -> bool:
