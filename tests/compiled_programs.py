@@ -146,6 +146,66 @@ def checkpoints() -> None:
         forward(torch.randn(2048, 512, device="cuda", requires_grad=True)).sum().backward()
 
 
+class Broken(nn.Module):
+    """Blocks with something between them that ends a graph."""
+
+    def __init__(self, between: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.between = Block(256, 4), Block(256, 4), between
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.between(self.first(x)))
+
+
+def broken(between: Any, steps: int = 2, **settings: Any) -> None:
+    model = torch.compile(Broken(between).cuda(), **settings)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        model(torch.randn(8, 512, 256, device="cuda")).float().pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _prints(x: Any) -> Any:
+    print("a block", file=sys.stderr)
+    return x * 2
+
+
+def _reads(x: Any) -> Any:
+    return x * min(x.abs().mean().item() + 1, 1)
+
+
+def _branches(x: Any) -> Any:
+    if x.sum() > 0:
+        return torch.tanh(x) * 2
+    return torch.tanh(x) * 3
+
+
+@torch.compiler.disable
+def _disabled(x: Any) -> Any:
+    return torch.sigmoid(x * 2) * x
+
+
+def prints() -> None:
+    broken(_prints)
+
+
+def reads() -> None:
+    broken(_reads)
+
+
+def branches() -> None:
+    broken(_branches)
+
+
+def disabled() -> None:
+    broken(_disabled)
+
+
+def prints_in_graphs() -> None:
+    broken(_prints, **GRAPHS)
+
+
 def measured(program: Any) -> list[int]:
     """By PyTorch's counters."""
     program()

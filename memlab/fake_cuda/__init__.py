@@ -118,6 +118,7 @@ class FakeCuda:
                 install(self.dispatcher, patches)
             patches.enter_context(self.dispatcher.mode)
             dispatcher.follow_threads(self.dispatcher.mode, patches)
+            self.dispatcher.changes = patches.changes
             self._patches = patches.pop_all()
         return self
 

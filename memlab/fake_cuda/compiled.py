@@ -1,11 +1,12 @@
-"""`torch.compile`: a function is recorded, compiled by PyTorch's own compiler, and run without its kernels.
+"""`torch.compile`: Dynamo traces a function, and its graphs are recorded, compiled by PyTorch's own compiler, and run without kernels.
 
-The first call with new shapes runs the function on tensors that nobody logs; the operators that it calls, forward and backward,
-become one graph. What inductor makes of it requests, reuses and frees buffers as it would on the GPU; its kernels do nothing.
+Dynamo breaks and guards the graphs as on the GPU; what lies between them runs as eager. The first call of a graph with new
+shapes runs it on tensors that nobody logs; the operators that it calls, forward and backward, become one graph of ATen's. What
+inductor makes of it requests, reuses and frees buffers as it would on the GPU; its kernels do nothing.
 
-Limits: a function is one graph, also where Dynamo would break it, which is said of print() and graph_break(); one that reads
-values or calls backward itself is predicted as eager, and so are all in a distributed job and on several GPUs. Every combination
-of shapes is compiled by itself. What Triton requests while it times kernels for the first time is left out.
+Limits: a graph that copies to the host is predicted as eager, and so is all compiled code in a distributed job and on several
+GPUs. Where Dynamo fails here, a function is one graph. Every combination of shapes is compiled by itself. What Triton requests
+while it times kernels for the first time is left out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from memlab.allocator import CachingAllocator
 from memlab.fake_cuda.allocation_log import AllocationLog
+from memlab.fake_cuda.dynamo import Dynamo, untraced
 from memlab.fake_cuda.gpus import CUDA0, State
 from memlab.fake_cuda.graph_recorder import GraphRecorder, NotOneGraph
 from memlab.fake_cuda.graph_trees import IN_GRAPHS, WITHOUT_GRAPHS, GraphTrees, wants_graphs
@@ -30,16 +32,16 @@ from memlab.fake_cuda.shape_inference import FakeGpuMode, twin
 from memlab.fake_cuda.tensors import is_fake
 from memlab.torch_internals import compiler, inductor
 from memlab.torch_internals.fakes import tree_leaves, tree_map
-from memlab.torch_internals.objects import written_model
 
 COMPILED = (
-    f"compiled code: one graph for each combination of shapes, by the compiler of PyTorch {torch.__version__}; what Triton "
-    "requests while it times new kernels, and breaks of the graph, are left out"
+    f"compiled code: the graphs that Dynamo makes, by the compiler of PyTorch {torch.__version__}; what Triton requests while it "
+    "times new kernels is left out"
 )
 SKIPPED = (
     "model.compile() leaves a module of torch.nn as it is, and compiles modules of other classes in it; torch.compile(model) "
     "would compile all of it"
 )
+WHOLE = "a compiled function is predicted as one graph, wherever PyTorch ends one, as Dynamo stopped at "
 EAGER = "compiled code is predicted as eager: "
 TUNED = (
     "mode='max-autotune' times kernels on the GPU and takes the fastest: predicted with those that are chosen without it, and "
@@ -51,9 +53,6 @@ MATMULS = ("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "_int_mm", "_s
 def compile_functions(cuda: Any, patches: Patches) -> None:
     """Let `torch.compile` compile for the fake GPU."""
 
-    def of_module(module: Any, in_graphs: bool = False) -> Any:
-        return Function(cuda, compiler.call_of(module), in_graphs).call
-
     def compiled(
         model: Any = None,
         *,
@@ -61,10 +60,13 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
         mode: Any = None,
         options: Any = None,
         disable: bool = False,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
         **kwargs: Any,
     ) -> Any:
+        how = {"fullgraph": fullgraph, "dynamic": dynamic}
         if model is None:
-            return functools.partial(compiled, backend=backend, mode=mode, options=options, disable=disable, **kwargs)
+            return functools.partial(compiled, backend=backend, mode=mode, options=options, disable=disable, **how, **kwargs)
         if disable or getattr(model, "__name__", "") == "_flex_attention_hop_wrapper":  # which PyTorch always compiles
             return model
         cuda.compiles = True
@@ -75,10 +77,13 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
         if str(mode).startswith("max-autotune"):
             cuda.assume(TUNED)
         if isinstance(model, torch.nn.Module):
-            compiler.set_compiled_call(model, of_module(model, in_graphs))
+            function = Function(cuda, compiler.call_of(model), in_graphs, **how, is_skipped=_is_skipped(model))
+            compiler.set_compiled_call(model, function.call)
             return model
-        call = Function(cuda, model, in_graphs).call
-        return functools.wraps(model)(lambda *args, **kwargs: call(*args, **kwargs))
+        call = Function(cuda, model, in_graphs, **how).call
+        run = functools.wraps(model)(lambda *args, **kwargs: call(*args, **kwargs))
+        run._torchdynamo_inline = model  # type: ignore[attr-defined]  # where a compiled function calls it
+        return run
 
     patches.put(torch, compile=compiled)
     patches.put(
@@ -86,10 +91,9 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
         compile=lambda module, *args, **kwargs: _compile_in_place(cuda, module, compiled, *args, **kwargs),
     )
     patches.put(torch.compiler, cudagraph_mark_step_begin=lambda: graph_trees(cuda).mark_step())
-    recording = lambda: GraphRecorder.is_on  # noqa: E731
-    patches.put(torch.compiler, is_compiling=recording, is_dynamo_compiling=recording)
+    patches.callback(lambda: cuda.dynamo is not None and cuda.dynamo.close())
     if compiler.compiler_is_loaded():
-        _divert(cuda, patches, of_module)
+        _divert(cuda, patches)
 
 
 def _compile_in_place(cuda: Any, module: Any, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -106,43 +110,41 @@ def _is_skipped(module: Any) -> bool:
     return bool(type(module).forward.__module__.startswith("torch.nn."))
 
 
-def _divert(cuda: Any, patches: Patches, of_module: Callable[..., Any]) -> None:
-    """What was compiled before the prediction is compiled for the fake GPU, too; a function that is no module runs as eager."""
-    called, frames = torch.nn.Module.__call__, compiler.eval_frame()
-    before: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+def _divert(cuda: Any, patches: Patches) -> None:
+    """What was compiled before the prediction is compiled for the fake GPU, too."""
+    frames = compiler.eval_frame()
+    chosen = frames._callback_from_stance
+    callbacks: dict[Any, Any] = {}
 
-    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        given = compiler.compiled_call_of(module)
-        if given is None or isinstance(getattr(given, "__self__", None), Function) or _is_skipped(module):
-            return called(module, *args, **kwargs)
-        return compiled_now(module)(*args, **kwargs)
+    def for_fake_gpu(callback: Any) -> Any:
+        if callback in (None, False) or (cuda.dynamo is not None and callback in cuda.dynamo.callbacks):
+            return chosen(callback)
+        name, in_graphs = compiler.backend_of(callback)
+        if name != "inductor":
+            cuda.assume(f"{EAGER}its backend is {name!r:.80}")
+            return None
+        if callback not in callbacks:
+            callbacks[callback] = dynamo(cuda).callback(Function(cuda, None, in_graphs).graph)
+        return chosen(callbacks[callback])
 
-    def compiled_now(module: Any, in_graphs: bool = False) -> Any:
-        if module not in before:
-            before[module] = of_module(module, in_graphs)
-        return before[module]
-
-    def as_eager(callback: Any) -> Any:
-        if callback not in (None, False):
-            cuda.assume(f"{EAGER}a function was compiled before the prediction")
-        return None
-
-    patches.put(torch.nn.Module, __call__=call)
-    patches.put(
-        frames.OptimizedModule,
-        __call__=lambda module, *args, **kwargs: compiled_now(written_model(module), compiler.has_graphs(module))(
-            *args, **kwargs
-        ),
-    )
-    patches.put(frames, _callback_from_stance=as_eager)
+    patches.put(frames, _callback_from_stance=for_fake_gpu)
 
 
 class Function:
-    """A compiled function, and what was made of it for each kind of arguments."""
+    """A compiled function: Dynamo makes its graphs; with `fullgraph`, or where it cannot, it is one."""
 
-    def __init__(self, cuda: Any, function: Callable[..., Any], in_graphs: bool = False) -> None:
+    def __init__(
+        self,
+        cuda: Any,
+        function: Any,
+        in_graphs: bool = False,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        is_skipped: bool = False,
+    ) -> None:
         self.cuda, self.function, self.in_graphs = cuda, function, in_graphs
-        self._known: dict[Any, CompiledGraph | None] = {}
+        self._how = {"dynamic": dynamic, "is_skipped": is_skipped}
+        self._traced = Graph(cuda, function, in_graphs).call if fullgraph else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run it, compiled if it can be."""
@@ -151,6 +153,40 @@ class Function:
         if State.devices > 1:
             self.cuda.assume(f"{EAGER}there are several GPUs")
             return self.function(*args, **kwargs)
+        if self._traced is None:
+            self._traced = dynamo(self.cuda).traced(self.function, self.graph, **self._how)
+        if self.cuda.graph_trees is not None:
+            self.cuda.graph_trees.step += 1
+        try:
+            return self._traced(*args, **kwargs)
+        except dynamo(self.cuda).internal_error as error:
+            self.cuda.assume(f"{WHOLE}{str(error).splitlines()[0]:.120}")
+            traceback.clear_frames(error.__traceback__)
+        self._traced = Graph(self.cuda, self.function, self.in_graphs).call
+        return self._traced(*args, **kwargs)
+
+    def graph(self, module: Any, examples: Any) -> Any:
+        """What is called for a graph that Dynamo made."""
+        return Graph(self.cuda, module, self.in_graphs).call
+
+
+def dynamo(cuda: Any) -> Dynamo:
+    """That of this prediction."""
+    if cuda.dynamo is None:
+        cuda.dynamo = Dynamo(cuda)
+    found: Dynamo = cuda.dynamo
+    return found
+
+
+class Graph:
+    """A graph, and what was made of it for each kind of arguments."""
+
+    def __init__(self, cuda: Any, function: Callable[..., Any], in_graphs: bool) -> None:
+        self.cuda, self.function, self.in_graphs = cuda, function, in_graphs
+        self._known: dict[Any, CompiledGraph | None] = {}
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it, compiled if it can be."""
         given = getattr(self.function, "__self__", None), args, kwargs
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         key = str((tree_map(_described, given), torch.is_grad_enabled(), autocast))
@@ -159,8 +195,6 @@ class Function:
             graph = self._known[key] = self._compiled(args, kwargs)
         if graph is None:
             return self.function(*args, **kwargs)
-        if graph.trees is not None:
-            graph.trees.step += 1
         return graph.run(args, kwargs)
 
     def _compiled(self, args: Any, kwargs: Any) -> CompiledGraph | None:
@@ -219,24 +253,25 @@ class CompiledGraph:
                 raise NotOneGraph("it returns no tensor that it made")
             tangents, gradients = _backward(recorder, results)
         inputs = recorder.inputs
+        places = {id(one): place for place, one in enumerate(given)}
         nodes = [None if one is None else recorder.node_of(one) for one in gradients]
         mode = FakeGpuMode(allow_non_fake_inputs=True)
         halves = inductor.compiled(
             recorder.end(([recorder.node_of(one) for one in results], nodes)),
             [twin(one, mode) for one in inputs],
             [twin(one, mode) for one in tangents],
-            [place for place, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter)],
+            [place for place, one in enumerate(inputs) if compiler.is_static(one)],
             len(results),
             torch.cuda.get_device_properties(0),
         )
         self.forward, *backward = (_runnable(cuda, code) for code in halves.codes)
         self._written = halves.written
+        self._static = [place for place, one in enumerate(inputs) if places.get(id(one)) is None or compiler.is_static(one)]
         self._on_host = any(not is_fake(one) for one in inputs)
         self.trees: GraphTrees | None = None
         self.backward = backward[0] if backward else None
         self.needs_grad = [one.requires_grad and bool(tangents) for one in results]
         self.strides = [one.stride() for one in tangents]
-        places = {id(one): place for place, one in enumerate(given)}
         self._given: list[int | None] = [places.get(id(one)) for one in inputs]
         self._captured = [weakref.ref(one) for one in inputs]
         numbers = {id(one): _Result(number) for number, one in enumerate(results)}
@@ -244,7 +279,7 @@ class CompiledGraph:
 
     def use_cuda_graphs(self, cuda: Any) -> None:
         """Run it in CUDA graphs, if inductor would (cudagraph_utils.py)."""
-        fixed = [place for place, given in enumerate(self._given) if given is None]
+        fixed = self._static
         if not set(self._written) <= set(fixed):
             cuda.assume(f"{WITHOUT_GRAPHS}it writes to an argument")
             return
@@ -351,8 +386,7 @@ def _runnable(cuda: Any, code: Any) -> Callable[[list[Any]], Any]:
         reinterpret_tensor=lambda one, size, stride, start=0: one.as_strided(size, stride, one.storage_offset() + start),
     )  # fmt: skip
     exec(compile(code, "<compiled by inductor>", "exec"), names)
-    run: Callable[[list[Any]], Any] = names["call"]
-    return run
+    return untraced(names["call"])
 
 
 class _Names(dict[str, Any]):

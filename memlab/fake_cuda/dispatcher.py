@@ -82,6 +82,8 @@ class OpDispatcher:
         self.has_dropout_states: set[int] = set()  # the GPUs on which cuDNN has made them
         self.compiles = False  # whether the program called torch.compile
         self.graph_trees: Any = None  # those of compiled code, once there are any
+        self.dynamo: Any = None  # what traces compiled functions, once there are any
+        self.changes: list[Any] = []  # the patches of fake CUDA
         self.assumed: dict[str, AssumedValue] = {}
         self.given: Mapping[str, Any] = {}
         self.torch_version: str = torch.__version__
@@ -272,6 +274,11 @@ class FakeCudaMode(cuda_names.TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch wraps the handler, 1 microsecond per operator
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo trace compiled functions while it is on."""
+        return True
 
     @without_frames
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import operator
@@ -16,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from memlab.fake_cuda.dispatcher import gpu_for_meta
 from memlab.fake_cuda.kernel_rules import operators
-from memlab.fake_cuda.patches import Patches, nothing
+from memlab.fake_cuda.patches import Patches, constant
 from memlab.fake_cuda.tensors import is_fake
 from memlab.torch_internals.cuda_names import tree_map_only
 from memlab.torch_internals.dispatch import current_autograd_node
@@ -25,11 +24,6 @@ from memlab.torch_internals.private_names import private
 
 _checkpoint: Any = private("torch.utils.checkpoint")
 READS = operators(("_local_scalar_dense.default", "nonzero.default", "equal.default"))
-
-BREAKS = (
-    "compiled code calls {} and PyTorch ends a graph there: predicted as one graph, which is too low by what one part keeps "
-    "for the next"
-)
 
 
 class NotOneGraph(BaseException):
@@ -56,30 +50,21 @@ class GraphRecorder:
     def on(self) -> Iterator[None]:
         """Record what is dispatched; autocast casts each time, as AOTAutograd lets it."""
         run, keeps_casts = self.cuda.dispatch, torch.is_autocast_cache_enabled()
-        self.cuda.dispatch = functools.partial(self._dispatch, run)
         torch.set_autocast_cache_enabled(False)
         GraphRecorder.is_on = True
         try:
             with Patches() as patches:
+                patches.put(self.cuda, dispatch=functools.partial(self._dispatch, run))
                 patches.put(
                     _checkpoint,
                     _checkpoint_without_reentrant_generator=self._without_reentrant,
                     CheckpointFunction=SimpleNamespace(apply=self._reentrant),
                 )
-                patches.put(builtins, print=self._breaking("print()", builtins.print))
-                patches.put(private("torch._dynamo"), graph_break=self._breaking("graph_break()", nothing))
+                patches.put(torch.compiler, is_compiling=constant(True), is_dynamo_compiling=constant(True))
                 yield
         finally:
             GraphRecorder.is_on = False
             torch.set_autocast_cache_enabled(keeps_casts)
-            del self.cuda.dispatch
-
-    def _breaking(self, name: str, function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.cuda.assume(BREAKS.format(name))
-            return function(*args, **kwargs)
-
-        return call
 
     def _dispatch(self, run: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self._is_inside or self.cuda.facts(func).is_composite:

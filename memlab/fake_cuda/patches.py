@@ -8,12 +8,17 @@ _ABSENT = object()
 
 
 class Patches(contextlib.ExitStack):
-    """Patched names; `close` restores them in reverse order."""
+    """Patched names; `close` restores them in reverse order. `changes` has the value before and that put there, for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.changes = []
 
     def put(self, owner, **values):
         """Patch names of a module or class."""
         for name, value in values.items():
             before = vars(owner).get(name, _ABSENT)
+            self.changes.append((owner, name, before, value))
             self.callback(delattr, owner, name) if before is _ABSENT else self.callback(setattr, owner, name, before)
             setattr(owner, name, value)
 
@@ -26,6 +31,18 @@ class Patches(contextlib.ExitStack):
     def put_where_present(self, owner, **values):
         """Patch only those names that this version of PyTorch has."""
         self.put(owner, **{name: value for name, value in values.items() if hasattr(owner, name)})
+
+
+@contextlib.contextmanager
+def suspended(changes):
+    """Within it the names of `Patches.changes` have the values from before."""
+    for owner, name, before, _ in reversed(changes):
+        delattr(owner, name) if before is _ABSENT else setattr(owner, name, before)
+    try:
+        yield
+    finally:
+        for owner, name, _, value in changes:
+            setattr(owner, name, value)
 
 
 def constant(value):

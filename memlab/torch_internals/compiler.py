@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ _TABLES = tuple(
     private(f"torch.nn.modules.module._global_forward_{name}")
     for name in ("pre_hooks", "hooks", "hooks_always_called", "hooks_with_kwargs")
 )
+_shown: dict[int, Any] = {}
 HIDES_HOOKS = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 14)
 """Whether hooks are hidden while Dynamo compiles; seen to help in 2.11 to 2.13 and to harm in 2.15, 2.14 was not tried."""
 
@@ -31,14 +32,29 @@ def show_module_hooks(key: int, before: Callable[..., None], after: Callable[...
 
     The public functions would give them a new key at every registration, and Dynamo guards on the keys.
     """
+    _shown[key] = before, after
     for table, value in zip(_TABLES, (before, after, True, True), strict=True):
         table[key] = value
 
 
 def hide_module_hooks(key: int) -> None:
     """Take the hooks of this key away; those of others stay."""
+    _shown.pop(key, None)
     for table in _TABLES:
         table.pop(key, None)
+
+
+@contextlib.contextmanager
+def without_module_hooks() -> Iterator[None]:
+    """Within it no hooks of `show_module_hooks` are there, only those of others."""
+    shown = dict(_shown)
+    for key in shown:
+        hide_module_hooks(key)
+    try:
+        yield
+    finally:
+        for key, hooks in shown.items():
+            show_module_hooks(key, *hooks)
 
 
 def compiler_is_loaded() -> bool:
@@ -56,9 +72,26 @@ def has_graphs(module: Any) -> bool:
     return bool((module.get_compiler_config() or {}).get("triton.cudagraphs"))
 
 
+def backend_of(callback: Any) -> tuple[str, bool]:
+    """The name of the compiler that Dynamo's callback gives its graphs to, and whether they are to run in CUDA graphs."""
+    backend = callback._torchdynamo_orig_backend._torchdynamo_orig_backend
+    config = getattr(backend, "get_compiler_config", dict)() or {}
+    return str(getattr(backend, "_compiler_name", "")), bool(config.get("triton.cudagraphs"))
+
+
 def call_of(module: Any) -> Any:
     """What a module runs when it is called: its forward and its hooks (`nn.Module._call_impl`)."""
     return module._call_impl
+
+
+def is_static(tensor: Any) -> bool:
+    """Whether a tensor stays where it is, as parameters and what else modules hold (Dynamo's mark_static_address)."""
+    return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_dynamo_static_input_type", None) is not None
+
+
+def traceable(call: Callable[..., Any]) -> Any:
+    """The same in a frame that Dynamo traces, where it skips that of `call`."""
+    return private("torch._dynamo.external_utils.wrap_inline")(call)
 
 
 def compiled_call_of(module: Any) -> Any:
@@ -85,3 +118,21 @@ def forget_compilations(callbacks: Any, begin: Callable[..., Any], end: Callable
     for remove, callback in ((callbacks.remove_start_callback, begin), (callbacks.remove_end_callback, end)):
         with contextlib.suppress(ValueError):
             remove(callback)
+
+
+def known_to_dynamo() -> list[dict[Any, Any]]:
+    """The tables in which Dynamo looks up functions of PyTorch: how it traces them, what handles them, which are constants."""
+    variables = private("torch._dynamo.variables.torch")
+    handlers = variables.TorchInGraphFunctionVariable._get_handlers()
+    return [private("torch._dynamo.trace_rules").get_torch_obj_rule_map(), handlers, variables.constant_fold_functions]
+
+
+def tensor_classes() -> tuple[dict[Any, Any], Any]:
+    """Dynamo's table of the classes of values, and what it does with tensors."""
+    builder = private("torch._dynamo.variables.builder.VariableBuilder")
+    return builder._type_dispatch(), builder.wrap_tensor
+
+
+def skip_package(name: str) -> None:
+    """Let Dynamo never trace the code of a package."""
+    private("torch._dynamo.trace_rules").add(name)

@@ -175,7 +175,15 @@ DISTRIBUTED = {
 """What the prediction of one rank of a job needs, and only that."""
 COMPILER = {
     "torch._dynamo.device_interface.CudaInterface": "the properties of a GPU that is not there",
-    "torch._dynamo": "a break that a function asks for (torch._dynamo.graph_break)",
+    "torch._C._dynamo.eval_frame.set_eval_frame": "operators of compiled code are not traced",
+    "torch._dynamo.convert_frame.ConvertFrame": "Dynamo sees no hooks of memlab",
+    "torch._dynamo.external_utils.wrap_inline": "models of torch.nn alone are compiled",
+    "torch._dynamo.exc.InternalTorchDynamoError": "a function that Dynamo cannot trace here",
+    "torch._dynamo.optimize": "the graphs of a function, as Dynamo makes them",
+    "torch._dynamo.trace_rules": "which code Dynamo traces",
+    "torch._dynamo.variables.builder": "what Dynamo takes for tensors",
+    "torch._dynamo.variables.builder.VariableBuilder": "what Dynamo takes for tensors",
+    "torch._dynamo.variables.torch": "which functions of PyTorch Dynamo knows",
     "torch._dynamo.eval_frame": "what was compiled before a prediction",
     "torch._dynamo.eval_frame.OptimizedModule": "what was compiled before a prediction",
     "torch._dynamo.eval_frame._callback_from_stance": "what was compiled before a prediction",
