@@ -1,4 +1,4 @@
-"""`torch.compile`: Dynamo traces a function, and its graphs are recorded, compiled by PyTorch's own compiler, and run without kernels.
+"""`torch.compile`: Dynamo traces a function; its graphs are recorded, compiled by PyTorch, and run without kernels.
 
 Dynamo breaks and guards the graphs as on the GPU; what lies between them runs as eager. The first call of a graph with new
 shapes runs it on tensors that nobody logs; the operators that it calls, forward and backward, become one graph of ATen's. What
@@ -66,7 +66,9 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
     ) -> Any:
         how = {"fullgraph": fullgraph, "dynamic": dynamic}
         if model is None:
-            return functools.partial(compiled, backend=backend, mode=mode, options=options, disable=disable, **how, **kwargs)
+            return functools.partial(
+                compiled, backend=backend, mode=mode, options=options, disable=disable, **how, **kwargs
+            )
         if disable or getattr(model, "__name__", "") == "_flex_attention_hop_wrapper":  # which PyTorch always compiles
             return model
         cuda.compiles = True
@@ -144,7 +146,7 @@ class Function:
     ) -> None:
         self.cuda, self.function, self.in_graphs = cuda, function, in_graphs
         self._how = {"dynamic": dynamic, "is_skipped": is_skipped}
-        self._traced = Graph(cuda, function, in_graphs).call if fullgraph else None
+        self._traced = TracedGraph(cuda, function, in_graphs).call if fullgraph else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run it, compiled if it can be."""
@@ -162,12 +164,12 @@ class Function:
         except dynamo(self.cuda).internal_error as error:
             self.cuda.assume(f"{WHOLE}{str(error).splitlines()[0]:.120}")
             traceback.clear_frames(error.__traceback__)
-        self._traced = Graph(self.cuda, self.function, self.in_graphs).call
+        self._traced = TracedGraph(self.cuda, self.function, self.in_graphs).call
         return self._traced(*args, **kwargs)
 
     def graph(self, module: Any, examples: Any) -> Any:
         """What is called for a graph that Dynamo made."""
-        return Graph(self.cuda, module, self.in_graphs).call
+        return TracedGraph(self.cuda, module, self.in_graphs).call
 
 
 def dynamo(cuda: Any) -> Dynamo:
@@ -178,7 +180,7 @@ def dynamo(cuda: Any) -> Dynamo:
     return found
 
 
-class Graph:
+class TracedGraph:
     """A graph, and what was made of it for each kind of arguments."""
 
     def __init__(self, cuda: Any, function: Callable[..., Any], in_graphs: bool) -> None:
@@ -266,7 +268,9 @@ class CompiledGraph:
         )
         self.forward, *backward = (_runnable(cuda, code) for code in halves.codes)
         self._written = halves.written
-        self._static = [place for place, one in enumerate(inputs) if places.get(id(one)) is None or compiler.is_static(one)]
+        self._static = [
+            place for place, one in enumerate(inputs) if places.get(id(one)) is None or compiler.is_static(one)
+        ]
         self._on_host = any(not is_fake(one) for one in inputs)
         self.trees: GraphTrees | None = None
         self.backward = backward[0] if backward else None

@@ -12,7 +12,7 @@ import torch
 
 from memlab.fake_cuda.kernel_rules import CHANNELS_LAST, FLOAT, bytes_of, name_of, rule, scratch
 from memlab.fake_cuda.reductions import power_below, reduce
-from memlab.torch_internals.cuda_names import make_contiguous_strides_for
+from memlab.torch_internals.cuda_names import make_contiguous_strides_for, suggest_memory_format
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1
@@ -260,6 +260,14 @@ def uses_cudnn(tensor: Any, weight: Any, mean: Any, var: Any, training: bool) ->
     fits = tensor.dim() >= 3 and tensor.shape[0] <= limit and tensor.dtype != torch.bfloat16
     single = tensor.dtype != torch.float16 or (weight is not None and weight.dtype == FLOAT)
     return bool(torch.backends.cudnn.enabled and weight is not None and kept and fits and single)
+
+
+@rule("batch_norm.default")
+def batch_norm_in_order(cuda, func, tensor, weight, bias, mean, var, training, *args):
+    """cuDNN works on a contiguous copy, which is kept for backward (ATen/native/Normalization.cpp, _batch_norm_impl_index)."""
+    if uses_cudnn(tensor, weight, mean, var, training):
+        tensor = tensor.contiguous(memory_format=suggest_memory_format(tensor))
+    return aten._batch_norm_impl_index(tensor, weight, bias, mean, var, training, *args)[0]
 
 
 @rule("native_batch_norm.default")

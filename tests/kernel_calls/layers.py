@@ -96,6 +96,12 @@ layer("batch_norm eval", BATCH, lambda: nn.BatchNorm2d(16).eval(), dtype=f32)
 layer("batch_norm eval nograd", BATCH, lambda: nn.BatchNorm2d(16).eval().requires_grad_(False), dtype=f32, grad=False)
 layer("batch_norm1d", (128, 64), lambda: nn.BatchNorm1d(64), dtype=f32)
 layer("batch_norm1d 3d", (128, 64, 20), lambda: nn.BatchNorm1d(64), dtype=f32)
+for n, is_training in (("", True), (" eval", False)):
+    case(
+        f"batch_norm1d transposed{n}",
+        lambda dt, on=is_training: (N(128, 20, 64)(f32).requires_grad_(), nn.BatchNorm1d(64).to("cuda").train(on)),
+        lambda x, m: m(x.transpose(1, 2)),
+    )
 layer("batch_norm3d", (4, 8, 8, 16, 16), lambda: nn.BatchNorm3d(8), dtype=f32)
 layer("batch_norm nostats", BATCH, lambda: nn.BatchNorm2d(16, track_running_stats=False), dtype=f32)
 layer("batch_norm noaffine", BATCH, lambda: nn.BatchNorm2d(16, affine=False), dtype=f32)

@@ -206,6 +206,35 @@ def test_hooks_are_called_around_every_module_until_they_are_hidden():
     assert isinstance(compiler.HIDES_HOOKS, bool)
 
 
+def test_hooks_are_hidden_for_a_while_and_shown_again():
+    calls = []
+    compiler.show_module_hooks(-7, lambda *_: calls.append("before"), lambda *_: calls.append("after"))
+    try:
+        with compiler.without_module_hooks():
+            torch.nn.Identity()(1)
+        assert calls == []
+        torch.nn.Identity()(1)
+        assert calls == ["before", "after"]
+    finally:
+        compiler.hide_module_hooks(-7)
+
+
+def test_what_dynamo_knows_of_functions_tensors_and_packages():
+    import torch._dynamo
+
+    assert any(torch.relu in table for table in compiler.known_to_dynamo())
+    kinds, wrap = compiler.tensor_classes()
+    assert kinds[torch.Tensor] is wrap
+    compiler.skip_package("memlab.no_such_package")
+    assert compiler.traceable(lambda x: x + 1)(1) == 2
+    callback = torch._dynamo.optimize("inductor").callback
+    assert compiler.backend_of(callback)[1] is False
+    held = torch.ones(1)
+    assert (compiler.is_static(torch.nn.Parameter(held)), compiler.is_static(held)) == (True, False)
+    torch._dynamo.mark_static_address(held)
+    assert compiler.is_static(held)
+
+
 def test_compilations_are_told_and_forgotten():
     import torch._dynamo
 
