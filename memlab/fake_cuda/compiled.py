@@ -64,7 +64,7 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
         dynamic: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        how = {"fullgraph": fullgraph, "dynamic": dynamic}
+        how: dict[str, Any] = {"fullgraph": fullgraph, "dynamic": dynamic}
         if model is None:
             return functools.partial(
                 compiled, backend=backend, mode=mode, options=options, disable=disable, **how, **kwargs
@@ -84,7 +84,7 @@ def compile_functions(cuda: Any, patches: Patches) -> None:
             return model
         call = Function(cuda, model, in_graphs, **how).call
         run = functools.wraps(model)(lambda *args, **kwargs: call(*args, **kwargs))
-        run._torchdynamo_inline = model  # type: ignore[attr-defined]  # where a compiled function calls it
+        compiler.stand_for(run, model)  # where a compiled function calls it
         return run
 
     patches.put(torch, compile=compiled)
@@ -145,7 +145,7 @@ class Function:
         is_skipped: bool = False,
     ) -> None:
         self.cuda, self.function, self.in_graphs = cuda, function, in_graphs
-        self._how = {"dynamic": dynamic, "is_skipped": is_skipped}
+        self._how: dict[str, Any] = {"dynamic": dynamic, "is_skipped": is_skipped}
         self._traced = TracedGraph(cuda, function, in_graphs).call if fullgraph else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:

@@ -75,7 +75,7 @@ def has_graphs(module: Any) -> bool:
 def backend_of(callback: Any) -> tuple[str, bool]:
     """The name of the compiler that Dynamo's callback gives its graphs to, and whether they are to run in CUDA graphs."""
     backend = callback._torchdynamo_orig_backend._torchdynamo_orig_backend
-    config = getattr(backend, "get_compiler_config", dict)() or {}
+    config: dict[str, Any] = getattr(backend, "get_compiler_config", dict)() or {}
     return str(getattr(backend, "_compiler_name", "")), bool(config.get("triton.cudagraphs"))
 
 
@@ -92,6 +92,11 @@ def is_static(tensor: Any) -> bool:
 def traceable(call: Callable[..., Any]) -> Any:
     """The same in a frame that Dynamo traces, where it skips that of `call`."""
     return private("torch._dynamo.external_utils.wrap_inline")(call)
+
+
+def stand_for(run: Any, function: Any) -> None:
+    """Let Dynamo trace `function` where it meets `run` (`_torchdynamo_inline`, 2.5 to 2.15)."""
+    run._torchdynamo_inline = function
 
 
 def compiled_call_of(module: Any) -> Any:

@@ -227,6 +227,9 @@ def test_what_dynamo_knows_of_functions_tensors_and_packages():
     assert kinds[torch.Tensor] is wrap
     compiler.skip_package("memlab.no_such_package")
     assert compiler.traceable(lambda x: x + 1)(1) == 2
+    run = torch._dynamo.disable(lambda x: x)
+    compiler.stand_for(run, lambda x: x + 1)
+    assert torch.compile(lambda x: run(x), backend="eager", fullgraph=True)(torch.ones(1)) == 2
     callback = torch._dynamo.optimize("inductor").callback
     assert compiler.backend_of(callback)[1] is False
     held = torch.ones(1)

@@ -61,6 +61,7 @@ PYTHONS = {"_getframe", "_current_frames", "_active", "_is_gil_enabled", "_field
 ACCELERATES = {"_set_sync_gradients"}
 REPLACED = {
     "fake_cuda/autocast.py": {"_is_view"},
+    "fake_cuda/compiled.py": {"_callback_from_stance"},
     "fake_cuda/cuda_graphs.py": {"_C"},
     "fake_cuda/devices.py": {
         "_C",
