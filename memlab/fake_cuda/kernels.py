@@ -267,7 +267,7 @@ def batch_norm_in_order(cuda, func, tensor, weight, bias, mean, var, training, *
     """cuDNN works on a contiguous copy, which is kept for backward (ATen/native/Normalization.cpp, _batch_norm_impl_index)."""
     if uses_cudnn(tensor, weight, mean, var, training):
         tensor = tensor.contiguous(memory_format=suggest_memory_format(tensor))
-    return aten._batch_norm_impl_index(tensor, weight, bias, mean, var, training, *args)[0]
+    return func.decompose(tensor, weight, bias, mean, var, training, *args)
 
 
 @rule("native_batch_norm.default")
