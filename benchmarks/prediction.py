@@ -122,8 +122,8 @@ def program(name: str) -> Callable[[], None]:
     return PROGRAMS[name]
 
 
-MORE = {"libraries": ("library_calls",), "others": ("rebuilt", "third_party")}
-"""Sets of programs beside ours, and their modules: calls of cuDNN and cuSPARSE, and what other people wrote."""
+MORE = {"libraries": ("library_calls",), "others": ("rebuilt", "third_party"), "transformers": ("hugging_face",)}
+"""Sets of programs beside ours, and their modules: calls of cuDNN and cuSPARSE, and what other people wrote (twice)."""
 
 
 def registered(modules: Iterable[str]) -> Record:
