@@ -67,11 +67,6 @@ def eval_frame() -> Any:
     return private("torch._dynamo.eval_frame")
 
 
-def has_graphs(module: Any) -> bool:
-    """Whether a compiled model (`OptimizedModule`) was asked to run in CUDA graphs."""
-    return bool((module.get_compiler_config() or {}).get("triton.cudagraphs"))
-
-
 def backend_of(callback: Any) -> tuple[str, bool]:
     """The name of the compiler that Dynamo's callback gives its graphs to, and whether they are to run in CUDA graphs."""
     backend = callback._torchdynamo_orig_backend._torchdynamo_orig_backend
@@ -99,13 +94,8 @@ def stand_for(run: Any, function: Any) -> None:
     run._torchdynamo_inline = function
 
 
-def compiled_call_of(module: Any) -> Any:
-    """What it runs instead since `module.compile()` (`nn.Module._compiled_call_impl`, 2.2 to 2.15); None before."""
-    return module._compiled_call_impl
-
-
 def set_compiled_call(module: Any, call: Any) -> None:
-    """Let a module run this when it is called, as `module.compile()` does."""
+    """Let a module run this when it is called, as `module.compile()` does (`nn.Module._compiled_call_impl`, 2.2 to 2.15)."""
     module._compiled_call_impl = call
 
 
