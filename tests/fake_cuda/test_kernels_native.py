@@ -20,8 +20,8 @@ def side(which: str, module: str, capability: str, folder: Path) -> dict[str, li
     return json.loads(output.read_text(encoding="utf-8"))
 
 
-SAMPLE = ("attention", "layers", "losses", "optimizers", "programs", "training")
-MODULES = (*SAMPLE, "accumulation", "arithmetic", "indexing", "moves", "recurrent", "switches")
+SAMPLE = ("attention", "layers", "programs", "training")
+MODULES = (*SAMPLE, "accumulation", "arithmetic", "indexing", "losses", "moves", "optimizers", "recurrent", "switches")
 # All calls at 8.0. Where the card decides: the choice of attention and of convolutions, the launch of reductions.
 CASES = [
     *((module, "8.0") for module in MODULES),
