@@ -151,6 +151,9 @@ def test_managed_memory_is_the_hosts_and_counts_on_the_device(cuda):
     assert cuda.cudaPointerGetAttributes(ctypes.byref(attributes), address) == 0
     assert (attributes.type, attributes.device) == (TYPE_MANAGED, 0)
     assert attributes.host_pointer == attributes.device_pointer == address.value
+    device = number(1)  # the first one: {type 1, id 0} by value
+    assert cuda.cudaMemPrefetchAsync(address, number(SIZE), device, 0, None) == 0
+    assert cuda.cudaMemPrefetchAsync(address, number(2 * SIZE), device, 0, None) == INVALID_VALUE
     assert free - torch.cuda.mem_get_info()[0] == 4 * MiB
     assert cuda.cudaFree(address) == 0
     assert torch.cuda.mem_get_info()[0] == free

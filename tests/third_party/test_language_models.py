@@ -242,3 +242,24 @@ def test_help_names_every_option(capsys):
         main(["predict", "hf:org/tiny", "--help"])
     assert "--gradient-checkpointing" in capsys.readouterr().out
     assert "memlab.language_models" in sys.modules
+
+
+@pytest.mark.simulated
+@pytest.mark.skipif(not HAS_BITSANDBYTES, reason="needs bitsandbytes")
+def test_bitsandbytes_runs_on_the_simulated_gpu():
+    """Its weights are half a byte each and its moments a byte, as their sizes say."""
+    import bitsandbytes
+
+    before = torch.cuda.memory_allocated()
+    layer = bitsandbytes.nn.Linear4bit(1024, 1024, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").cuda()
+    weight = torch.nn.Parameter(torch.randn(1024, 4096, device="cuda"))
+    quantised = layer.weight.numel()
+    assert (layer.weight.dtype, quantised) == (torch.uint8, 1024 * 1024 // 2)
+    held = torch.cuda.memory_allocated()
+    assert held - before > quantised + 4 * weight.numel()
+    optimizer = bitsandbytes.optim.Adam8bit([weight])
+    weight.grad = torch.ones_like(weight)
+    layer(torch.randn(8, 1024, device="cuda", dtype=torch.bfloat16)).sum()
+    optimizer.step()
+    moments = torch.cuda.memory_allocated() - held - 4 * weight.numel()
+    assert 2 * weight.numel() < moments < 2.2 * weight.numel() + (9 << 20)  # and a workspace of cuBLAS

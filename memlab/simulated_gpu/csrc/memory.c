@@ -263,6 +263,16 @@ cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t stre
     return cudaSuccess;
 }
 
+// To a device or to the host: managed memory stays where it is, and counts on the device all along.
+cudaError_t cudaMemPrefetchAsync(const void *at, size_t bytes, struct location to, unsigned flags, cudaStream_t stream) {
+    cudaError_t error = use_current();
+    if (!error)
+        error = fail(enqueue(stream));
+    if (error)
+        return error;
+    return is_usable(at, bytes) ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
+
 cudaError_t cudaMemset(void *at, int value, size_t bytes) {
     cudaError_t error = fail(refuse_unsafe());
     return error ? error : cudaMemsetAsync(at, value, bytes, NULL);
