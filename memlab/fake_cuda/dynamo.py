@@ -45,8 +45,7 @@ class Dynamo:
         # Graphs name the classes of their inputs.
         self._patches.put(torch, FakeCudaTensor=FakeCudaTensor)
         self._patches.put(torch.nn.parameter, FakeCudaParameter=FakeCudaParameter)
-        for name in _OWN:
-            compiler.skip_package(name)
+        self._trace_own = compiler.skip_packages(*_OWN)
         self._convert()
         # In what is not part of a graph it would trace the code that is memlab's, and below.
         self._patches.put(cuda, dispatch=untraced(cuda.dispatch))
@@ -54,6 +53,7 @@ class Dynamo:
     def close(self) -> None:
         """Let it forget fake CUDA."""
         self._patches.close()
+        self._trace_own()
 
     def traced(
         self, function: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None, is_skipped: bool

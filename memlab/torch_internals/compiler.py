@@ -128,6 +128,15 @@ def tensor_classes() -> tuple[dict[Any, Any], Any]:
     return builder._type_dispatch(), builder.wrap_tensor
 
 
-def skip_package(name: str) -> None:
-    """Let Dynamo never trace the code of a package."""
-    private("torch._dynamo.trace_rules").add(name)
+def skip_packages(*names: str) -> Callable[[], None]:
+    """Let Dynamo trace no code of these packages until what is returned is called."""
+    rules = private("torch._dynamo.trace_rules")
+    before = list(rules.SKIP_DIRS)
+    for name in names:
+        rules.add(name)
+
+    def undo() -> None:
+        rules.SKIP_DIRS[:] = before
+        rules._recompile_re()
+
+    return undo

@@ -225,7 +225,11 @@ def test_what_dynamo_knows_of_functions_tensors_and_packages():
     assert any(torch.relu in table for table in compiler.known_to_dynamo())
     kinds, wrap = compiler.tensor_classes()
     assert kinds[torch.Tensor] is wrap
-    compiler.skip_package("memlab.no_such_package")
+    rules = torch._dynamo.trace_rules
+    trace_again = compiler.skip_packages("memlab.probes", "memlab.no_such_package")
+    assert rules.check_file(compiler.__file__.replace("torch_internals/compiler", "probes/marks")).skipped
+    trace_again()
+    assert not rules.check_file(compiler.__file__.replace("torch_internals/compiler", "probes/marks")).skipped
     assert compiler.traceable(lambda x: x + 1)(1) == 2
     run = torch._dynamo.disable(lambda x: x)
     compiler.stand_for(run, lambda x: x + 1)
