@@ -204,7 +204,8 @@ class TracedGraph:
         graph = None
         with _unlogged(self.cuda) as spare:
             try:
-                graph = CompiledGraph(self.cuda, self.function, args, kwargs)
+                with compiler.without_module_hooks():  # what a graph takes is the input of the module it was made of
+                    graph = CompiledGraph(self.cuda, self.function, args, kwargs)
                 self.cuda.assume(COMPILED)
             except (NotOneGraph, Exception) as error:  # one of the function itself comes again as eager
                 line = (str(error).strip() or "no reason given").splitlines()[0]

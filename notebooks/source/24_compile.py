@@ -73,8 +73,8 @@ one = 4 * B * H  # bytes of one activation
 workspaces = 2 * (2 * 4096 + 8 * 16) * 1024  # cuBLAS: one for forward, one for backward
 passing = held["temporary"] + held["other"]
 lesson.account("The compiled peak, n = 4", fused, [
-    ("activations", "(2 L - 1) 4 BH", (2 * L - 1) * one, held["activation"]),
-    ("three gradients, workspaces", "3 x 4 BH + 2 x 8.125 MiB", 3 * one + workspaces, passing),
+    ("activations, the loss", "(2 L - 1 + 1) 4 BH", 2 * L * one, held["activation"]),
+    ("two gradients, workspaces", "2 x 4 BH + 2 x 8.125 MiB", 2 * one + workspaces, passing),
     ("Adam's moments", "8 P", 8 * P, held["optimizer"]),
     ("batch", "2 x 4 BH", 2 * one, held["input"]),
     ("parameters", "4 P", 4 * P, held["parameter"]),
