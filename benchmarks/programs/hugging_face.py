@@ -408,9 +408,8 @@ def images_super_resolution() -> None:
 
 @program
 def both_siglip() -> None:
-    parts = {**WIDE}
     config = hf.SiglipConfig(
-        text_config={**parts, "vocab_size": 8000, "max_position_embeddings": 64}, vision_config={**parts, **IMAGES}
+        text_config={**WIDE, "vocab_size": 8000, "max_position_embeddings": 64}, vision_config={**WIDE, **IMAGES}
     )
     trained(hf.SiglipModel(config), lambda: {"input_ids": ids(8, 64), "pixel_values": pictures(8), "return_loss": True})
 

@@ -46,7 +46,10 @@ class Layer:
     classic_bytes: int = 0
 
 
-SUMS = tuple(field.name for field in dataclasses.fields(Layer))[4:]
+SUMS = (
+    "parameter_count", "parameter_bytes", "buffer_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes",
+    "classic_bytes",
+)  # fmt: skip
 """The additive fields of a layer."""
 
 

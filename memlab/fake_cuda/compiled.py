@@ -269,9 +269,7 @@ class CompiledGraph:
         )
         self.forward, *backward = (_runnable(cuda, code) for code in halves.codes)
         self._written = halves.written
-        self._static = [
-            place for place, one in enumerate(inputs) if places.get(id(one)) is None or compiler.is_static(one)
-        ]
+        self._static = [place for place, one in enumerate(inputs) if id(one) not in places or compiler.is_static(one)]
         self._on_host = any(not is_fake(one) for one in inputs)
         self.trees: GraphTrees | None = None
         self.backward = backward[0] if backward else None

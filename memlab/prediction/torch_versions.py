@@ -14,6 +14,7 @@ from memlab.units import one_line
 OLDEST, NEWEST = (2, 10), (2, 15)
 """The releases of which memlab knows the allocator's rules and cuBLAS's workspaces, all compared with PyTorch's own."""
 RELEASES = tuple(f"2.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1))
+"""The same, each as a user names it."""
 HERE = "torch that ran"
 """The key in a trace's versions for the PyTorch whose operators ran, where "torch" is another one."""
 

@@ -13,7 +13,6 @@ from memlab.views import theme
 from memlab.views.scene import Axis, Bands, Item, Label, Line, Panel, Rule, Scene, Shade, Strip
 
 _CAPACITY_SHOWN_FROM = 0.5  # the capacity is drawn if the curves come at least this close to it, or memory ran out
-
 _LABEL_SHARE = 0.09  # of the height: what a label above a point takes
 
 
