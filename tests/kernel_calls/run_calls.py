@@ -62,6 +62,7 @@ def _predicted(setup: Any, capability: tuple[int, int]) -> list[str]:
         name="fake", total_bytes=80 << 30, usable_bytes=80 << 30, compute_capability=capability, context_bytes=(0, 0),
         multiprocessors=MULTIPROCESSORS[capability],
     )  # fmt: skip
+    gc.freeze()  # else each collection below walks torch
     with FakeCuda(card) as faking:
         body = setup()
         body()
