@@ -13,6 +13,8 @@ from processes import python
 
 from memlab.__main__ import PIPE_CLOSED, main
 from memlab.cli.language_model import numbers
+from memlab.errors import MemlabError
+from memlab.language_models.configuration import required
 
 
 def test_the_cards_are_listed(capsys):
@@ -90,6 +92,19 @@ def test_every_command_has_help_with_an_example(capsys, command):
 def test_a_model_without_transformers_is_one_line(refused):
     needs = "models by name need transformers, accelerate: pip install transformers accelerate"
     assert refused(2, "predict", "hf:org/tiny", "--card", "T4") == f"memlab predict: {needs}\n"
+
+
+def test_a_package_whose_import_fails_is_said_with_the_cause(tmp_path, monkeypatch):
+    """As peft's does beside a torchvision that was built for another torch: pip install would change nothing."""
+    (tmp_path / "broken_peft.py").write_text(
+        "try:\n    raise RuntimeError('operator torchvision::nms does not exist')\n"
+        "except RuntimeError as error:\n    raise ImportError('no Bloom') from error"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MemlabError) as refusal:
+        required("broken_peft")
+    why = "RuntimeError: operator torchvision::nms does not exist"
+    assert str(refusal.value) == f"models by name need broken_peft, whose import fails here ({why}): install it anew."
 
 
 @pytest.mark.parametrize(("text", "found"), [("4", (4,)), ("32k", (32768,)), ("8,1K, 2", (2, 8, 1024))])

@@ -5,7 +5,7 @@ huggingface_hub reads it, so its environment variables hold (HF_ENDPOINT, HF_HOM
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,14 +35,22 @@ def is_model(word: str) -> bool:
 
 def required(*packages: str) -> list[Any]:
     """These packages, imported; one error that says how to install what is missing."""
-    found, missing = [], []
-    for package in dict.fromkeys(packages):
+    wanted = dict.fromkeys(packages)
+    missing = [package for package in wanted if importlib.util.find_spec(package) is None]
+    if missing:
+        raise MemlabError(f"models by name need {', '.join(missing)}: pip install {' '.join(wanted)}")
+    found = []
+    for package in wanted:
         try:
             found.append(importlib.import_module(package))
-        except ImportError as error:
-            missing.append(package if error.name in (None, package) else f"{package} ({one_line(str(error), 200)})")
-    if missing:
-        raise MemlabError(f"models by name need {', '.join(missing)}: pip install {' '.join(dict.fromkeys(packages))}")
+        except Exception as error:  # one that uses a library built for another torch raises whatever that raises
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            why = f"{type(cause).__name__}: {one_line(str(cause), 200)}"
+            raise MemlabError(
+                f"models by name need {package}, whose import fails here ({why}): install it anew."
+            ) from None
     return found
 
 
