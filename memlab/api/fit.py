@@ -13,7 +13,7 @@ from memlab.api.run import Run
 from memlab.api.runs import last_run, runs
 from memlab.errors import PredictionError
 from memlab.prediction.assumptions import length_condition
-from memlab.prediction.cards import Card, cards, find, name_of
+from memlab.prediction.cards import KERNELS_CHANGE, Card, cards, find, name_of
 from memlab.prediction.forecast import ANSWERS, Known, on_devices
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.trace import CPU, Trace
@@ -57,6 +57,8 @@ class FitTable(Shown):
     remark: str = ""
     own: str = ""
     """The GPU that the run was measured on, or predicted for."""
+    capability: tuple[int, int] | None = None
+    """Its compute capability, None if that is not known."""
     advice: str = ""
     """What to do where a run that raised is not known to fit."""
     condition: str = ""
@@ -78,13 +80,15 @@ class FitTable(Shown):
         """The smallest GPU that it fits on, its neighbours, and the table of all, folded."""
         rows, count = self.rows, len(self.rows)
         numbers = {answer: sum(row.fits == answer for row in rows) for answer in ("yes", "close", "unknown")}
-        smallest = next((place for place, row in enumerate(rows) if row.fits == "yes"), None)
+        smallest = next((place for place, row in enumerate(rows) if self._is_answer(row)), None)
         # The border between what is too small and the others: where nothing fits for certain, the first that may.
         middle = next((place for place, row in enumerate(rows) if row.fits != "no"), count - 1)
         if smallest is not None:
             middle, card = smallest, rows[smallest].card
             size = "" if "iB" in card.name else f", {short_bytes(card.total_bytes)}"
             found = f"smallest GPU: {card.name}{size}; {numbers['yes']} of {count} fit"
+        elif numbers["yes"]:
+            found = f"fits for certain only on GPUs with other kernels than {self.own}: predict for one of them"
         elif numbers["unknown"]:
             found = f"the run raised: too small are {count - numbers['unknown']} of {number_of(count, 'GPU')}, unknown the others"
         else:
@@ -96,6 +100,12 @@ class FitTable(Shown):
         parts += [Folded(f"All {count} GPUs", self._table(rows))] if len(shown) < count else []
         parts += [Folded("Assumed", PageLines(self.assumptions))] if self.assumptions else []
         return Page(f"{self.name} · {found}{self.condition}", tuple(parts)).remarked(self.remark)
+
+    def _is_answer(self, row: Fit) -> bool:
+        """Whether it fits, and has kernels like those of the run's own GPU."""
+        return row.fits == "yes" and _is_newer(row.card.compute_capability) == _is_newer(
+            self.capability or row.card.compute_capability
+        )
 
     def _table(self, shown: Sequence[Fit]) -> Table:
         rows = []
@@ -109,7 +119,7 @@ class FitTable(Shown):
                 margin = f"{format_bytes(abs(nearer))} {'left' if nearer >= 0 else 'missing'}"
             name = f"{row.card.name} (of this run)" if row.card.name == self.own else row.card.name
             rows.append((name, ANSWERS.get(row.fits, row.fits), row.needs_bytes, row.usable_bytes, margin))
-        smallest = [place for place, row in enumerate(shown) if row.fits == "yes"][:1]
+        smallest = [place for place, row in enumerate(shown) if self._is_answer(row)][:1]
         return Table("", _COLUMNS, tuple(rows), strong=frozenset(smallest))
 
     def to_pandas(self) -> Any:
@@ -147,11 +157,13 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
     )
     if isinstance(chosen, Prediction):
         asked, others, first = chosen.requests(), chosen.others, chosen.card
+        capability: tuple[int, int] | None = first.compute_capability
         of_the_run = (text for text in chosen.assumptions if text not in first.assumptions)
         assumed, own = (f"kernels are those of {first.name}, for which it was predicted", *of_the_run), first.name
     else:
         asked = _measured(chosen)
         own = name_of(asked.made_by.device(asked.device_indices[0]).name)
+        capability = cards[own].compute_capability if own else None
     raised, several = has_raised(chosen.trace), 1
     rows, known = [], Known()
     wanted = [cards[name] for name in cards] if on is None else [find(one) for one in on]
@@ -174,8 +186,20 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
         if isinstance(chosen, Prediction):
             how = f"correct the error, predict it again, then {'%memfit' if is_notebook else 'memlab fit'}"
         advice = f"Its whole step needs at least what is shown, and may fit on none. To know: {how}."
+    if capability is not None:
+        which = "older" if _is_newer(capability) else "newer"
+        border = ".".join(map(str, KERNELS_CHANGE))
+        assumed += (
+            f"{which} GPUs (the border is compute capability {border}) may have other kernels: predict for one of them",
+        )
     condition = length_condition(chosen.trace) + (f", with {several} of each" if several > 1 else "")
-    return FitTable(chosen.name or "the run", tuple(rows), assumed, chosen.trace.remark, own, advice, condition)
+    return FitTable(
+        chosen.name or "the run", tuple(rows), assumed, chosen.trace.remark, own, capability, advice, condition
+    )
+
+
+def _is_newer(capability: tuple[int, int]) -> bool:
+    return capability >= KERNELS_CHANGE
 
 
 def _measured(run: Run) -> Trace:

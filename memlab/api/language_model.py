@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +9,11 @@ from typing import Any
 from memlab.analysis.model_shares import Generated, generated, shares
 from memlab.api.predict_step import StepToPredict, TimeLimit, configured, predict_step
 from memlab.api.prediction import Prediction
+from memlab.api.smallest_card import smallest_card
+from memlab.errors import PredictionError
 from memlab.language_models import Generation, TrainingStep
-from memlab.prediction.cards import Card, cards, find
-from memlab.prediction.forecast import ANSWERS, DEVICE, fits_for_certain
+from memlab.prediction.cards import Card, find
+from memlab.prediction.forecast import ANSWERS, DEVICE
 from memlab.prediction.torch_versions import checked_version
 from memlab.units import format_bytes
 from memlab.views.page import Folded, Page, PageLines, Part
@@ -124,13 +124,26 @@ def predict_model(
     """
     version = checked_version(torch_version)
     conf = configured(None, version)
-    found = predict_step(
-        StepToPredict(step, find(card), step.name, conf, is_quiet=True, torch_version=version), limit_s
-    )
+    limit = TimeLimit(limit_s)
+
+    def predicted(card: Card) -> Prediction:
+        what = StepToPredict(step, card, step.name, conf, is_quiet=True, torch_version=version)
+        return predict_step(what, limit.left_for(f"a {card.name}"))
+
+    found = predicted(find(card))
     trace = found.trace if found.fits == "yes" else found.for_card(_UNLIMITED).trace
     parts = generated(trace, DEVICE, step.scores) if isinstance(step, Generation) else None
-    best = smallest_card(found) if smallest else None
-    return ModelPrediction(step, found, shares(trace, DEVICE, step.scores), parts, best)
+
+    def elsewhere(card: Card) -> Prediction | None:
+        try:
+            return predicted(card)
+        except PredictionError:
+            limit.left_for(f"a {card.name}")  # raises if that is why
+            return None
+
+    best = smallest_card(found, elsewhere) if smallest else None
+    named = None if not smallest else best.card.name if best is not None else ""
+    return ModelPrediction(step, found, shares(trace, DEVICE, step.scores), parts, named)
 
 
 def predict_models(
@@ -142,21 +155,3 @@ def predict_models(
         left_s = limit.left_for(f"{step.batch} x {tokens_of(step):,} tokens")
         rows.append(predict_model(step, card, limit_s=left_s, smallest=False, torch_version=torch_version))
     return ModelTable(tuple(rows))
-
-
-def smallest_card(found: Prediction) -> str:
-    """The smallest known card on which it fits for certain, "" if there is none.
-
-    Searched, one card of each size, between those that have what is allocated at the peak and those that have all that it needs on
-    its own card: a full card releases its cache, and may need less.
-    """
-    first = {card.usable_range: card for card in sorted(cards.values(), key=lambda card: card.name, reverse=True)}
-    known = [card for _, card in sorted(first.items())]
-    fits = functools.cache(lambda place: fits_for_certain(found.requests(), known[place], found.conf, found.others))
-    least, most = found.allocated_bytes.low, found.peak_device_bytes.high
-    low = next((place for place, card in enumerate(known) if card.usable_high_bytes >= least), len(known))
-    high = next((place for place, card in enumerate(known) if card.usable_bytes >= most), len(known))
-    at = bisect.bisect_left(range(len(known)), True, low, high, key=fits)
-    while at < len(known) and not fits(at):
-        at += 1
-    return known[at].name if at < len(known) else ""

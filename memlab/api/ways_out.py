@@ -29,9 +29,9 @@ from memlab.api.display import Progress
 from memlab.api.oom import OomExplained, keep_oom
 from memlab.api.prediction import Prediction, asks_for_nothing
 from memlab.api.run import Run
+from memlab.api.smallest_card import smallest_card
 from memlab.errors import MemlabError, PredictionError
-from memlab.prediction.cards import Card, cards, find
-from memlab.prediction.forecast import Known, on_devices
+from memlab.prediction.cards import Card, find
 from memlab.prediction.torch_versions import other_version
 from memlab.references import release
 from memlab.saving_techniques import techniques
@@ -257,14 +257,19 @@ class WaysSearch:
     # --- another GPU ---
 
     def _larger_gpu(self, as_it_is: Prediction) -> None:
-        needs, known = as_it_is.peak_device_bytes, Known()
-        for card in sorted(cards.values(), key=lambda one: one.usable_bytes):
-            if card.usable_range.high >= needs.low and card.name != self._card.name:
-                there = on_devices(as_it_is.requests(), card, as_it_is.conf, as_it_is.others, known)[0]
-                if there.fits == "yes":
-                    change = f"the same cell on {card.name}, the smallest on which it fits"
-                    self._add(WayOut("gpu", change, there.device_bytes, "another GPU"))
-                    return
+        def predicted(card: Card) -> Prediction | None:
+            self._tell(f"the cell on {card.name}")
+            try:
+                return self._predict(dataclasses.replace(self._subject, on=card, asked={}, observed={}))
+            except TimeUp:
+                raise
+            except MemlabError:  # it does not run there
+                return None
+
+        there = smallest_card(as_it_is, predicted)
+        if there is not None:
+            change = f"the same cell on {there.card.name}, the smallest on which it fits"
+            self._add(WayOut("gpu", change, there.peak_device_bytes, "another GPU"))
 
 
 # --- a cell that raised, whatever the error ---

@@ -48,6 +48,8 @@ _SIMILAR_SIZE = 1.5
 _NOT_GIVEN = ByteRange(-1, -1)
 _ESTIMATED = "estimated from similar GPUs"
 _ROCM = "ROCm: the allocator is the same code; workspaces and context are estimates that were never compared with a GPU"
+KERNELS_CHANGE = (8, 0)
+"""From this compute capability on there is flash attention; before, attention in bfloat16 is a matrix of all scores."""
 _NO_KERNELS = "PyTorch's CUDA 13 builds have no kernels below capability 7.5: this card needs a build for CUDA 12.6"
 
 

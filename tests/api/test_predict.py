@@ -371,6 +371,17 @@ def test_a_batch_that_fails_is_named():
         memlab.max_batch(lambda batch: None, CARD)
 
 
+def test_the_smallest_gpu_has_kernels_like_those_that_were_predicted(prediction):
+    """CARD has those of Ampere or newer: a T4 on which the same requests fit is in the table, and is no answer."""
+    assert CARD.compute_capability >= (8, 0)
+    table = memlab.fit(prediction, on=["GTX 1660", "T4", "RTX 4090"])
+    assert {row.fits for row in table.rows} == {"yes"}
+    assert "smallest GPU: RTX 4090" in str(table)
+    assert "older GPUs (the border is compute capability 8.0) may have other kernels" in str(table)
+    table = memlab.fit(prediction, on=["GTX 1660", "T4"])
+    assert f"fits for certain only on GPUs with other kernels than {CARD.name}: predict for one" in str(table)
+
+
 def test_a_run_against_all_cards(prediction):
     table = memlab.fit(prediction)
     assert len(table) == len(memlab.cards)
