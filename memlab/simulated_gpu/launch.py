@@ -56,7 +56,7 @@ def unnamed_file(described: Machine) -> str:
 def shared_file(path: Path, described: Machine | None) -> str:
     """The file of a machine that several commands share: made if it is not there, else it must be the same machine."""
     path = path.absolute()
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110  Path.exists raises if the name is too long or the folder is closed
         if described is None:
             raise SimulatedGpuError(
                 f'there is no machine {str(path)!r} yet: say what it has, for example --card "RTX 4060".'

@@ -45,7 +45,12 @@ def folder_for(wanted: CudaSymbols) -> Path:
 
 
 def _is_whole(folder: Path, symbols: CudaSymbols) -> bool:
-    return all((folder / name).exists() for name in (NAME, *_links(symbols)))
+    """Whether all names are there and the library loads: a crash of the machine or a full disk may have cut it short."""
+    try:
+        _check(folder / NAME)
+    except SimulatedGpuError:
+        return False
+    return all((folder / name).exists() for name in _links(symbols))
 
 
 def _links(symbols: CudaSymbols) -> frozenset[str]:

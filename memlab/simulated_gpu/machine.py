@@ -10,6 +10,7 @@ are little-endian:
 
 from __future__ import annotations
 
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,8 @@ class Machine:
 def read(path: Path) -> Machine:
     """The machine that a file describes."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its other end
+            raise SimulatedGpuError(f"{str(path)!r} is no file, and a simulated machine is one: give another name.")
         with path.open("rb") as file:
             return Machine.from_bytes(file.read(SIZE), str(path))
     except OSError as error:

@@ -78,6 +78,14 @@ def test_a_shared_machine_that_cannot_be_says_why(tmp_path):
         launch.shared_file(tmp_path / "gpu", None)
     with pytest.raises(SimulatedGpuError, match=r"cannot write .*: No such file"):
         launch.shared_file(tmp_path / "no" / "gpu", ONE)
+    with pytest.raises(SimulatedGpuError, match=r"cannot write .*: File name too long"):
+        launch.shared_file(tmp_path / ("x" * 300), ONE)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(
+            SimulatedGpuError, match=r" is no file, and a simulated machine is one: give another name\."
+        ):
+            launch.shared_file(path, ONE)
     (tmp_path / "text").write_text("mine")
     with pytest.raises(SimulatedGpuError, match="is not the file of a simulated machine"):
         launch.shared_file(tmp_path / "text", ONE)

@@ -55,6 +55,15 @@ def test_a_folder_that_lost_a_part_is_made_again(lost):
     assert (folder / lost).exists()
 
 
+@pytest.mark.parametrize("rest", [b"", b"\x7fELF", b"no library at all"])
+def test_a_library_that_was_cut_short_is_made_again(rest):
+    folder = library.folder_for(KNOWN)
+    (folder / library.NAME).unlink()  # not overwritten: this process has it mapped
+    (folder / library.NAME).write_bytes(rest)
+    assert library.folder_for(KNOWN) == folder
+    assert (folder / "libcuda.so.1").stat().st_size > 10_000
+
+
 def test_a_compiler_that_is_no_command_gets_one_line(monkeypatch):
     monkeypatch.setenv("CC", "gcc '")
     with pytest.raises(SimulatedGpuError, match="which is no command"):
