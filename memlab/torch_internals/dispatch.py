@@ -94,5 +94,6 @@ def remove_mode(mode: TorchDispatchMode) -> bool:
 
 def compiled_something() -> bool:
     """Whether torch.compile has compiled anything in this process; torch._dynamo.utils.counters["frames"]["ok"]."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["frames"]["ok"])
+    # A signal may come while the module is being imported, as the first optimizer does.
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return counters is not None and bool(counters["frames"]["ok"])

@@ -190,6 +190,27 @@ def test_sigterm_leaves_the_report_and_the_page(folder):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_sigterm_during_the_import_of_the_compiler_leaves_the_report(folder):
+    # The first optimizer imports it, for a second or more.
+    script = """
+import os, signal, sys, torch
+class Finder:
+    def find_spec(self, name, path, target=None):
+        half = sys.modules.get("torch._dynamo.utils")
+        if half is not None and not hasattr(half, "counters"):
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Finder())
+model = torch.nn.Linear(10, 10)
+torch.optim.SGD(model.parameters()).step()
+"""
+    (folder / "train.py").write_text(script)
+    code, _, err = memlab_ran(folder, "run", "--out", "runs", "train.py")
+    assert code == -signal.SIGTERM
+    assert "Peak" in err
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["train.html", "train.memlab"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_sigterm_ends_a_script_that_hangs_in_c(folder):
     # Locking a mutex twice waits forever, and no signal interrupts it: so does a collective whose partner is gone.
     hangs = """
