@@ -171,6 +171,9 @@ class Recording:
         if track is None:
             return
         track.ended_by = self.ended_by
+        if self.wanted.out is not None:
+            with contextlib.suppress(OSError):  # saving says what is wrong
+                self.wanted.out.mkdir(parents=True, exist_ok=True)  # the script may have deleted it
         over = track.stop(error)
         self.times.interrupt()
         self.run = track.run

@@ -138,6 +138,14 @@ def test_some_steps_are_measured_and_the_run_and_its_page_are_kept(folder):
     assert str(run.report().text.splitlines()[0]) in err
 
 
+def test_a_folder_that_the_script_deletes_is_made_again(folder):
+    (folder / "train.py").write_text(TRAIN + "import shutil; shutil.rmtree('runs')")
+    code, _, err = memlab_ran(folder, "run", "--out", "runs", "train.py")
+    assert code == 0, err
+    assert err.startswith("Peak")
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["train.html", "train.memlab"]
+
+
 def test_a_report_as_json_has_the_figures_of_the_run(folder):
     status, _, err = memlab_ran(folder, "run", "--json", "--out", "runs", "train.py")
     facts, run = json.loads(err.splitlines()[0]), memlab.load(folder / "runs/train.memlab")
