@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -11,6 +12,7 @@ from memlab.api.run import Run
 from memlab.errors import ClaimRefuted, MemlabError
 from memlab.lesson.sources import COMPUTED, source_of
 from memlab.units import MiB, format_bytes
+from memlab.views import theme
 from memlab.views.page import Page
 from memlab.views.shown import Shown
 from memlab.views.table import Column, Table
@@ -66,7 +68,7 @@ def _peak(run: Measured, of: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AccountTerm:
-    """One term of an account: `formula` is text for the reader, `predicted_bytes` its value."""
+    """One term of an account: `formula` is text for the reader, or "" if the cell has it; `predicted_bytes` is its value."""
 
     name: str
     formula: str
@@ -77,6 +79,18 @@ class AccountTerm:
     def residual_bytes(self) -> int:
         """Measured minus formula."""
         return self.measured_bytes - self.predicted_bytes
+
+
+def by_category(run: Measured, computed: Mapping[str, int]) -> Iterator[AccountTerm]:
+    """The terms of an account whose names are categories of the run's peak, alone or joined by "and"."""
+    if not isinstance(run, Run):
+        raise MemlabError(f"only a run has categories, got {type(run).__name__}: give rows of name, formula and bytes.")
+    held = run.breakdown()
+    for name, computed_bytes in computed.items():
+        parts = name.split(" and ")
+        if unknown := [part for part in parts if part not in theme.CATEGORIES]:
+            raise MemlabError(f"a term of an account is one of {', '.join(theme.CATEGORIES)}, got {unknown[0]!r:.80}.")
+        yield AccountTerm(name, "", computed_bytes, sum(held.get(part, 0) for part in parts))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,13 +132,16 @@ class Account(Shown):
     def page(self) -> Page:
         """The account as a table."""
         total = AccountTerm("together", "", self.total_bytes - self.unexplained_bytes, self.total_bytes)
-        cells = attrgetter("name", "formula", "predicted_bytes", "measured_bytes", "residual_bytes")
+        shown = ["name", "formula", "predicted_bytes", "measured_bytes", "residual_bytes"]
         found = "counted" if self.source == COMPUTED else self.source  # two columns of one name would say nothing
         sizes = (Column(COMPUTED, "bytes"), Column(found, "bytes"), Column("residual", "change"))
         left = f"{format_bytes(self.unexplained_bytes)} of {format_bytes(self.total_bytes)}"
         note = f"The formulas leave {left} unexplained ({abs(self.unexplained_share):.1%})."
-        columns, rows = (Column("what"), Column("formula"), *sizes), tuple(map(cells, (*self.terms, total)))
-        return Page(self.title, (Table("", columns, rows, (note,)),))
+        columns = [Column("what"), Column("formula"), *sizes]
+        if not any(term.formula for term in self.terms):
+            del shown[1], columns[1]
+        rows = tuple(map(attrgetter(*shown), (*self.terms, total)))
+        return Page(self.title, (Table("", tuple(columns), rows, (note,)),))
 
     def to_pandas(self) -> Any:
         """One row per term, sizes in bytes."""

@@ -20,7 +20,7 @@ from memlab.api.runs import runs
 from memlab.errors import ClaimRefuted, MemlabError
 from memlab.lesson import progress_file
 from memlab.lesson.check import Check, Verdict
-from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, AccountTerm, Claim, Measured, saving
+from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, AccountTerm, Claim, Measured, by_category, saving
 from memlab.lesson.guess import Answer, Choice, Guess, Share, Size
 from memlab.lesson.guess_plot import GuessPlot
 from memlab.lesson.guess_widget import show_guess
@@ -229,17 +229,26 @@ class Lesson:
 
     on_card = predict  # the earlier name
 
-    def account(self, title: str, total: Run | int, terms: Sequence[tuple[str, str, int, int]], *by: Maker) -> Account:
-        """Every large term of a peak: name, formula, predicted bytes, measured bytes; raises ClaimRefuted if one is missing.
+    def account(
+        self,
+        title: str,
+        total: Run | int,
+        terms: Mapping[str, int] | Sequence[tuple[str, str, int, int]],
+        *by: Maker,
+    ) -> Account:
+        """Every large term of a peak, computed and measured; raises ClaimRefuted if one is missing.
 
-        `total` is a run, for its peak of allocated memory, or a number of bytes, with what it was taken from in `by`.
+        `total` is a run, for its peak of allocated memory, or a number of bytes, with what it was taken from in `by`. `terms`
+        has the computed bytes of each category of the run, or of several ("input and other"): what each held is in the run.
+        Terms that are no category are rows: name, formula, computed bytes, measured bytes.
         """
         total_bytes = total if isinstance(total, int) else total.peak_allocated_bytes
         self.headlines[title] = total_bytes
         source = source_of(by if isinstance(total, int) else [total])
+        rows = by_category(total, terms) if isinstance(terms, Mapping) else (AccountTerm(*term) for term in terms)
         # cuBLAS has one for the thread of forward and one for that of backward, and cuBLASLt one while it multiplies.
         workspaces = 3 * max(blas_workspace_sizes()) if self.device == "cuda" else 0
-        return Account(title, total_bytes, tuple(AccountTerm(*term) for term in terms), source, workspaces).checked()
+        return Account(title, total_bytes, tuple(rows), source, workspaces).checked()
 
     def check(self, yours: Callable[[], object]) -> Check:
         """Check an exercise: `lesson.check(yours).same_as(reference).peak_below("2 GiB")`."""

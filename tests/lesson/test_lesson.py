@@ -89,6 +89,15 @@ def test_the_source_of_a_figure_is_said_by_what_made_it():
     try:
         held = lesson.account("Peak", run, [("ones", "4 N", kept.nbytes, kept.nbytes)])
         assert held.source == lesson.holds("so", True, run).source == "measured on cpu"
+        by_category = lesson.account("Peak", run, {"temporary and other": kept.nbytes})
+        assert [term.measured_bytes for term in by_category.terms] == [kept.nbytes]
+        assert "formula" not in str(by_category).splitlines()[2]
+        with pytest.raises(ClaimRefuted, match=r"temporary and other \(\+0.5 MiB\)"):
+            lesson.account("Peak", run, {"temporary and other": kept.nbytes // 2})
+        with pytest.raises(MemlabError, match=r"one of parameter, buffer, .* got 'ones'"):
+            lesson.account("Peak", run, {"ones": kept.nbytes})
+        with pytest.raises(MemlabError, match="only a run has categories, got int"):
+            lesson.account("Peak", kept.nbytes, {"other": kept.nbytes})
         assert lesson.holds("so", True).source == "computed"
         assert (
             lesson.guess("How much?", between=("1 KiB", "1 GiB")).compare(kept.nbytes, run).source == "measured on cpu"
