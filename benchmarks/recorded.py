@@ -2,7 +2,7 @@
 
     python -m benchmarks.recorded '[{"program": "gpt2_small", "conf": "expandable_segments:True", "room_mib": 2000}]'
 
-prints a line of JSON for each case. Every case runs in a process of its own, forked before CUDA is initialised.
+prints a line of JSON for each case. Every case runs in a process of its own, forked before CUDA is initialized.
 "random:SEED:COUNT" is a program that asks for anything: sizes of every kind, streams, frees in any order, empty_cache.
 With "again", a list of configurations, what the program asked for is asked of the real allocator under each of them as
 well (up to an OOM), which is quicker than to run the program; "room_share" (or "fraction_share") is then the room

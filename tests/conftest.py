@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @functools.cache
 def device_name() -> str:
-    """The first CUDA device, or nothing. NVML answers the first question, so that no test finds CUDA initialised."""
+    """The first CUDA device, or nothing. NVML answers the first question, so that no test finds CUDA initialized."""
     if not torch.cuda.is_available():
         return ""
     import pynvml

@@ -155,7 +155,7 @@ def saved_tensor_hooks(torch: Any) -> bool:
 
 
 def allocator_history(torch: Any) -> bool:
-    """Whether CUDA's allocator records its history. The question itself crashes before CUDA is initialised."""
+    """Whether CUDA's allocator records its history. The question itself crashes before CUDA is initialized."""
     return torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled()
 
 

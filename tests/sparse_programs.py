@@ -93,18 +93,18 @@ def grid(size: int, count: int) -> torch.Tensor:
 
 
 def graph_convolution() -> Any:
-    """Two layers on a sparse matrix of neighbours; what cuSPARSE takes for itself is 0 here."""
+    """Two layers on a sparse matrix of neighbors; what cuSPARSE takes for itself is 0 here."""
     i = torch.randint(3000, (2, 6000), device="cuda")
-    neighbours = torch.sparse_coo_tensor(i, torch.rand(6000, device="cuda"), (3000, 3000), is_coalesced=True)
+    neighbors = torch.sparse_coo_tensor(i, torch.rand(6000, device="cuda"), (3000, 3000), is_coalesced=True)
     x, first, second = torch.randn(3000, 200, device="cuda"), nn.Linear(200, 128).cuda(), nn.Linear(128, 10).cuda()
     optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
     for _ in range(3):
-        h = torch.relu(torch.sparse.mm(neighbours, first(x)))
-        loss = (neighbours @ second(h)).square().mean()
+        h = torch.relu(torch.sparse.mm(neighbors, first(x)))
+        loss = (neighbors @ second(h)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return neighbours, first, second
+    return neighbors, first, second
 
 
 def elements() -> Any:

@@ -15,6 +15,11 @@ COINED = re.compile(
     r"told apart|whoever|by all means|what came of|come less gone|an out-of-memory(?! (error|message)))(?![a-z])",
     re.IGNORECASE,
 )
+BRITISH = re.compile(
+    r"(quanti|initiali|normali|synchroni|recogni|seriali|optimi)s(e|ed|es|ing|ation)(?![a-z])|neighbour|behaviour|favour|"
+    r"(?<![a-z])labelled|centred",
+    re.IGNORECASE,
+)
 READ = (
     "memlab/**/*.py",
     "tests/**/*.py",
@@ -39,14 +44,14 @@ ALLOWED = {
 """File -> lines that may use a coined word."""
 
 
-def offences() -> list[str]:
+def offences(words: re.Pattern[str] = COINED) -> list[str]:
     found = []
     for pattern in READ:
         for path in sorted(ROOT.glob(pattern)):
             name = path.relative_to(ROOT).as_posix()
             allowed = [text for place, text in ALLOWED.items() if path.match(place) or name == place]
             for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-                word = COINED.search(line)
+                word = words.search(line)
                 if word and not any(re.search(text, line) for text in allowed):
                     found.append(f"{name}:{number}: {word[0]}")
     return found
@@ -54,6 +59,11 @@ def offences() -> list[str]:
 
 def test_no_coined_words():
     assert offences() == []
+
+
+def test_spelling_is_american_as_pytorch_has_it():
+    assert [one for one in offences(BRITISH) if not one.startswith("CHANGELOG.md")] == []
+    assert BRITISH.search("dequantising it") and not BRITISH.search("a quantized layer, its optimism")
 
 
 @pytest.mark.parametrize(

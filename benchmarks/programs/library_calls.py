@@ -64,7 +64,7 @@ def recurrent(cell: type[nn.Module], dtype: torch.dtype, sizes: tuple[int, int, 
 
 
 def sparse_product(layout: str, dtype: torch.dtype, rows: int, each: int, width: int) -> None:
-    """A graph's adjacency times features, and a vector of gradients back: `each` neighbours of every node."""
+    """A graph's adjacency times features, and a vector of gradients back: `each` neighbors of every node."""
     at = torch.stack([torch.arange(rows).repeat_interleave(each), torch.randint(rows, (rows * each,))])
     matrix = torch.sparse_coo_tensor(at, torch.ones(rows * each, dtype=dtype), (rows, rows)).coalesce()
     matrix = matrix.to_sparse_csr().cuda() if layout == "csr" else matrix.cuda()

@@ -16,7 +16,7 @@ from benchmarks.programs.registry import images, program, train
 
 
 def conv(before: int, after: int, size: int = 3, stride: int = 1, groups: int = 1, act: bool = True) -> nn.Sequential:
-    """Convolution, batch normalisation, ReLU."""
+    """Convolution, batch normalization, ReLU."""
     layers: list[nn.Module] = [
         nn.Conv2d(before, after, size, stride, size // 2, groups=groups, bias=False),
         nn.BatchNorm2d(after),

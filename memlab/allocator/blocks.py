@@ -112,7 +112,7 @@ _address = attrgetter("address")
 
 
 def put_between(block: Block, before: Block | None, after: Block | None) -> None:
-    """Link a block between two neighbours."""
+    """Link a block between two neighbors."""
     block.previous = before
     block.next = after
     if before is not None:
@@ -121,18 +121,18 @@ def put_between(block: Block, before: Block | None, after: Block | None) -> None
         after.previous = block
 
 
-def absorb(block: Block, neighbour: Block | None) -> int:
-    """Merge a free neighbour into `block`, whose object stays (try_merge_blocks); return the bytes gained."""
-    if neighbour is None or neighbour.is_busy or neighbour.is_mapped != block.is_mapped:
+def absorb(block: Block, neighbor: Block | None) -> int:
+    """Merge a free neighbor into `block`, whose object stays (try_merge_blocks); return the bytes gained."""
+    if neighbor is None or neighbor.is_busy or neighbor.is_mapped != block.is_mapped:
         return 0
-    if neighbour.is_mapped:
-        neighbour.home.remove(neighbour)
+    if neighbor.is_mapped:
+        neighbor.home.remove(neighbor)
     else:
-        neighbour.home.remove_unmapped(neighbour)
-    if neighbour is block.previous:
-        block.address = neighbour.address
-        put_between(block, neighbour.previous, block.next)
+        neighbor.home.remove_unmapped(neighbor)
+    if neighbor is block.previous:
+        block.address = neighbor.address
+        put_between(block, neighbor.previous, block.next)
     else:
-        put_between(block, block.previous, neighbour.next)
-    block.size += neighbour.size
-    return neighbour.size
+        put_between(block, block.previous, neighbor.next)
+    block.size += neighbor.size
+    return neighbor.size

@@ -249,7 +249,7 @@ class CachingAllocator(Segments):
             self.complete(block)
 
     def _release(self, block: Block, what: int) -> None:
-        """Merge a block with its free neighbours and add it to the free list (free_block); its object stays."""
+        """Merge a block with its free neighbors and add it to the free list (free_block); its object stays."""
         home, size, requested = block.home, block.size, block.requested_bytes
         block.is_busy = False
         self.requested_bytes -= requested

@@ -244,7 +244,7 @@ class _Replay:
     def _free(self, number: int) -> None:
         """Free a block; also the second half of it, where it waited for another stream."""
         if number not in self.alive:
-            return  # it waited for another stream, and a synchronisation has already completed it
+            return  # it waited for another stream, and a synchronization has already completed it
         block, self.device = self.alive[number], self.device_of[number]
         if block is None:
             del self.alive[number]
@@ -291,7 +291,7 @@ class _Replay:
         self.survived_elsewhere += 1
 
     def _watch(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Do something that may synchronise: blocks waiting for other streams become free before segments are released."""
+        """Do something that may synchronize: blocks waiting for other streams become free before segments are released."""
         waiting, at = self.allocator.pending, len(self.rows)
         try:
             return ask()

@@ -84,7 +84,7 @@ class Segments:
         return address
 
     def _complete_all(self) -> None:
-        """Return the blocks that wait for other streams: called where PyTorch synchronises."""
+        """Return the blocks that wait for other streams: called where PyTorch synchronizes."""
         raise NotImplementedError
 
     def _new_serial(self, parent: Block | None = None) -> int:
@@ -172,7 +172,7 @@ class Segments:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Map pages for the first `size` bytes of an unmapped range and join it with its free neighbours (map_block)."""
+        """Map pages for the first `size` bytes of an unmapped range and join it with its free neighbors (map_block)."""
         segment, home = block.segment, block.home
         assert segment is not None
         mapped = -(-size // segment.page) * segment.page

@@ -169,7 +169,7 @@ class BlockTracker:
         return freed, unknown
 
     def _put_free(self, address: int, size: int) -> None:
-        """Add a free range and merge it with its free neighbours, never across segments that are not expandable."""
+        """Add a free range and merge it with its free neighbors, never across segments that are not expandable."""
         end, walls, free_size, free_start = address + size, self.walls, self.free_size, self.free_start_by_end
         if address in free_start and address not in walls:
             before = free_start.pop(address)

@@ -43,7 +43,7 @@ class Bracket:
         is_open = high not in self._needs
         most = min(high - 1, _LEAP * low or 1) if is_open else high - 1
         at = most if is_open else (low + high) // 2
-        # Needs rise in steps, so a line through neighbours says little: the second trial is a tenth away.
+        # Needs rise in steps, so a line through neighbors says little: the second trial is a tenth away.
         ranked = sorted(self._needs, key=lambda number: abs(self._needs[number] - self._limit_bytes))
         nearest = [number for number in ranked if number == ranked[0] or 10 * abs(number - ranked[0]) >= ranked[0]][:2]
         for pair in (nearest, [low, high]):  # the second where the first leads to what is known to be wrong

@@ -40,7 +40,7 @@ class Generated:
 def shares(trace: Trace, device: int, scores: Collection[int]) -> dict[str, int]:
     """Name -> bytes at the peak of *allocated*, summing to it, the largest first.
 
-    Weights are parameters and buffers, and what was made with them before the first forward, as the scales of quantised ones.
+    Weights are parameters and buffers, and what was made with them before the first forward, as the scales of quantized ones.
     Logits are tensors with one of these numbers of `scores`, their gradients and copies too. The KV cache is what layers
     keep after a forward that autograd did not record.
     """

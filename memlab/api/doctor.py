@@ -62,7 +62,7 @@ class Diagnosis(Shown):
 
 
 def doctor() -> Diagnosis:
-    """Check this machine. If CUDA is initialised, a few MiB are allocated for a moment; it is not initialised for this."""
+    """Check this machine. If CUDA is initialized, a few MiB are allocated for a moment; it is not initialized for this."""
     findings: list[Finding] = []
     for check in (versions, cpu_tracker, _cuda_history, _nvml, _host, _prediction, _notebook):
         try:

@@ -25,7 +25,7 @@ from memlab.views.table import Column, Table
 
 Verdict = Literal["yes", "no", "close", "unknown"]
 _COLUMNS = (Column("GPU"), Column(""), Column("needs", "bytes"), Column("usable", "bytes"), Column("margin"))
-_NEIGHBOURS = 2
+_NEIGHBORS = 2
 """So many smaller and so many larger GPUs stand next to the smallest that fits; all are in the folded table."""
 
 
@@ -77,7 +77,7 @@ class FitTable(Shown):
 
     @property
     def page(self) -> Page:
-        """The smallest GPU that it fits on, its neighbours, and the table of all, folded."""
+        """The smallest GPU that it fits on, its neighbors, and the table of all, folded."""
         rows, count = self.rows, len(self.rows)
         numbers = {answer: sum(row.fits == answer for row in rows) for answer in ("yes", "close", "unknown")}
         smallest = next((place for place, row in enumerate(rows) if self._is_answer(row)), None)
@@ -94,7 +94,7 @@ class FitTable(Shown):
         else:
             found = f"fits for certain on none of {number_of(count, 'GPU')}"
         found += f", {numbers['close']} too close to call" if numbers["close"] else ""
-        near = range(middle - _NEIGHBOURS, middle + _NEIGHBOURS + 1)
+        near = range(middle - _NEIGHBORS, middle + _NEIGHBORS + 1)
         shown = [row for place, row in enumerate(rows) if place in near or row.card.name == self.own]
         parts: list[Part] = [self.advice, self._table(shown)] if self.advice else [self._table(shown)]
         parts += [Folded(f"All {count} GPUs", self._table(rows))] if len(shown) < count else []

@@ -3,7 +3,7 @@
 It keeps weak references, texts and numbers: no tensor, error or frame. Nested cells count for the outermost. Searches
 that would take long are postponed until the ledger is shown, which says so. Its own failures are reported and never fail a cell.
 
-Nothing is initialised and no counter is reset. On CUDA the peak of a cell is exact if it exceeded the earlier maximum. Else
+Nothing is initialized and no counter is reset. On CUDA the peak of a cell is exact if it exceeded the earlier maximum. Else
 it lies between the highest of a few readings a second and that maximum. Other accelerators have only readings, and the CPU
 has no counters.
 """
@@ -215,7 +215,7 @@ class Ledger:
         live, gone, before = self.live, self._settle(), opened.before
         assert live is not None
         new, self._found = self._found, []
-        # Gradients have no Python object until they are read. A backward is recognised by what it frees or, if an older
+        # Gradients have no Python object until they are read. A backward is recognized by what it frees or, if an older
         # graph holds nothing but its leaves, by its name.
         wants = live.may_have_changed() or bool(gone) or "backward" in opened.text
         pairs = {one: (before.get(one, _NOTHING), after.get(one, _NOTHING)) for one in (*before, *after)}

@@ -382,7 +382,7 @@ def _held_segment(segment: Any) -> HeldSegment:
 
 
 def _with_device(failure: Failure, gaps: list[str]) -> Failure:
-    """The device's and the machine's memory now; CUDA is queried only if the user's code has initialised it."""
+    """The device's and the machine's memory now; CUDA is queried only if the user's code has initialized it."""
     label = failure.message.label
     if label == "cpu":
         host = HostMemory().read()

@@ -123,7 +123,7 @@ def who(tensor: Any = None, device: Any = None, name: str = "") -> Who:
 
     Given an object that holds tensors (a list, a model), it covers those. `device` is "cpu", "cuda", "cuda:1", ...;
     `name` is what `tensor` is called in the title. Nothing is kept alive, no user code is run, and CUDA is not
-    initialised.
+    initialized.
     """
     try:
         place = None if device is None else str(torch.device(device))
@@ -220,7 +220,7 @@ def _unnamed(found: LiveStorages) -> Iterator[str]:
 
 
 def _unseen(found: LiveStorages, device: str | None) -> Iterator[str]:
-    """The difference between PyTorch's counters and what was found; CUDA is queried only if it is initialised."""
+    """The difference between PyTorch's counters and what was found; CUDA is queried only if it is initialized."""
     for index in range(torch_internals.device_count()) if torch.cuda.is_initialized() else ():
         place = f"cuda:{index}"
         if device not in (None, "cuda", place):

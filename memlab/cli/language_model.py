@@ -70,7 +70,7 @@ def _parser(quiet: bool = False) -> Parser:
     add("model", nargs="?", metavar="MODEL", help="hf:ORG/NAME, or a folder with a config.json")
     add("--card", metavar="NAME|SIZE", type=given, help=f'"RTX 4090", 24GiB (default: {REFERENCE})')
     add("--batch", metavar="N", type=numbers, default=(1,), help="sequences; several, 1,2,4, give a table (default: 1)")
-    add("--nf4", action="store_true", help="weights in 4 bits, by bitsandbytes with double quantisation")
+    add("--nf4", action="store_true", help="weights in 4 bits, by bitsandbytes with double quantization")
     add("--dtype", default="bfloat16", help="of the weights: bfloat16 (default), float16 or float32")
     add("--attn", metavar="NAME", default="sdpa", help="sdpa (default) or eager")
     caches = "dynamic (default), static, offloaded, offloaded_static or quantized"

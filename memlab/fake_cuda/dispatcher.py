@@ -38,7 +38,7 @@ _REFUSED = {
         "_sparse", "sparse_", "to_sparse", "_to_sparse", "_coalesce", "_embedding_bag_sparse",
     ),
     "nested tensors cannot be predicted: use padded ones with a mask": ("_nested", "nested_"),
-    "quantised tensors cannot be predicted: leave them out": (
+    "quantized tensors cannot be predicted: leave them out": (
         "quantize_", "_make_per_", "fake_quantize_", "dequantize",
     ),
 }  # fmt: skip

@@ -38,7 +38,7 @@ def by_stride(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def launch_dims(sizes: Any, strides: Any, dims: Any) -> tuple[Dims, Dims]:
-    """What is reduced and what is kept, as TensorIterator sees it: (size, element stride), fastest first, neighbours merged.
+    """What is reduced and what is kept, as TensorIterator sees it: (size, element stride), fastest first, neighbors merged.
 
     `dims` are those to reduce; by default all.
     """
@@ -72,7 +72,7 @@ def power_below(number: int, most: int = MAX_THREADS) -> int:
 
 
 def scratch_bytes(reduced: Dims, kept: Dims, element_bytes: int, gpu: Any) -> tuple[int, ...]:
-    """(bytes of the buffer, bytes of the semaphores) of one reduction; none if blocks need not synchronise."""
+    """(bytes of the buffer, bytes of the semaphores) of one reduction; none if blocks need not synchronize."""
     inputs, outputs = (math.prod(size for size, _ in part) for part in (reduced, kept))
     on_fastest = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])
     dim0, dim1 = (inputs, outputs) if on_fastest else (outputs, inputs)

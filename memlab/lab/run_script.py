@@ -55,7 +55,7 @@ def _call(choices: LabChoices, state: LabState, function: str) -> str:
     body = pprint.pformat(shown, width=100, sort_dicts=False)
     lab = f"memlab.Lab(workloads={{{state.workload!r}: {function}}})" if function else "memlab.Lab()"
     made, card = "", choices.card(state.card)
-    if state.device == "card" and card.name not in cards:  # a GPU that is not in the catalogue
+    if state.device == "card" and card.name not in cards:  # a GPU that is not in the catalog
         names = ("name", "total_bytes", "compute_capability", "usable_bytes", "usable_high_bytes", "multiprocessors")
         values = {name: getattr(card, name) for name in (*names, "plausible_multiprocessors")}
         values["context_bytes"] = tuple(card.context_bytes)

@@ -146,9 +146,9 @@ def _check(facts: dict[str, Any], model: str) -> None:
     stored = facts.get("quantization_config")
     method = stored.get("quant_method") if isinstance(stored, dict) else stored
     if method is not None:
-        other = "name the model that was quantised, with --nf4 for weights of 4 bits"
+        other = "name the model that was quantized, with --nf4 for weights of 4 bits"
         raise MemlabError(
-            f"the weights of {model} are stored quantised ({method!s:.40}), which is not predicted: {other}."
+            f"the weights of {model} are stored quantized ({method!s:.40}), which is not predicted: {other}."
         )
 
 

@@ -22,7 +22,7 @@ _STEPS = 2
 class _OfModel:
     """What both steps have: `model` is "hf:ORG/NAME", a folder, or a configuration of transformers, which it becomes.
 
-    `dtype` is that of the weights. With `nf4` those of linear layers, but the last, are in 4 bits with double quantisation.
+    `dtype` is that of the weights. With `nf4` those of linear layers, but the last, are in 4 bits with double quantization.
     """
 
     model: Any
@@ -62,7 +62,7 @@ class _OfModel:
     def weights(self) -> str:
         """What the weights are, in words."""
         if self.nf4:
-            return f"NF4 with double quantisation, the last layer and embeddings {self.dtype}"
+            return f"NF4 with double quantization, the last layer and embeddings {self.dtype}"
         return self.dtype
 
     def on_gpu(self) -> Any:
@@ -99,7 +99,7 @@ class _OfModel:
         """A tensor of the meta device on the GPU, as from_pretrained loads it."""
         import torch
 
-        if hasattr(tensor, "quant_state"):  # of bitsandbytes, which quantises it as it arrives
+        if hasattr(tensor, "quant_state"):  # of bitsandbytes, which quantizes it as it arrives
             whole = torch.empty(tensor.shape, dtype=getattr(torch, self.dtype))
             return type(tensor)(whole, requires_grad=False, **tensor.__dict__).to("cuda")
         there = torch.empty_like(tensor, device="cuda")

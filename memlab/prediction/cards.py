@@ -25,7 +25,7 @@ _SHARES_SEEN = {
     ("RTX A", "RTX PRO", "A10G", "A40"): (0.91, 0.99),
     ("",): (0.95, 0.99),
 }
-"""The share of its memory that PyTorch sees, by prefix of the name, from the catalogue: HBM, whose error correction has extra
+"""The share of its memory that PyTorch sees, by prefix of the name, from the catalog: HBM, whose error correction has extra
 memory (0.984 to 0.992); professional GPUs with GDDR, where error correction uses part of it (A10 0.916, others up to 0.987);
 consumer GPUs (RTX 3050 Laptop 0.953, RTX 3090 0.988)."""
 _DRIVERS_DIFFER = {1: 0.01, 2: 0.005}
@@ -203,7 +203,7 @@ def _size(field: str, value: Any) -> int:
         raise PredictionError(f'{field} must be a size in bytes or a text such as "8GiB", got {value!r:.80}.') from None
 
 
-# --- the catalogue and calibrations -----------
+# --- the catalog and calibrations -----------
 
 
 @functools.cache
@@ -272,7 +272,7 @@ def _index() -> dict[str, str]:
 
 
 def name_of(reported: str) -> str:
-    """The catalogue's name for a driver's name; "" if it is not in the catalogue."""
+    """The catalog's name for a driver's name; "" if it is not in the catalog."""
     return _index().get(_plain_name(reported), "")
 
 
@@ -288,7 +288,7 @@ def find(card: str | int | Card) -> Card:
                 found = dataclasses.replace(found, assumptions=(*found.assumptions, text))
         return found
     if isinstance(card, str):
-        for one in calibration_file.kept():  # a card that is not in the catalogue
+        for one in calibration_file.kept():  # a card that is not in the catalog
             if one.card.lower() == card.strip().lower():
                 capability = (one.capability_major, one.capability_minor)
                 known = Card(one.card, one.total_memory_bytes, capability, multiprocessors=one.multiprocessors)

@@ -101,7 +101,7 @@ def assemble(
     lives = Lives.of(events, first_row, count)
     category = _by_phase(trace, lives, phase, marks.recording())
     labels = tensor_labels.columns(labels_from_ns, time.time_ns())
-    trace = _with_buckets(_labelled(trace, lives, category, labels, start_ns), lives, tensor_labels.buckets())
+    trace = _with_buckets(_labeled(trace, lives, category, labels, start_ns), lives, tensor_labels.buckets())
     trace = _with_temporaries(trace, tensor_labels.optimizers_of_flat())
     return _with_workspaces(trace, lives, workspace_sizes).with_gaps(*tensor_labels.gaps(), *marks.gaps())
 
@@ -109,7 +109,7 @@ def assemble(
 def _with_buckets(trace: Trace, lives: Lives, buckets: Mapping[str, tuple[int, ...]]) -> Trace:
     """The trace with the buckets of DistributedDataParallel, which no Python object references, named.
 
-    They are recognised by their size: without a label, and made before the run, outside of modules and not a temporary, or by
+    They are recognized by their size: without a label, and made before the run, outside of modules and not a temporary, or by
     a forward of the wrapper itself, which makes nothing else.
     """
     blocks, events = trace.blocks, trace.events
@@ -145,7 +145,7 @@ def _with_temporaries(trace: Trace, optimizers: tuple[str, ...]) -> Trace:
 def _with_workspaces(trace: Trace, lives: Lives, sizes: Collection[int]) -> Trace:
     """The trace, with cuBLAS workspaces named and outside any module.
 
-    PyTorch makes one per handle and stream at the first matrix product, and no object holds it: they are recognised by
+    PyTorch makes one per handle and stream at the first matrix product, and no object holds it: they are recognized by
     their size and by never being freed. The threads of forward and backward have a handle each; more blocks of that size are
     tensors, as of a graph that is kept.
     """
@@ -192,7 +192,7 @@ def _by_phase(trace: Trace, lives: Lives, phase: Steps, recording: Steps) -> Arr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Labelled(Columns):
+class Labeled(Columns):
     """Labels of blocks: which block had which label before which event row."""
 
     block: I8
@@ -200,11 +200,11 @@ class Labelled(Columns):
     label: I8
 
 
-def _met(trace: Trace, lives: Lives, labels: LabelColumns, start_ns: int, until_next: bool = False) -> Labelled:
+def _met(trace: Trace, lives: Lives, labels: LabelColumns, start_ns: int, until_next: bool = False) -> Labeled:
     """The block of each label: the one alive at that address at that time."""
     events = trace.events
     if not len(labels.key) or not len(lives.born_row):
-        return Labelled.empty()
+        return Labeled.empty()
     row = np.maximum(np.searchsorted(events.time_ns, labels.time_ns - start_ns, side="right"), trace.first_row)
     addresses, rank = np.unique(events.address[lives.born_row], return_inverse=True)
     place = rank.astype(np.int64) * (len(events) + 1) + lives.born_row
@@ -214,10 +214,10 @@ def _met(trace: Trace, lives: Lives, labels: LabelColumns, start_ns: int, until_
     block = order[np.maximum(found, 0)]
     is_it = (found >= 0) & (events.address[lives.born_row[block]] == labels.key)
     is_it &= (lives.born_row[block] < row) & (until_next | (row <= lives.died_row[block]))
-    return Labelled(block, row, labels.label).rows(is_it)
+    return Labeled(block, row, labels.label).rows(is_it)
 
 
-def _labelled(trace: Trace, lives: Lives, category: Array, labels: LabelColumns, start_ns: int) -> Trace:
+def _labeled(trace: Trace, lives: Lives, category: Array, labels: LabelColumns, start_ns: int) -> Trace:
     """The trace with categories, names, modules, dtypes and shapes of its blocks, as far as known."""
     codes = np.array([int(label.category) for label in labels.labels], np.int64)
     met = _met(trace, lives, labels, start_ns)

@@ -1,7 +1,7 @@
 """Memory counters: those of PyTorch's allocators, and those of the driver, through NVML.
 
-Reading creates nothing: it initialises no backend, makes no CUDA context, and asks NVML only once the user's code has
-initialised CUDA. No counter is reset. A counter that cannot be read becomes a Gap, never an error.
+Reading creates nothing: it initializes no backend, makes no CUDA context, and asks NVML only once the user's code has
+initialized CUDA. No counter is reset. A counter that cannot be read becomes a Gap, never an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_READ = -1
 
 
 def cuda_counters(device: int) -> dict[str, int]:
-    """The allocator's counters of one device: 0 while CUDA is not initialised, -1 where the allocator has none (pluggable)."""
+    """The allocator's counters of one device: 0 while CUDA is not initialized, -1 where the allocator has none (pluggable)."""
     if not torch.cuda.is_initialized():
         return dict.fromkeys(CUDA_COUNTERS, 0)
     try:
@@ -107,7 +107,7 @@ class AcceleratorCounters:
         return tuple(self._gaps.values())
 
     def read(self, index: int = 0) -> CounterReading:
-        """Read all counters once; all None, without a gap, while the backend is not initialised."""
+        """Read all counters once; all None, without a gap, while the backend is not initialized."""
         backend: Any = getattr(torch, self.device_type, None)
         is_mps = self.device_type == "mps"
         current = _attempt(torch.accelerator.current_accelerator)
@@ -203,7 +203,7 @@ class Nvml:
 
     @classmethod
     def open(cls) -> Nvml:
-        """Load and initialise NVML; if that fails, the result reads the GPU runtime and has a gap."""
+        """Load and initialize NVML; if that fails, the result reads the GPU runtime and has a gap."""
         if getattr(torch.version, "hip", None):
             return cls(None, Gap("nvml", f"NVML is NVIDIA's and this PyTorch is built for ROCm: {_HIDES}"))
         try:
@@ -238,7 +238,7 @@ class Nvml:
         self.close()
 
     def read(self, device_index: int) -> DeviceReading:
-        """Read the device that torch calls `cuda:device_index`; empty while CUDA is not initialised."""
+        """Read the device that torch calls `cuda:device_index`; empty while CUDA is not initialized."""
         if os.getpid() != self._pid or not torch.cuda.is_initialized():
             return DeviceReading()
         reading = self._look(device_index)

@@ -32,7 +32,7 @@ class CpuProbe:
         self._buckets: list[sharded.HiddenBuckets] = []
 
     def start(self, live: LiveTensors | None = None) -> None:
-        """Start; `live`: the caller has just labelled everything."""
+        """Start; `live`: the caller has just labeled everything."""
         tensor_labels.acquire()
         try:
             live = live or tensor_labels.label_everything()

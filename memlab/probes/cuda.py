@@ -40,7 +40,7 @@ Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 
 
 def is_possible() -> bool:
-    """Whether this PyTorch has CUDA (or ROCm) and a device; initialises nothing."""
+    """Whether this PyTorch has CUDA (or ROCm) and a device; initializes nothing."""
     return torch.backends.cuda.is_built() and torch.cuda.is_available()
 
 
@@ -57,7 +57,7 @@ class CudaProbe:
         self._counters: dict[int, dict[str, int]] = {}
 
     def start(self, live: LiveTensors | None = None) -> None:
-        """Start, without initialising CUDA; `live`: the caller has just labelled everything."""
+        """Start, without initializing CUDA; `live`: the caller has just labeled everything."""
         tensor_labels.acquire()
         try:
             recorder.acquire(self.entries)
@@ -108,7 +108,7 @@ class CudaProbe:
 
     @property
     def used_cuda(self) -> bool:
-        """Whether CUDA is initialised: before that no cell has used it."""
+        """Whether CUDA is initialized: before that no cell has used it."""
         return recorder.is_open
 
     def new_maximum(self, device: int) -> int | None:

@@ -159,7 +159,7 @@ class Recorder:
         self._our_switch: Callable[..., Any] | None = None
 
     def acquire(self, entries: int = RING_ENTRIES) -> None:
-        """Start recording, or join the other users; if CUDA is not initialised, recording starts when it is."""
+        """Start recording, or join the other users; if CUDA is not initialized, recording starts when it is."""
         with self.lock:
             self.users += 1
             try:

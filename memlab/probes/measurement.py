@@ -1,7 +1,7 @@
 """One measurement from start to stop: the probes that run, the sampler, and the one Trace at the end.
 
 Unless a device is given, the one that the cell uses is measured. If CUDA is available, history is on and, until the first CUDA
-tensor appears, the CPU is tracked as well; a cell that never uses CUDA is measured on the CPU, and CUDA stays uninitialised.
+tensor appears, the CPU is tracked as well; a cell that never uses CUDA is measured on the CPU, and CUDA stays uninitialized.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Measurement:
         started, live = [], None
         tensor_labels.acquire()
         try:
-            # Once for all probes; not if only CUDA is measured, and is not initialised.
+            # Once for all probes; not if only CUDA is measured, and is not initialized.
             if self._cpu is not None or torch.cuda.is_initialized():
                 live = tensor_labels.label_everything()
             for probe in self._probes:
@@ -254,7 +254,7 @@ class Measurement:
 
     @property
     def capacity_bytes(self) -> int | None:
-        """The total memory of the measured device, if it can be read without initialising anything."""
+        """The total memory of the measured device, if it can be read without initializing anything."""
         if self._cuda is not None:
             index = self.target.index or 0
             return torch.cuda.get_device_properties(index).total_memory if torch.cuda.is_initialized() else None

@@ -48,9 +48,9 @@ class ShardedLabels:
         rows = _SOURCES.get((when, name))
         if rows is not None:
             who = (id(subject[0]), subject[-1]) if type(subject) is tuple else id(subject)
-            self._note((when, name, who), self._labelled(rows, subject))
+            self._note((when, name, who), self._labeled(rows, subject))
 
-    def _labelled(self, rows: Iterable[Row], subject: Any) -> Iterator[tuple[Any, int]]:
+    def _labeled(self, rows: Iterable[Row], subject: Any) -> Iterator[tuple[Any, int]]:
         for parts, category, text in rows:
             for module, name, tensor in parts(subject):
                 path = marker.path_of(module) if module is not None else ""
@@ -59,7 +59,7 @@ class ShardedLabels:
 
 Parts = Callable[[Any], Iterable[tuple[torch.nn.Module | None, str, Any]]]
 Row = tuple[Parts, Category, str]
-"""What gives (module, name, tensor) of a group, a handle, a stage or an optimizer, and how those are labelled."""
+"""What gives (module, name, tensor) of a group, a handle, a stage or an optimizer, and how those are labeled."""
 
 
 def _of_module(module_of: Callable[[Any], torch.nn.Module], read: Callable[[Any], Iterable[Any]]) -> Parts:

@@ -245,8 +245,8 @@ class TensorLabels:
         parts = [np.empty((3, 0), np.int64)]
         for (keys, numbers, _), times in zip(snapshots, moments, strict=True):
             newest = times[-math.ceil(share * len(times)) :]
-            labelled = np.tile(np.array([keys, numbers], np.int64), len(newest))
-            parts.append(np.stack([np.repeat(newest, len(keys)), *labelled]))
+            labeled = np.tile(np.array([keys, numbers], np.int64), len(newest))
+            parts.append(np.stack([np.repeat(newest, len(keys)), *labeled]))
         time, key, label = np.concatenate(parts, axis=1)
         order = np.argsort(time, kind="stable")
         return LabelColumns(time[order], key[order], label[order], labels)
@@ -280,7 +280,7 @@ class TensorLabels:
         self._note("collective", [(buffer, label)])
 
     def backward_ended(self) -> None:
-        """A backward has ended, and all gradients are there: every one is labelled, so this is written for speed."""
+        """A backward has ended, and all gradients are there: every one is labeled, so this is written for speed."""
         keys: list[int] = []
         labels: list[int] = []
         for known in list(self.known.values()):

@@ -1,4 +1,4 @@
-"""The symbols of CUDA's libraries: those that PyTorch imports, by version (csrc/symbols.txt), and how they are recognised."""
+"""The symbols of CUDA's libraries: those that PyTorch imports, by version (csrc/symbols.txt), and how they are recognized."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def stop_history() -> None:
 def history_is_on() -> bool:
     """Whether history is being recorded.
 
-    It reads the first device's allocator and crashes the process if there is none yet: call it only once CUDA is initialised.
+    It reads the first device's allocator and crashes the process if there is none yet: call it only once CUDA is initialized.
     """
     return bool(private("torch._C._cuda_isHistoryEnabled")())
 
@@ -129,7 +129,7 @@ def blas_workspace_sizes(capabilities: Collection[int] = ()) -> frozenset[int]:
 
 
 def when_cuda_starts(action: Callable[[], None]) -> None:
-    """Call `action` now if CUDA is initialised, else right after that and before anything is allocated."""
+    """Call `action` now if CUDA is initialized, else right after that and before anything is allocated."""
     private("torch.cuda._lazy_call")(action)
 
 

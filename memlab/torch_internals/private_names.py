@@ -21,7 +21,7 @@ class MissingPrivateName(MemlabError, AttributeError):
 
 MEASURING = {
     # the allocator, and the start of CUDA
-    "torch._C._cuda_getDeviceCount": "count devices without initialising CUDA's runtime again",
+    "torch._C._cuda_getDeviceCount": "count devices without initializing CUDA's runtime again",
     "torch._C._cuda_hasPrimaryContext": "ask whether a device has a context, without making one",
     "torch._C._cuda_isHistoryEnabled": "leave history that the user records alone",
     "torch._C._cuda_memorySnapshot": "read allocator history",

@@ -240,7 +240,7 @@ def phase_table(phases: Iterable[tuple[float, float, int]]) -> np.ndarray:
 
 
 def fold(phases: np.ndarray, limit: int) -> np.ndarray:
-    """At most `limit` rows: short neighbours are merged into one row, MIXED."""
+    """At most `limit` rows: short neighbors are merged into one row, MIXED."""
     if len(phases) <= limit:
         return phases
     span = phases[-1, 1] - phases[0, 0]

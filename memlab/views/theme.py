@@ -17,7 +17,7 @@ WARNING = "#bd600f"
 
 SERIES = {"allocated": "#2e75e8", "reserved": "#bd600f", "used": "#148971", "rss": "#a35dba"}
 
-# In stacking order. They differ in lightness too, so that neighbours can be distinguished with colour blindness.
+# In stacking order. They differ in lightness too, so that neighbors can be distinguished with colour blindness.
 CATEGORIES = {
     "parameter": "#586fdf",
     "buffer": "#13a0c8",
@@ -36,7 +36,7 @@ PHASES = ("forward", "backward", "optimizer", "other")
 PHASE_COLOURS = {"forward": "#269872", "backward": "#da5918", "optimizer": "#9052c5", "other": "#7c818b"}
 PHASE_ALPHA = {"forward": 0.12, "backward": 0.11, "optimizer": 0.16, "other": 0.0}
 
-# For names without their own colour (modules, lines, tensors); neighbours differ.
+# For names without their own colour (modules, lines, tensors); neighbors differ.
 PALETTE = tuple(CATEGORIES[name] for name in CATEGORIES if name not in ("other", "rounding"))
 
 

@@ -30,7 +30,7 @@ def pixels(png: bytes) -> Pixels:
 
 
 def _unfiltered(kind: int, row: bytes, above: bytearray) -> bytearray:
-    """PNG stores the difference from a neighbour: 0 none, 1 left, 2 above, 3 their mean, 4 Paeth's choice."""
+    """PNG stores the difference from a neighbor: 0 none, 1 left, 2 above, 3 their mean, 4 Paeth's choice."""
     made = bytearray(4)
     for i, byte in enumerate(row):
         left, up, corner = made[i], above[i + 4], above[i]

@@ -74,7 +74,7 @@ def test_the_text_of_an_out_of_memory_names_the_segment_that_was_asked_for():
 EXPANDABLE, SPLIT = {"conf": "expandable_segments:True"}, {"conf": "max_split_size_mb:32"}
 GARBAGE = {"conf": "garbage_collection_threshold:0.5", "memory_fraction": 0.2, "total": GiB}
 PLAYED: dict[str, tuple[str, dict, dict]] = {
-    "free neighbours join": ("6 6 6 6 -0 -1 -2 -3", {}, {"allocated_bytes": 0, "reserved_bytes": 40}),
+    "free neighbors join": ("6 6 6 6 -0 -1 -2 -3", {}, {"allocated_bytes": 0, "reserved_bytes": 40}),
     "and go back when the cache is emptied": (
         "6 6 6 6 -0 -1 -2 -3 E", {}, {"reserved_bytes": 0, "peak_allocated_bytes": 24, "peak_reserved_bytes": 40},
     ),
@@ -188,7 +188,7 @@ def test_events_can_be_waited_for():
 
 
 @pytest.mark.parametrize("how", ["empty_cache", "retry"])
-def test_a_synchronisation_ends_the_waiting(how):
+def test_a_synchronization_ends_the_waiting(how):
     allocator, [block] = after(40 * MiB, total=50 * MiB)
     allocator.waits_for_events = True
     allocator.record_stream(block, 1)

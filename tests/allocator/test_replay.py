@@ -140,7 +140,7 @@ def test_a_block_that_waits_for_a_stream_is_free_when_the_row_says_so():
     assert peak(simulated, 0, "allocated").low_bytes == 12 * MiB
 
 
-def test_a_synchronisation_ends_the_waiting_before_its_row():
+def test_a_synchronization_ends_the_waiting_before_its_row():
     script = requests(60 * MiB)
     script.free(0, kind=Kind.FREE_PENDING)
     script.alloc(50 * MiB)

@@ -91,7 +91,7 @@ def test_a_block_that_waits_for_another_stream_is_not_allocated():
     assert tracker.free_size == {BASE: 1024}
 
 
-def test_free_neighbours_join_but_not_across_segments():
+def test_free_neighbors_join_but_not_across_segments():
     tracker = BlockTracker.from_snapshot(
         [segment((512, "inactive")), segment((512, "inactive"), address=BASE + 512)], Settings()
     )

@@ -146,7 +146,7 @@ def test_reading_all_at_once_comes_to_the_same(settings, allocator):
     assert agrees(tracker, shot)
 
 
-def test_an_unmapped_middle_leaves_its_neighbours(allocator):
+def test_an_unmapped_middle_leaves_its_neighbors(allocator):
     """Expandable: a full card unmaps free pages between blocks in use, and maps them again elsewhere."""
     allocator(SETTINGS["expandable"])
     tracker = begun()

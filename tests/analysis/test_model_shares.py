@@ -46,7 +46,7 @@ def traced(step):
 def test_a_training_step():
     def step():
         model = Model().cuda()
-        scales = torch.ones(1 << 20, device="cuda")  # as those of quantised weights, which are no parameters
+        scales = torch.ones(1 << 20, device="cuda")  # as those of quantized weights, which are no parameters
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(2):
             model(torch.ones(BATCH, TOKENS, WIDTH, device="cuda"), []).log_softmax(-1).sum().backward()

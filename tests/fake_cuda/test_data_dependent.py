@@ -84,11 +84,11 @@ def test_what_has_no_shape_function_is_refused_by_name(fake):
         torch.ops.memlab_test.unknown(torch.ones(2, device="cuda"))
 
 
-def test_nested_and_quantised_tensors_are_refused_by_name(fake):
+def test_nested_and_quantized_tensors_are_refused_by_name(fake):
     x = torch.randn(4, 4, device="cuda")
     with pytest.raises(PredictionError, match="this kind of sparse"):
         x.to_sparse_bsr((2, 2))
-    with pytest.raises(PredictionError, match="quantised"):
+    with pytest.raises(PredictionError, match="quantized"):
         torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
     with pytest.raises(PredictionError, match="nested"):
         torch.nested.nested_tensor([x[0], x[1]])

@@ -58,7 +58,7 @@ def test_dynamic_quantization_takes_a_quarter_of_the_file(tmp_path: Path) -> Non
     quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
     plain = torch.nn.Sequential(torch.nn.Linear(256, 256))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated in favour of torchao
+        warnings.simplefilter("ignore")  # deprecated in favor of torchao
         packed = quantize(plain, {torch.nn.Linear}, dtype=torch.qint8)
     sizes = []
     for name, model in {"plain": plain, "packed": packed}.items():

@@ -30,7 +30,7 @@ FILES: dict[str, bytes] = {
     "org/wide": json.dumps({**LLAMA, "hidden_size": 2**62}).encode(),
     "org/negative": json.dumps({**LLAMA, "hidden_size": -64}).encode(),
     "org/text": json.dumps({**LLAMA, "hidden_size": "wide\x1b[31m"}).encode(),
-    "org/quantised": json.dumps({**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}).encode(),
+    "org/quantized": json.dumps({**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}).encode(),
     "org/encoder-decoder": json.dumps({"model_type": "t5", "num_layers": 2}).encode(),
 }
 """The config.json of each model."""

@@ -72,7 +72,7 @@ def test_only_the_configuration_is_read(server):
         ("many-layers", "num_hidden_layers 1e+09"),
         ("nested-layers", "n_layer 1e+300"),
         ("text", "hidden_size"),
-        ("quantised", "stored quantised (gptq)"),
+        ("quantized", "stored quantized (gptq)"),
         ("encoder-decoder", "'t5'"),
         ("../..", "is no name of a model on the hub"),
     ],
@@ -267,10 +267,10 @@ def test_bitsandbytes_runs_on_the_simulated_gpu():
     before = torch.cuda.memory_allocated()
     layer = bitsandbytes.nn.Linear4bit(1024, 1024, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").cuda()
     weight = torch.nn.Parameter(torch.randn(1024, 4096, device="cuda"))
-    quantised = layer.weight.numel()
-    assert (layer.weight.dtype, quantised) == (torch.uint8, 1024 * 1024 // 2)
+    quantized = layer.weight.numel()
+    assert (layer.weight.dtype, quantized) == (torch.uint8, 1024 * 1024 // 2)
     held = torch.cuda.memory_allocated()
-    assert held - before > quantised + 4 * weight.numel()
+    assert held - before > quantized + 4 * weight.numel()
     optimizer = bitsandbytes.optim.Adam8bit([weight])
     weight.grad = torch.ones_like(weight)
     layer(torch.randn(8, 1024, device="cuda", dtype=torch.bfloat16)).sum()

@@ -139,7 +139,7 @@ class OfStep:
         if technique.patch is None and not technique.conf and not self.changed([technique.name])[1]:
             if technique.name in EDITS and self.text:
                 what = "the layer that makes its logits, or its loss"
-                return f"cannot be written into this cell: {what}, was not recognised"
+                return f"cannot be written into this cell: {what}, was not recognized"
             return "cannot be switched on from outside: pass the workload (a function of model, optimizer, batch, loss)"
         return ""
 
