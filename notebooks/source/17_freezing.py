@@ -1,6 +1,5 @@
 # %% setup
 %reset -f
-%load_ext memlab
 import importlib.util, pickle, memlab, torch
 from pathlib import Path
 from torch import nn
@@ -104,14 +103,14 @@ for way, most in (("head", 0.35), ("adapters", 0.75)):
     print(lesson.price(f"training {way}", step("all"), step(way), at_most=most))
 
 # %% account
-held, A = slim.breakdown(), L * (2 * H * R + R + H) + 4 * H + 4  # of adapters and head
-kept, others = 4 * B * (L - 1) * (5 * H + 2 * R), held.get("other", 0) + held.get("input", 0)
-lesson.account("A step with adapters", slim, [
-    ("activations", "4 B (L - 1) (5 H + 2 R)", kept, held["activation"]),
-    ("parameters", "4 (P + A)", 4 * (P + A), held["parameter"]),
-    ("gradients that pass through", "4 x 9 B H", 36 * B * H, held["temporary"]),
-    ("both data sets, of N rows", "4 N (H + 2)", 4 * N * (H + 2), others),
-])
+A = L * (2 * H * R + R + H) + 4 * H + 4  # parameters of adapters and head
+expected = {
+    "activation": 4 * B * (L - 1) * (5 * H + 2 * R),
+    "parameter": 4 * (P + A),
+    "temporary": 4 * 9 * B * H,  # gradients that pass through
+    "input and other": 4 * N * (H + 2),  # both data sets, of N rows
+}
+lesson.account("A step with adapters", slim, expected)
 
 # %% where-adapters
 few = {}
@@ -131,34 +130,36 @@ display({"image/svg+xml": svg + "</svg>", "text/plain": alt}, raw=True)
 lesson.saves("adapters behind the last block only", few[L], few[1], at_least=0.2)
 
 # %% exercise-1 tags=["exercise"]
-body = prepared("head")[:-1]
-x, y = new[0][:cut].repeat(3, 1), new[1][:cut].repeat(3)
+rows = 1 << 17  # so many that one tensor of H numbers each takes 128 MiB
+trained = {"everything": "", "the last layer": "4", "the first layer": "0", "biases": "bias"}
 
-def epochs(features, times=2):  # `features()` gives the body's results for all rows
-    torch.manual_seed(0)
-    weight = torch.zeros(4, H, device=x.device, requires_grad=True)
-    for _ in range(times):
-        loss = nn.functional.cross_entropy(features() @ weight.T, y)
-        weight = (weight - torch.autograd.grad(loss, weight)[0]).detach().requires_grad_()
-    return weight.detach()
+def small():
+    layers = nn.Linear(H, H), nn.GELU(), nn.Linear(H, H), nn.GELU(), nn.Linear(H, H)
+    return nn.Sequential(*layers)  # its parameters: 0.weight, 0.bias, 2.weight, ..., 4.bias
 
-def once():
-    ...  # about 3 lines; every_epoch() is in the next cell
+def kept():
+    ...  # 1 line: a number of tensors of rows x H for each name in `trained`, as a dict
 
 # %% check-1 tags=["check"]
-def every_epoch():
-    return epochs(lambda: body(x))
+def saved_for_backward():
+    numbers = {}
+    for name, part in trained.items():
+        net, shapes = small().to("meta"), []  # shapes without memory
+        for parameter, p in net.named_parameters():
+            p.requires_grad_(part in parameter)
+        note = lambda tensor: shapes.append(tuple(tensor.shape))
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda nothing: nothing):
+            net(torch.empty(rows, H, device="meta"))
+        numbers[name] = shapes.count((rows, H))
+    return numbers
 
-lesson.check(once).same_as(every_epoch, relative=1e-3).peak_below("76 MiB")
+lesson.check(kept).same_as(saved_for_backward).peak_below("90 MiB")
 
 # %% solution-1 tags=["solution"]
-@torch.no_grad()
-def results():
-    return torch.cat([body(part) for part in x.split(512)])
-
-def once():
-    known = results()
-    return epochs(lambda: known)
+def kept():
+    # the inputs of three linear layers and of two GELUs; that of the last linear layer;
+    # that of the first and of both GELUs after it; of both GELUs, as no weight is trained
+    return {"everything": 5, "the last layer": 1, "the first layer": 3, "biases": 2}
 
 # %% exercise-2 tags=["exercise"]
 net = pickle.loads(saved).to(device)
