@@ -15,41 +15,38 @@ for shape in [(3, 500, 500), (30, 3, 512, 512), (120, 3, 512, 512), (256, 3, 100
     floats, small = (torch.empty(shape, device="meta", dtype=t).nbytes for t in (None, torch.int8))
     print(f"{shape}: {floats / 1e6:.2f} MB = {floats / MiB:.2f} MiB, as int8 {small / 1e6:.2f} MB")
 lesson.headline("(256, 3, 100, 100) floats, in MB", floats / 1e6)
-lesson.holds("(256, 3, 100, 100) floats take 30.72 MB", floats == 30_720_000)
+assert floats == 30_720_000
 
 # %% layers
-def nbytes(layer):
-    return sum(tensor.nbytes for tensor in layer.state_dict().values())
-
-conv = nbytes(nn.Conv2d(64, 128, 3))
-linear = nbytes(nn.Linear(512, 512))
-norm = nbytes(nn.BatchNorm2d(4096))
-embedding = nbytes(nn.Embedding(1000, 64))
-lesson.account("Four layers", conv + linear + norm + embedding, [
-    ("Conv2d", "4 Cin Cout K K", 4 * 64 * 128 * 3 * 3, conv),
-    ("Linear", "4 M N", 4 * 512 * 512, linear),
-    ("BatchNorm", "4 x 2 N", 4 * 2 * 4096, norm),
-    ("Embedding", "4 N W", 4 * 1000 * 64, embedding),
-])
+formulas = {
+    nn.Conv2d(64, 128, 3): 4 * 64 * 128 * 3 * 3,  # 4 Cin Cout K K
+    nn.Linear(512, 512): 4 * 512 * 512,  # 4 M N
+    nn.BatchNorm2d(4096): 4 * 2 * 4096,  # 4 x 2 N
+    nn.Embedding(1000, 64): 4 * 1000 * 64,  # 4 N W
+}
+for layer, formula in formulas.items():
+    held = sum(tensor.nbytes for tensor in layer.state_dict().values())
+    print(f"{layer}: {formula:,} bytes by the formula, {held - formula:,} more in fact")
 
 # %% vgg16
-import math
-
 with torch.device("meta"):
-    vgg = memlab.workloads.vgg16()
-outputs = 3 * 224 * 224  # the notes begin with the picture
-P = 0
-for one in memlab.size(vgg, (1, 3, 224, 224)).layers:
-    if one.type in ("Conv2d", "MaxPool2d", "Linear"):
-        shape = str(one.shape[1:])
-        count = math.prod(one.shape)
-        print(f"{one.type:9} {shape:15} {count:9,} outputs {one.parameter_count:11,} parameters")
-        outputs += count
-        P += one.parameter_count
+    vgg, picture = memlab.workloads.vgg16(), torch.empty(1, 3, 224, 224)
+outputs = [picture.numel()]  # the notes begin with the picture
+
+def note(layer, inputs, output):
+    count, shape = sum(p.numel() for p in layer.parameters()), str(tuple(output.shape[1:]))
+    outputs.append(output.numel())
+    print(f"{type(layer).__name__:9} {shape:15} {outputs[-1]:9,} outputs {count:11,} parameters")
+
+for layer in vgg.modules():
+    if isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.Linear)):
+        layer.register_forward_hook(note)
+vgg(picture)
+outputs, P = sum(outputs), sum(p.numel() for p in vgg.parameters())
 lesson.headline("VGG-16: outputs of its layers, in millions", round(outputs / 1e6, 1))
 print(f"4 x {outputs:,} = {4 * outputs / 1e6:.1f} MB of outputs")
 print(f"4 x {P:,} = {4 * P / 1e6:.1f} MB of parameters")
-lesson.holds(f"{outputs / 1e6:.1f} million numbers come out, and not 24", outputs < 16e6)
+assert outputs < 16e6  # and not 24 million
 
 # %% guess guesses=["610 MiB", "backward"]
 net = nn.Sequential(
@@ -87,13 +84,14 @@ last_layer = sum(p.nbytes for p in net[5].parameters())
 if held.get("temporary", 0) > 2.2 * output:  # on some GPUs: see below
     lesson.not_measurable("the account", "cuDNN takes a workspace, of a size that it chooses")
 else:
-    display(lesson.account("At the peak", run, [
-        ("activations", "2 x 4 C H W", 2 * output, held.get("activation", 0)),
-        ("temporary in backward", "2 x 4 C H W", 2 * output, held.get("temporary", 0)),
-        ("picture", "4 x 3 H W", 4 * 3 * 682 * 700, held.get("input", 0)),
-        ("parameters", "4 P", classic.parameter_bytes, held.get("parameter", 0)),
-        ("gradients of the last layer", "4 P'", last_layer, held.get("gradient", 0)),
-    ]))
+    expected = {
+        "activation": 2 * output,
+        "temporary": 2 * output,  # in backward
+        "input": 4 * 3 * 682 * 700,
+        "parameter": classic.parameter_bytes,
+        "gradient": last_layer,
+    }
+    display(lesson.account("At the peak", run, expected))
 
 # %% guess-temporary guesses=[50]
 share = lesson.guess("Share of temporary gradients in the peak of 32 layers, in percent?")

@@ -26,22 +26,18 @@ dummy_3 = torch.zeros(60, 3, 512, 512, device=device)
 
 # %% account
 run = memlab.runs["arrivals"]
-held = []
-for row in run.lines().table:
-    if row.held_bytes > 0:
-        held.append(row.held_bytes)
-        for new in row.came[:3]:  # the largest
-            print(f"line {row.line}: + | {new.count} * Size:{new.shape} | {new.bytes / 1e6:.3f} M")
+rows = [row for row in run.lines().table if row.held_bytes > 0]
+for row in rows:
+    for new in row.came[:3]:  # the largest
+        print(f"line {row.line}: + | {new.count} * Size:{new.shape} | {new.bytes / 1e6:.3f} M")
+held = [row.held_bytes for row in rows]
 print(weights.compare(held[0], run))
 print(most.compare(choices[held.index(max(held))], run))
 
 P = sum(p.numel() for p in net.parameters())
-lesson.account("After the last line", run, [
-    ("weights of VGG-19", "4 P", 4 * P, held[0]),
-    ("30 pictures", "4 x 30 x 3 x 512 x 512", 4 * 30 * 3 * 512 * 512, held[1]),
-    ("40 pictures", "4 x 40 x 3 x 512 x 512", 4 * 40 * 3 * 512 * 512, held[2]),
-    ("60 pictures", "4 x 60 x 3 x 512 x 512", 4 * 60 * 3 * 512 * 512, held[3]),
-])
+assert held == [4 * P] + [4 * N * 3 * 512 * 512 for N in (30, 40, 60)]
+expected = {"parameter": 4 * P, "input and other": 4 * (30 + 40 + 60) * 3 * 512 * 512}
+lesson.account("After the last line", run, expected)
 
 # %% what-holds-it
 also = {"old": [dummy_2]}
@@ -132,8 +128,8 @@ pictures = torch.rand(64, 3, 256, 256, device=device)
 
 def whole():
     scaled = pictures * 2
-    centred = scaled - 1
-    curved = centred.tanh()
+    centered = scaled - 1
+    curved = centered.tanh()
     squared = curved * curved
     return squared.mean((0, 2, 3))
 

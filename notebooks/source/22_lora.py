@@ -1,6 +1,5 @@
 # %% setup
 %reset -f
-%load_ext memlab
 import memlab, pickle, torch
 from pydoc_data.topics import topics
 from torch import nn
@@ -148,18 +147,18 @@ class Again(FourBit):
 obvious, qlora = tune("4 bits", adapted(FourBit)), tune("QLoRA", adapted(Again))
 print(four.compare(100 * obvious.peak_allocated_bytes / lora.peak_allocated_bytes, lora, obvious))
 print(lesson.saves_nothing("4 bits alone", lora, obvious, at_most=0.1))
-print(lesson.saves("dequantising again in backward", lora, qlora))
+print(lesson.saves("dequantizing again in backward", lora, qlora))
 lesson.accuracy("QLoRA's loss, next to full fine-tuning", off("QLoRA", "all weights"), at_most=0.1)
 
 # %% account
-held, rest = qlora.breakdown(), 4 * (10 * H * R * L + 5 * H * L + 136 * H + 128)
-lesson.account("A step with QLoRA", qlora, [
-    ("activations", "4 BL (9 H + 2 R)", 4 * B * L * (9 * H + 2 * R), held.get("activation", 0)),
-    ("one layer dequantised", "5 x 4 HH + 4 x 5 BH", 20 * (H + B) * H, held.get("temporary", 0)),
-    ("weights and scales", "P / 2 + 4 P / 64", P // 2 + P // 16, held.get("buffer", 0)),
-    ("moments of A and B", "8 x 10 HRL", 80 * H * R * L, held.get("optimizer", 0)),
-    ("A, B, biases, head", "4 (10 HRL + 5 HL + 136 H + 128)", rest, held.get("parameter", 0)),
-])
+expected = {
+    "activation": 4 * B * L * (9 * H + 2 * R),
+    "temporary": 5 * 4 * H * H + 4 * 5 * B * H,  # one layer dequantized
+    "buffer": P // 2 + 4 * P // 64,  # weights and scales
+    "optimizer": 8 * 10 * H * R * L,  # moments of A and B
+    "parameter": 4 * (10 * H * R * L + 5 * H * L + 136 * H + 128),  # A, B, biases, head
+}
+lesson.account("A step with QLoRA", qlora, expected)
 
 # %% loss-curves
 svg = "<svg xmlns='http://www.w3.org/2000/svg' width='560' height='160' font-family='sans-serif'>"
