@@ -33,17 +33,15 @@ train(written_out)
 S = 2048
 matrix = 4 * A * S * S
 written = memlab.runs["written"]
-peak, held = written.peak_allocated_bytes, written.breakdown()
-weights, passing = held.get("activation", 0), held.get("temporary", 0)
 gradients = 2 if device == "cpu" else 3
-print(kept.compare(str(round(peak / matrix)), written))
+print(kept.compare(str(round(written.peak_allocated_bytes / matrix)), written))
 print(where.compare(written.devices[0].at["phase"], written))
-small = sum(held.get(kind, 0) for kind in ("other", "parameter", "gradient", "input"))
-lesson.account("Attention written out, at the peak", written, [
-    ("weights, kept", "4 A S S", matrix, weights),
-    ("gradients of weights and of scores", "2 x 4 A S S", gradients * matrix, passing),
-    ("query, key, value and a gradient", "4 x 4 A S D", 16 * A * S * D, small),
-])
+expected = {
+    "activation": matrix,  # the weights of attention
+    "temporary": gradients * matrix,  # of weights and of scores
+    "other and parameter and gradient and input": 4 * 4 * A * S * D,  # q, k, v, a gradient
+}
+lesson.account("Attention written out, at the peak", written, expected)
 
 # %% fused
 from torch.nn.functional import scaled_dot_product_attention as attention

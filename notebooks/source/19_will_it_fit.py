@@ -50,16 +50,15 @@ predicted
 # %% account
 B = 48
 P = sum(p.numel() for p in model().parameters())
-held = predicted.breakdown()
 print(answer.compare(predicted.fits, predicted))
 print(peak.compare(predicted.peak_allocated_bytes, predicted))
-kept = 4 * B * S * (10 * L * H + H + V)
-lesson.account(f"Batch 48, predicted for the {lesson.card}", predicted, [
-    ("activations", "4 BS (10 L H + H + V)", kept, held.get("activation", 0)),
-    ("temporary: the loss's gradients", "2 x 4 BSV", 8 * B * S * V, held.get("temporary", 0)),
-    ("parameters", "4 P", 4 * P, held.get("parameter", 0)),
-    ("AdamW's moments", "8 P", 8 * P, held.get("optimizer", 0)),
-])
+expected = {
+    "activation": 4 * B * S * (10 * L * H + H + V),
+    "temporary": 2 * 4 * B * S * V,  # gradients of the loss
+    "parameter": 4 * P,
+    "optimizer": 2 * 4 * P,  # AdamW's moments
+}
+lesson.account(f"Batch 48, predicted for the {lesson.card}", predicted, expected)
 
 # %% cards
 %memfit batch 48 RTX 3050 Laptop, GTX 1660, RTX 4060, T4, RTX 3090, A100 80GB
