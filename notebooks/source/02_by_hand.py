@@ -34,12 +34,12 @@ with torch.device("meta"):
 outputs = [picture.numel()]  # the notes begin with the picture
 
 def note(layer, inputs, output):
-    count, shape = sum(p.numel() for p in layer.parameters()), str(tuple(output.shape[1:]))
     outputs.append(output.numel())
+    shape, count = str(tuple(output.shape[1:])), sum(p.numel() for p in layer.parameters())
     print(f"{type(layer).__name__:9} {shape:15} {outputs[-1]:9,} outputs {count:11,} parameters")
 
 for layer in vgg.modules():
-    if isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.Linear)):
+    if type(layer) in (nn.Conv2d, nn.MaxPool2d, nn.Linear):
         layer.register_forward_hook(note)
 vgg(picture)
 outputs, P = sum(outputs), sum(p.numel() for p in vgg.parameters())
@@ -80,7 +80,6 @@ times = held["activation"] / doubled
 lesson.holds("activations are far from twice the count", times < 0.7, run)
 lesson.headline("kept for backward, over what `modelsize` says", round(times, 2))
 
-last_layer = sum(p.nbytes for p in net[5].parameters())
 if held.get("temporary", 0) > 2.2 * output:  # on some GPUs: see below
     lesson.not_measurable("the account", "cuDNN takes a workspace, of a size that it chooses")
 else:
@@ -89,7 +88,7 @@ else:
         "temporary": 2 * output,  # in backward
         "input": 4 * 3 * 682 * 700,
         "parameter": classic.parameter_bytes,
-        "gradient": last_layer,
+        "gradient": sum(p.nbytes for p in net[5].parameters()),  # the last layer
     }
     display(lesson.account("At the peak", run, expected))
 

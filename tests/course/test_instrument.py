@@ -33,8 +33,9 @@ def share_of_instrument(cells: list[Cell]) -> int:
 
     Code lines are those of the notebook's cells, the setup included, without solutions, blank lines and lines of nothing but
     a comment. Instrument is each magic of memlab, each line that names `memlab`, `lesson` or what was imported from memlab,
-    and all lines of a call that begins with such a name, or of a guess's `compare` and a run's `breakdown`: an account of
-    five terms is seven lines of instrument. What a `with memlab.track()` measures is not.
+    and all lines of a call that begins with such a name, or of a guess's `compare` and a run's `breakdown`: an account whose
+    rows are in its call is instrument from its first line to its last. What a `with memlab.track()` measures is not, nor are
+    an account's formulas in a dict before it: they are arithmetic of tensor sizes, which a learner does without memlab too.
     """
     lines = instruments = 0
     for cell in cells:
