@@ -42,14 +42,13 @@ lesson.saves("equal channels", wide, run)
 
 # %% account
 c1, c2 = 32, 512
-kept = 4 * B * S * (L * (c1 + c2) - c1)
-held = wide.breakdown()
-lesson.account("The uneven network at its peak", wide, [
-    ("activations", "4 BS (L (c1 + c2) - c1)", kept, held.get("activation", 0)),
-    ("temporary in backward", "2 x 4 BS c2", 2 * 4 * B * S * c2, held.get("temporary", 0)),
-    ("input", "4 BS c1", 4 * B * S * c1, held.get("input", 0)),
-    ("parameters of both", "2 x 4 x 2 L c1 c2", 16 * L * c1 * c2, held.get("parameter", 0)),
-])
+expected = {
+    "activation": 4 * B * S * (L * (c1 + c2) - c1),
+    "temporary": 2 * 4 * B * S * c2,  # in backward
+    "input": 4 * B * S * c1,
+    "parameter": 2 * 4 * 2 * L * c1 * c2,  # of both networks
+}
+lesson.account("The uneven network at its peak", wide, expected)
 
 # %% how-uneven
 def tracked(model, width, name):
@@ -108,7 +107,7 @@ with memlab.track("one head", show=False) as single:
 unused = (four.peak_allocated_bytes - single.peak_allocated_bytes) / 3
 trained = 4 * 4 * (2048 * 2048 + 2048)
 print(head.compare(100 * unused / trained, four, single))
-lesson.saves("left out, not initialised", four, single)
+lesson.saves("left out, not initialized", four, single)
 
 # %% switches
 plain = tracked(even, 128, "plain")

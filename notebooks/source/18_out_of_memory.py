@@ -46,14 +46,14 @@ second = (
     "reserved by PyTorch but unallocated."
 )
 new = {"first": start + first, "second": start + second}
-neighbour = lesson.guess("Which of them fails because of a neighbour?", choices=list(new))
+neighbor = lesson.guess("Which of them fails because of a neighbor?", choices=list(new))
 
 # %% explain-newer
 read = {name: memlab.explain_oom(message) for name, message in new.items()}
 for name, one in read.items():
     print(name, "-", one.explanation.title)
 verdicts = {one.explanation.verdict: name for name, one in read.items()}
-print(neighbour.compare(verdicts["others"], *read.values()))
+print(neighbor.compare(verdicts["others"], *read.values()))
 read["first"]
 
 # %% guess-phase guesses=["backward"]
@@ -71,12 +71,13 @@ stopped = lesson.predict(step, name="stopped")
 print(phase.compare(stopped.devices[0].at["phase"], stopped))
 known = stopped.fits == "no" and "Tried to allocate" in stopped.out_of_memory
 lesson.holds("it does not fit, and the message is known before", known, stopped)
-held, rows = stopped.breakdown(), 4 * 65_536 * 2048  # bytes of one tensor of all rows
-display(lesson.account("When it ran out, predicted", stopped, [
-    ("14 results of layers", "14 x 4 B H", 14 * rows, held["activation"]),
-    ("the batch", "4 B H", rows, held["input"]),
-    ("parameters", "12 x 4 (H H + H)", 12 * 4 * (2048**2 + 2048), held["parameter"]),
-]))
+rows = 4 * 65_536 * 2048  # bytes of one tensor of all rows
+expected = {
+    "activation": 14 * rows,  # results of layers
+    "input": rows,
+    "parameter": 12 * 4 * (2048**2 + 2048),
+}
+display(lesson.account("When it ran out, predicted", stopped, expected))
 stopped
 
 # %% catch
@@ -87,7 +88,7 @@ except RuntimeError as error:
     line = error.__traceback__.tb_lineno
 
 # %% traceback-line
-lesson.holds("the traceback names the line that asked", line == 2)  # of this cell
+assert line == 2  # of that cell: the traceback names the line that asked
 if device == "cuda":
     lesson.headline("CUDA_LAUNCH_BLOCKING", "the right line without it")
 else:
@@ -120,8 +121,8 @@ for when, first in cases.items() if device == "cuda" else ():
     print(f"set {when}: {seen[-1] or 'no GPU'}")
 if seen:
     lesson.headline("GPU that is used when it was set after the import", seen[0] or "none")
-    lesson.holds("set before the first use it counts, and only then", seen == ["", "cuda:0"])
-    lesson.holds("by default one GPU is used", torch.zeros(1, device="cuda").device.index == 0)
+    assert seen == ["", "cuda:0"]  # set before the first use it counts, and only then
+    assert torch.zeros(1, device="cuda").device.index == 0  # by default one GPU is used
 else:
     lesson.not_measurable("GPUs that are seen, and used by default", "there is none")
 
