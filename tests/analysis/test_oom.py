@@ -454,6 +454,9 @@ def test_other_processes_and_limits():
     assert advised(Failure(told_apart))[0][1:] == (4 * GiB - 64 * MiB, True, None)  # the driver's part is in it
     limited = told(allocated=1 * GiB, process=2 * GiB, free=6 * GiB, allowed=1100 * MiB)
     assert "set_per_process_memory_fraction" in advised(Failure(limited))[0][0]
+    too_much = explain(Failure(told(asked=5 * GiB, allocated=0, free=7 * GiB, allowed=4 * GiB)))
+    assert "larger than the 4.00 GiB that this process may use" in too_much.title
+    assert not any("fragmented" in sentence for sentence in too_much.sentences)
 
 
 def test_at_most_three_enough_before_too_little_measured_before_estimated():

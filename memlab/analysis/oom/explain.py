@@ -118,6 +118,8 @@ def _title(failure: Failure) -> str:
     free = f", {amount_text(message.free)} free" if message.free is not None else ""
     missing = f": {amount_text(short)} short" if short is not None and short.high > 0 else ""
     why = VERDICTS.get(failure.verdict, "")
+    if failure.verdict == TOO_MUCH and message.allowed is not None:
+        why = f"This single request is larger than the {amount_text(message.allowed)} that this process may use."
     return f"{where}: {amount_text(message.asked)} requested{free}{missing}. {why}".rstrip()
 
 
@@ -140,7 +142,7 @@ def _sentences(failure: Failure) -> Iterator[str]:
     if failure.own_pid is not None:
         yield f"Process {failure.own_pid} must be this one: PyTorch's part leaves no space for another that large."
     free, asked = message.free, message.asked
-    if free is not None and asked is not None and free.low >= asked.high and failure.verdict != LIMIT:
+    if free is not None and asked is not None and free.low >= asked.high and failure.verdict not in (LIMIT, TOO_MUCH):
         yield "The driver had more free memory than requested: fragmented, or freed only afterwards."
     cached, reserved = message.cached, message.reserved
     if failure.is_full_of_tensors and message.allocated is not None and cached is not None and reserved is not None:
