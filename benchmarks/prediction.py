@@ -5,7 +5,9 @@
     python -m benchmarks.prediction compare truth.json predicted.json [another.json] --out FILE.json --table FILE.md
 
 `measure` reads PyTorch's own counters, and for `--set libraries` lists every request. `--tight` runs each program again with
-less memory than it took and with a little more, for the question whether it fits. On a simulated GPU each program runs in a
+less memory than it took and with a little more, for the question whether it fits. `--values`, on a simulated GPU:
+a program is first computed by the host's kernels, and what it read then is what it reads when it is measured (`benchmarks.values`);
+it is predicted with the values that memlab assumes, and with those that were read. On a simulated GPU each program runs in a
 process of its own; on a real one a process runs several, while they leave nothing behind. It compares memory, and nothing of time.
 """
 
@@ -22,6 +24,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +35,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import values
 from benchmarks.programs import PROGRAMS
 from memlab.trace.trace import is_simulated_gpu
 
@@ -40,6 +44,12 @@ SHARES = (0.7, 0.85, 0.95, 1.0, 1.05, 1.2)
 NOT_COMPARABLE = {"lbfgs_closure": "its loop depends on values, which a simulated GPU does not compute"}
 """Programs whose measurement on a simulated GPU says nothing, and why; they are in the table and not in the figures."""
 PEAKS = ("allocated", "reserved")
+VALUES_HEAD = """## Programs whose memory depends on values
+
+Measured by `python -m benchmarks.prediction measure --values`: what the programs read on the simulated GPU was computed by the
+host's kernels before. The prediction assumes values, and is then given, for each line that it names, the most that was read there.
+
+"""
 MOST_REQUESTS = 100_000
 Record = dict[str, Any]
 
@@ -122,19 +132,24 @@ def program(name: str) -> Callable[[], None]:
     return PROGRAMS[name]
 
 
-MORE = {"libraries": ("library_calls",), "others": ("rebuilt", "third_party"), "transformers": ("hugging_face",)}
-"""Sets of programs beside ours, and their modules: calls of cuDNN and cuSPARSE, and what other people wrote (twice)."""
+MORE = {
+    "libraries": ("library_calls",),
+    "others": ("rebuilt", "third_party"),
+    "transformers": ("hugging_face",),
+    "values": ("data_dependent", "detection"),
+}
+"""Sets of programs beside ours, and their modules: calls of cuDNN and cuSPARSE, what others wrote (twice), what needs values."""
 
 
 def registered(modules: Iterable[str]) -> Record:
     """Import modules of programs, those whose libraries are there; the names of their programs."""
-    before = set(PROGRAMS)
-    for module in modules:
+    wanted = {f"benchmarks.programs.{module}" for module in modules}
+    for module in sorted(wanted):
         try:
-            importlib.import_module(f"benchmarks.programs.{module}")
-        except ModuleNotFoundError as error:
+            importlib.import_module(module)
+        except (ModuleNotFoundError, RuntimeError) as error:  # torchvision may be built for another PyTorch
             print(f"without the programs of {module}: {error}", file=sys.stderr)
-    return {"names": [name for name in PROGRAMS if name not in before]}
+    return {"names": [name for name, body in PROGRAMS.items() if body.__module__ in wanted]}
 
 
 # --- measured -----------------------------------------------------------------------------------------------------------
@@ -167,6 +182,28 @@ def listed(name: str) -> Record:
     record = measured(name)
     traced = torch.cuda.memory._snapshot()["device_traces"][0]
     return record | {"requests": [entry["size"] for entry in traced if entry["action"] == "alloc"]}
+
+
+def with_values(name: str) -> Record:
+    """The counters after a program that reads what it would compute; and how much it read, with the least and most of each line."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "reads")
+
+        def compute() -> Record:
+            reads = values.computed(program(name))
+            torch.save([tuple(one) for one in reads], file)
+            found: dict[str, list[Any]] = {}
+            for one in reads:
+                if not isinstance(one.value, torch.Tensor):
+                    low, high = found.get(one.key, (one.value, one.value))
+                    found[one.key] = [min(low, one.value), max(high, one.value)]
+            return {"reads": len(reads), "values": found, "allocated": "computed"}
+
+        (record,) = in_child([compute])
+        if "error" in record:
+            return record
+        with values.given([values.Read(*one) for one in torch.load(file, weights_only=False)]):
+            return record | measured(name)
 
 
 def device_facts() -> Record:
@@ -215,8 +252,8 @@ def written(file: Path, **found: Any) -> None:
 # --- predicted ----------------------------------------------------------------------------------------------------------
 
 
-def predicted(name: str, device: Record, limits: list[int], torch_version: str) -> Record:
-    """The forecast for a card like the device and that PyTorch, and whether it fits where there is less."""
+def predicted(name: str, device: Record, limits: list[int], torch_version: str, given: Record | None = None) -> Record:
+    """The forecast for a card like the device and that PyTorch, given some values, and whether it fits where there is less."""
     from memlab.fake_cuda import FakeCuda
     from memlab.prediction.cards import Card
     from memlab.prediction.forecast import forecast
@@ -227,7 +264,7 @@ def predicted(name: str, device: Record, limits: list[int], torch_version: str) 
         return Card(device["name"], total, capability, (0, 0), total, total, device["multiprocessors"])
 
     begin = time.perf_counter()
-    with FakeCuda(card(device["total_bytes"]), torch_version=torch_version) as fake:
+    with FakeCuda(card(device["total_bytes"]), torch_version=torch_version, given=given or {}) as fake:
         probe = FakeCudaProbe(fake)
         probe.start()
         program(name)()
@@ -243,8 +280,18 @@ def predicted(name: str, device: Record, limits: list[int], torch_version: str) 
         "reserved_interval": found.reserved_bytes,
         "limited": [[limit, forecast(trace, card(max(limit, 64 << 20)), conf).fits] for limit in limits],
         "assumptions": found.assumptions,
+        "assumed": {key: one.decides for key, one in fake.assumed.items()},
         "took_s": took_s,
     }
+
+
+def predicted_twice(name: str, read: Record, *how: Any) -> Record:
+    """The forecast with what memlab assumes, and that with the most that each of its lines read."""
+    values.seed()
+    record = predicted(name, *how)
+    given = {key: read[key][1] for key in record["assumed"] if key in read}
+    values.seed()
+    return {**record, "given": given, "with_given": predicted(name, *how, given) if given else record}
 
 
 def predict(names: list[str], truth: Record, jobs: int, file: Path) -> None:
@@ -260,7 +307,10 @@ def predict(names: list[str], truth: Record, jobs: int, file: Path) -> None:
         written(file, programs=programs)
 
     def work(name: str) -> Callable[[], Record]:
-        limits = [limit for limit, _ in truth["programs"].get(name, {}).get("limited", [])]
+        real = truth["programs"].get(name, {})
+        limits = [limit for limit, _ in real.get("limited", [])]
+        if "values" in real:
+            return functools.partial(predicted_twice, name, real["values"], truth["device"], limits, version)
         return functools.partial(predicted, name, truth["device"], limits, version)
 
     each([(name, work(name)) for name in names], found, How(jobs))
@@ -288,11 +338,15 @@ def rows(truth: Record, predictions: Record) -> Iterator[Record]:
             "inside": [found[f"{of}_interval"][0] <= real[of] <= found[f"{of}_interval"][1] for of in PEAKS],
             "allocated": real["allocated"],
             "reserved": real["reserved"],
+            "errors": [found[of] / real[of] - 1 for of in PEAKS],
             "allocated_error": found["allocated"] / real["allocated"] - 1,
             "reserved_error": found["reserved"] / real["reserved"] - 1,
             "answers": len(answers),
             "close": sum(fits == "close" for fits, _ in answers),
             "wrong": sum((fits, full) in (("yes", True), ("no", False)) for fits, full in answers),
+            "reads": real.get("reads", 0),
+            "assumed": found.get("assumed", {}),
+            "given_errors": [found.get("with_given", found)[of] / real[of] - 1 for of in PEAKS],
         }
 
 
@@ -348,6 +402,38 @@ def lines(truth: Record, predictions: list[Record]) -> Iterator[str]:
         yield f"| {row['name']} | {sizes} | {errors} | {inside} | {row['close']}, {row['wrong']} of {row['answers']} |"
 
 
+def lines_of_values(truth: Record, predictions: Record) -> Iterator[str]:
+    """The table of programs that were measured with values, as Markdown."""
+    yield f"Measured: {truth['device']['name']}, {truth['made_by']}. Predicted: {predictions['made_by']}.\n"
+    columns = (
+        "values read",
+        "allocated, MiB",
+        "in the interval",
+        "error of allocated",
+        "reserved",
+        "assumed values that decide",
+        "error, if they are given",
+        "reserved",
+    )
+    yield f"| program | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}"
+    for row in rows(truth, predictions):
+        if "error" in row:
+            yield f"| {row['name']} | | | | {row['error']} | | | | |"
+            continue
+        decisive = [key for key, decides in row["assumed"].items() if decides]
+        errors, given = ([f"{one:+.2%}" for one in row[of]] for of in ("errors", "given_errors"))
+        named = "; ".join(decisive[:3]) + (f" and {len(decisive) - 3} more" if len(decisive) > 3 else "")
+        cells = (
+            row["reads"],
+            f"{row['allocated'] / 2**20:.1f}",
+            "yes" if row["inside"][0] else "no",
+            *errors,
+            named or "–",
+            *given,
+        )
+        yield f"| {row['name']} | {' | '.join(map(str, cells))} |"
+
+
 def same(predictions: list[Record]) -> str:
     """How many programs have the same peaks in all predictions."""
     first, *others = (one["programs"] for one in predictions)
@@ -383,18 +469,25 @@ def main() -> None:
     parser.add_argument("--table", type=Path)
     parser.add_argument("-p", "--program", action="append")
     parser.add_argument("--set", choices=MORE, help="instead of ours: calls of libraries, or what other people wrote")
+    parser.add_argument("--values", action="store_true", help="measure with values; compare what was")
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
     names = asked.program or list(PROGRAMS)
     if asked.set and not asked.program:
-        (more,) = in_child([functools.partial(registered, MORE[asked.set])])
+        find = functools.partial(registered, MORE[asked.set])
+        # Imported once: the libraries of these do not ask for CUDA.
+        more = find() if asked.set == "values" else next(in_child([find]))
         names = more["names"]
     gc.collect()
     if asked.what == "compare":
         truth, *predictions = (json.loads(file.read_text()) for file in asked.files)
-        text = "\n".join(lines(truth, predictions)) + "\n"
+        text = "\n".join(lines_of_values(truth, predictions[0]) if asked.values else lines(truth, predictions)) + "\n"
         print(text)
-        if asked.table is not None:
+        if asked.table is not None and asked.values:
+            asked.table.write_text(
+                f"{asked.table.read_text().partition(VALUES_HEAD)[0].rstrip()}\n\n{VALUES_HEAD}{text}"
+            )
+        elif asked.table is not None:
             asked.table.write_text(f"# Predicted and measured, program by program\n\n{text}")
         if asked.out is not None:
             together = {"measured": truth, "predicted": predictions}
@@ -403,7 +496,8 @@ def main() -> None:
     if asked.what == "predict" and asked.truth is None:
         parser.error("predict needs --truth FILE: the card and the limits are those of the measurement")
     if asked.what == "measure":
-        measure(names, listed if asked.set == "libraries" else measured, asked.tight, asked.jobs, asked.files[0])
+        look = with_values if asked.values else listed if asked.set == "libraries" else measured
+        measure(names, look, asked.tight, asked.jobs, asked.files[0])
     else:
         predict(names, json.loads(asked.truth.read_text()), asked.jobs, asked.files[0])
 

@@ -37,9 +37,12 @@ def _owner(file: str) -> int:
     return LIBRARYS if is_library else USERS
 
 
-def where() -> str:
-    """The innermost line of the user's, or else of a library: "train.py:41", "cell:3"; "" if there is none."""
-    frame: Any = sys._getframe(1)
+def where(frame: Any = None) -> str:
+    """The innermost line of the user's, or else of a library: "train.py:41", "cell:3"; "" if there is none.
+
+    From this frame, or the caller's, outwards.
+    """
+    frame = frame or sys._getframe(1)
     nearest = ""
     while frame is not None:
         of = owner(frame)
@@ -55,7 +58,7 @@ def where() -> str:
     return nearest
 
 
-def key(what: str) -> str:
+def key(what: str, frame: Any = None) -> str:
     """The key of an assumption: the line that asked, and what for, as in "train.py:41 nonzero"."""
-    place = where()
+    place = where(frame)
     return f"{place} {what}" if place else what
