@@ -270,6 +270,19 @@ def masked_select(cuda, func, tensor, mask):
     return tensor[mask]
 
 
+@rule("torchvision::nms.default")
+def nms(cuda, func, boxes, scores, threshold):
+    """In the order of their scores, with a bit for each pair (torchvision/csrc/ops/cuda/nms_kernel.cu); at most all are kept."""
+    if not boxes.numel():
+        return cuda.empty((0,), torch.int64, op=func)
+    count, order = len(boxes), scores.sort(0, descending=True)[1]
+    ordered = boxes.index_select(0, order).contiguous()
+    pairs = cuda.empty((count * math.ceil(count / 64),), torch.int64, op=func)
+    kept = index(cuda, aten.index.Tensor, order, [cuda.empty((count,), torch.bool, op=func)], what="nms")
+    del ordered, pairs
+    return kept
+
+
 @rule("_unique2.default", "unique_consecutive.default", "unique_dim.default", "unique_dim_consecutive.default")
 def unique(cuda, func, tensor, *args):
     """What is known, or everything; its inverse and its counts."""

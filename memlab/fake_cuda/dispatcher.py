@@ -17,7 +17,7 @@ from memlab.fake_cuda import data_dependent, deferred_init, gpus, sparse
 from memlab.fake_cuda.allocation_log import AllocationLog
 from memlab.fake_cuda.assumed import AssumedValue
 from memlab.fake_cuda.gpus import CUDA0, GPUS, with_index
-from memlab.fake_cuda.kernel_rules import bytes_of, flat, is_composite, name_of, operators, resolved
+from memlab.fake_cuda.kernel_rules import RULES, bytes_of, flat, is_composite, name_of, operators, resolved
 from memlab.fake_cuda.patches import Patches
 from memlab.fake_cuda.shape_inference import ALIAS, Fresh, Shapes, made
 from memlab.fake_cuda.sparse import FakeSparseTensor
@@ -155,7 +155,8 @@ class OpDispatcher:
         """The facts about an operator."""
         facts = self._facts.get(func)
         if facts is None:
-            facts = self._facts[func] = Facts(func, self._rules.get(func))
+            rule = self._rules.get(func) or RULES.get(str(func).replace(".", "::", 1))  # of a library that came later
+            facts = self._facts[func] = Facts(func, rule)
         return facts
 
     def dispatch(self, func, types, args, kwargs):
