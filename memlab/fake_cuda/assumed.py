@@ -17,6 +17,9 @@ from memlab.fake_cuda import places, program_length
 from memlab.units import listed
 
 MOST_NAMED = 3
+MOST_TURNS = 1_000
+"""A loop whose condition is a number would never end: after so many reads it gets 0, and then a large one, for once."""
+LARGE = 1e9
 FINITE = "a check for inf or nan"
 """Why: it decides nothing, as a program that fails it is taken to end."""
 Bounds = tuple[Any, Any]
@@ -99,6 +102,14 @@ def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: s
     cuda.assumed[key] = found  # as the last one: an error is most likely to come from what was read last
     if found.decides != "length" and why != FINITE and program_length.depends(decides == "size", found.count):
         found.decides = "length"
+    if (
+        type(value) in (int, float)
+        and found.decides == "length"
+        and decides != "size"
+        and found.count % MOST_TURNS == 0
+    ):
+        value = type(value)(0 if found.count // MOST_TURNS % 2 else LARGE if bounds[1] is None else bounds[1])
+        found.low, found.high = min(found.low, value), max(found.high, value)
     return value
 
 

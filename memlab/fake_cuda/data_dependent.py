@@ -185,6 +185,8 @@ def passed_on(func, args, out):
     """Operators whose result inherits the verdict of their input: any, all, and, or, not."""
     if not is_fake(out) or out.dtype.is_floating_point:
         return
+    if func in _DISJUNCTIONS and len(args) == 2 and isinstance(args[1], torch.Tensor):
+        values.either(func, args, out)
     given = [one.__dict__ for one in args if is_fake(one)]
     if out.dtype is not torch.bool:
         if any("known" in one for one in given) and func in _CONJUNCTIONS:
@@ -238,7 +240,7 @@ def nonzero(cuda, func, tensor, what="nonzero"):
     found = known(tensor)
     is_assumed = found is None or values.is_assumed(tensor)
     found = values.possible(tensor) if found is None and tensor.dtype is torch.bool else found
-    count = int(found.count_nonzero()) if found is not None else tensor.numel()
+    count = int(found.count_nonzero()) if found is not None else values.most_nonzero(tensor)
     if is_assumed:
         largest, count = count, assumed(cuda, what, count, values.count_bounds(tensor), SIZE, "size")
         found = found if count == largest else None

@@ -16,6 +16,8 @@ from memlab.torch_internals.dispatch import TensorBase
 
 KEY = "index_bounds"
 """Where a storage keeps them."""
+MOST = "most_nonzero"
+"""Where that of a mask which indices wrote keeps how many of its elements are nonzero at most (`values.most_nonzero`)."""
 _storage = TensorBase.untyped_storage
 
 
@@ -27,7 +29,9 @@ def of(tensor: Any) -> tuple[Any, Any]:
 
 def forget(tensor: Any) -> None:
     """Its values have changed."""
-    _storage(tensor).__dict__.pop(KEY, None)
+    kept = _storage(tensor).__dict__
+    kept.pop(KEY, None)
+    kept.pop(MOST, None)
 
 
 def _bound(out: Any, least: int, most: int) -> None:

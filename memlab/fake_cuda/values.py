@@ -15,13 +15,14 @@ storage's values, and how the tensor sees them.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memlab.fake_cuda import index_bounds
-from memlab.fake_cuda.kernel_rules import operators
+from memlab.fake_cuda.kernel_rules import flat, operators
 from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake
 from memlab.torch_internals.dispatch import TensorBase
 from memlab.torch_internals.objects import schema_of
@@ -96,8 +97,31 @@ def count_bounds(tensor: Any) -> tuple[int, int]:
     """How many elements of a tensor that is not known are nonzero, at least and at most."""
     values = of(tensor) if tensor.dtype is torch.bool else None
     if values is None or values.certain is None:
-        return 0, tensor.numel()
+        return 0, most_nonzero(tensor)
     return int(_seen(tensor, values.certain).count_nonzero()), int(_seen(tensor, values.host).count_nonzero())
+
+
+def most_nonzero(tensor: Any) -> int:
+    """How many elements are nonzero at most: known ones, and as many as indices have been written to."""
+    storage = _storage(tensor)
+    written = storage.__dict__.get(index_bounds.MOST)
+    if written is None and (found := known(tensor)) is not None:
+        return int(found.count_nonzero())
+    return int(tensor.numel() if written is None else min(written, tensor.numel()))
+
+
+def bound_nonzero(out: Any, most: int) -> None:
+    """Record that a tensor has so many nonzero elements at most."""
+    if is_fake(out) and most < out.numel():
+        _storage(out).__dict__[index_bounds.MOST] = most
+
+
+def _most_after(args: Any) -> int | None:
+    """The same for a tensor after `tensor[indices] = value`, each element by an index; None if nothing is known."""
+    tensor, indices = args[:2]
+    if len(indices) != tensor.dim() or not all(is_fake(one) and one.dtype is torch.int64 for one in indices):
+        return None
+    return most_nonzero(tensor) + math.prod(torch.broadcast_shapes(*(one.shape for one in indices)))
 
 
 def is_assumed(tensor: Any) -> bool:
@@ -247,6 +271,7 @@ def _writes(func: Any) -> tuple[tuple[int, ...], bool]:
 def written(func: Any, args: Any, out: Any) -> None:
     """Before `follow`, which changes the first argument if that is known; other tensors that are written to are unknown."""
     places, is_by_name = _writes(func)
+    most = _most_after(args) if func in _INDEX_PUTS and is_fake(args[0]) else None
     for place in places:
         given = args[place] if place < len(args) else None
         if type(given) is FakeCudaTensor and place == 0:
@@ -257,6 +282,8 @@ def written(func: Any, args: Any, out: Any) -> None:
             lose(given)
     if is_by_name:
         lose(out)
+    if most is not None:
+        bound_nonzero(args[0], most)
 
 
 def lose(given: Any) -> None:
@@ -374,6 +401,7 @@ _RESHAPERS = _RESIZERS | operators((
 """Operators in place that change how a tensor sees its storage."""
 _SETTLED = frozenset(_FILLS) | _COMPUTED | _RESHAPERS | operators(("copy_.default", "_local_scalar_dense.default"))
 """Operators that are followed elsewhere, or move no values."""
+_INDEX_PUTS = operators(("index_put_.default", "_index_put_impl_.default"))
 _BATCH_NORMS = operators(("native_batch_norm.default", "cudnn_batch_norm.default", "miopen_batch_norm.default"))
 _JOINED = operators((
     "cat.default", "stack.default", "block_diag.default", "pow.Scalar", "remainder.Scalar_Tensor", "bucketize.Scalar",
@@ -385,6 +413,7 @@ _JOINED = operators((
 def joined(func: Any, args: Any, out: Any) -> None:
     """Operators on a list of tensors, or on a number and a tensor."""
     given = args[0] if isinstance(args[0], list | tuple) else args[1:]
+    either(func, (given,), out)
     if not any(is_fake(one) and "known" in one.__dict__ for one in given):
         return
     if not is_fake(out) or out.numel() > MOST_NUMBERS:
@@ -394,6 +423,13 @@ def joined(func: Any, args: Any, out: Any) -> None:
         _adopt(out, func(*inputs), assumed)
     except Exception:
         return
+
+
+def either(func: Any, args: Any, out: Any) -> None:
+    """A mask of what is in one or another has as many as both at most."""
+    given = list(flat(args))
+    if is_fake(out) and any(is_fake(one) and index_bounds.MOST in _storage(one).__dict__ for one in given):
+        bound_nonzero(out, sum(most_nonzero(one) if is_fake(one) else out.numel() for one in given))
 
 
 _HOOKS: dict[Any, Callable[..., None]] = {

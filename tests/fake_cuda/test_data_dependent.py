@@ -100,3 +100,33 @@ def test_a_loop_that_waits_for_a_value_ends(fake, monkeypatch):
     while (torch.randn((), device="cuda") > 0).item():
         rounds += 1
     assert 99 <= rounds <= 101 and any("so that a loop ends" in text for text in fake.assumptions)
+
+
+@pytest.mark.parametrize("goes_on", [lambda x: x > 0.5, lambda x: x < 5], ids=["falls", "rises"])
+def test_a_loop_whose_condition_is_a_number_ends(fake, monkeypatch, goes_on):
+    monkeypatch.setattr("memlab.fake_cuda.assumed.MOST_TURNS", 50)
+    rounds = 0
+    while goes_on(torch.randn((), device="cuda").item()):
+        rounds += 1
+        (torch.randn((), device="cuda") > 0).item()  # another read in between
+    assert rounds in (49, 99) and any("item: assumed 0 to " in text for text in fake.assumptions)
+
+
+def test_a_mask_has_as_many_elements_as_indices_wrote(fake):
+    """As the samplers of detection make them."""
+    likely = torch.where(torch.randn(1000, device="cuda") > 0)[0]
+    chosen = likely[torch.randperm(len(likely), device="cuda")[:20]]
+    first, second = (torch.zeros(1000, dtype=torch.uint8, device="cuda") for _ in range(2))
+    first[chosen], second[chosen[:5]] = 1, 1
+    assert [len(one.nonzero()) for one in (first, first | second, torch.cat([first, second]), first[:10])] == [
+        20,
+        25,
+        25,
+        10,
+    ]
+    first[chosen] = 2
+    assert len(first.nonzero()) == 40 and fake.assumed.popitem()[1].most == 40
+    second.fill_(1)
+    assert len((first | second).nonzero()) == 1000
+    first.add_(1)
+    assert len(first.nonzero()) == 1000
