@@ -286,10 +286,10 @@ def predicted(name: str, device: Record, limits: list[int], torch_version: str, 
 
 
 def predicted_twice(name: str, read: Record, *how: Any) -> Record:
-    """The forecast with what memlab assumes, and that with the most that each of its lines read."""
+    """The forecast with what memlab assumes, and that with the most that each of its lines read, unless it ends a loop."""
     values.seed()
     record = predicted(name, *how)
-    given = {key: read[key][1] for key in record["assumed"] if key in read}
+    given = {key: read[key][1] for key, decides in record["assumed"].items() if key in read and decides != "length"}
     values.seed()
     return {**record, "given": given, "with_given": predicted(name, *how, given) if given else record}
 
@@ -402,9 +402,10 @@ def lines(truth: Record, predictions: list[Record]) -> Iterator[str]:
         yield f"| {row['name']} | {sizes} | {errors} | {inside} | {row['close']}, {row['wrong']} of {row['answers']} |"
 
 
-def lines_of_values(truth: Record, predictions: Record) -> Iterator[str]:
-    """The table of programs that were measured with values, as Markdown."""
-    yield f"Measured: {truth['device']['name']}, {truth['made_by']}. Predicted: {predictions['made_by']}.\n"
+def lines_of_values(truth: Record, predictions: list[Record]) -> Iterator[str]:
+    """The table of programs that were measured with values, as Markdown; each is in one of the predictions."""
+    made = "; ".join(f"{one['made_by']} ({len(one['programs'])} programs)" for one in predictions)
+    yield f"Measured: {truth['device']['name']}, {truth['made_by']}. Predicted: {made}.\n"
     columns = (
         "values read",
         "allocated, MiB",
@@ -416,7 +417,7 @@ def lines_of_values(truth: Record, predictions: Record) -> Iterator[str]:
         "reserved",
     )
     yield f"| program | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}"
-    for row in rows(truth, predictions):
+    for row in (row for one in predictions for row in rows(truth, one)):
         if "error" in row:
             yield f"| {row['name']} | | | | {row['error']} | | | | |"
             continue
@@ -481,7 +482,7 @@ def main() -> None:
     gc.collect()
     if asked.what == "compare":
         truth, *predictions = (json.loads(file.read_text()) for file in asked.files)
-        text = "\n".join(lines_of_values(truth, predictions[0]) if asked.values else lines(truth, predictions)) + "\n"
+        text = "\n".join(lines_of_values(truth, predictions) if asked.values else lines(truth, predictions)) + "\n"
         print(text)
         if asked.table is not None and asked.values:
             asked.table.write_text(
