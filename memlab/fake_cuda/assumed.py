@@ -18,7 +18,7 @@ from memlab.units import listed
 
 MOST_NAMED = 3
 MOST_TURNS = 1_000
-"""A loop whose condition is a number would never end: after so many reads it gets 0, and then a large one, for once."""
+"""A loop whose condition is a float would never end: after so many reads it gets 0, and then a large one, for once."""
 LARGE = 1e9
 FINITE = "a check for inf or nan"
 """Why: it decides nothing, as a program that fails it is taken to end."""
@@ -103,12 +103,9 @@ def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: s
     if found.decides != "length" and why != FINITE and program_length.depends(decides == "size", found.count):
         found.decides = "length"
     if (
-        type(value) in (int, float)
-        and found.decides == "length"
-        and decides != "size"
-        and found.count % MOST_TURNS == 0
-    ):
-        value = type(value)(0 if found.count // MOST_TURNS % 2 else LARGE if bounds[1] is None else bounds[1])
+        type(value) is float and found.decides == "length" and found.count % MOST_TURNS == 0
+    ):  # an integer may be an index
+        value = 0.0 if found.count // MOST_TURNS % 2 else LARGE
         found.low, found.high = min(found.low, value), max(found.high, value)
     return value
 
