@@ -102,9 +102,8 @@ def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: s
     cuda.assumed[key] = found  # as the last one: an error is most likely to come from what was read last
     if found.decides != "length" and why != FINITE and program_length.depends(decides == "size", found.count):
         found.decides = "length"
-    if (
-        type(value) is float and found.decides == "length" and found.count % MOST_TURNS == 0
-    ):  # an integer may be an index
+    # Only of floats: an integer may be an index.
+    if type(value) is float and found.decides == "length" and found.count % MOST_TURNS == 0:
         value = 0.0 if found.count // MOST_TURNS % 2 else LARGE
         found.low, found.high = min(found.low, value), max(found.high, value)
     return value
