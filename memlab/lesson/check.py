@@ -153,7 +153,7 @@ class Check:
         said = f"differ by {share(off)} of the largest value" if math.isfinite(off) else results.short
         most = f", most in {results.where}" if results.where else ""
         allowed = f"{100 * self._relative:g} % is allowed" if self._relative else "no difference is allowed"
-        return False, f"The results {said}{most}; {allowed}. A saving must not change the answer here."
+        return False, f"The results {said}{most}; {allowed}. They must agree."
 
 
 def _name(step: Step) -> str:
