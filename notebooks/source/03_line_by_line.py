@@ -35,7 +35,8 @@ print(weights.compare(held[0], run))
 print(most.compare(choices[held.index(max(held))], run))
 
 P = sum(p.numel() for p in net.parameters())
-assert held == [4 * P] + [4 * N * 3 * 512 * 512 for N in (30, 40, 60)]
+counted = [4 * P] + [4 * N * 3 * 512 * 512 for N in (30, 40, 60)]
+assert [round(a / b, 2) for a, b in zip(held, counted)] == [1, 1, 1, 1]  # CUDA rounds up
 expected = {"parameter": 4 * P, "input and other": 4 * (30 + 40 + 60) * 3 * 512 * 512}
 lesson.account("After the last line", run, expected)
 
