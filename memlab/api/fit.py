@@ -88,7 +88,9 @@ class FitTable(Shown):
             size = "" if "iB" in card.name else f", {short_bytes(card.total_bytes)}"
             found = f"smallest GPU: {card.name}{size}; {numbers['yes']} of {count} fit"
         elif numbers["yes"]:
-            found = f"fits for certain only on GPUs with other kernels than {self.own}: predict for one of them"
+            found = (
+                f"fits only GPUs that are older than {self.own}, whose kernels may need more: predict for one of them"
+            )
         elif numbers["unknown"]:
             found = f"the run raised: too small are {count - numbers['unknown']} of {number_of(count, 'GPU')}, unknown the others"
         else:
@@ -102,10 +104,9 @@ class FitTable(Shown):
         return Page(f"{self.name} · {found}{self.condition}", tuple(parts)).remarked(self.remark)
 
     def _is_answer(self, row: Fit) -> bool:
-        """Whether it fits, and has kernels like those of the run's own GPU."""
-        return row.fits == "yes" and _is_newer(row.card.compute_capability) == _is_newer(
-            self.capability or row.card.compute_capability
-        )
+        """Whether it fits, also with the kernels of that card, of which older ones may need more than those of the run."""
+        is_older = _is_newer(self.capability or (0, 0)) and not _is_newer(row.card.compute_capability)
+        return row.fits == "yes" and not is_older
 
     def _table(self, shown: Sequence[Fit]) -> Table:
         rows = []
@@ -187,11 +188,11 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
             how = f"correct the error, predict it again, then {'%memfit' if is_notebook else 'memlab fit'}"
         advice = f"Its whole step needs at least what is shown, and may fit on none. To know: {how}."
     if capability is not None:
-        which = "older" if _is_newer(capability) else "newer"
         border = ".".join(map(str, KERNELS_CHANGE))
-        assumed += (
-            f"{which} GPUs (the border is compute capability {border}) may have other kernels: predict for one of them",
-        )
+        which, need = f"of compute capability {border} and above", "less"
+        if _is_newer(capability):
+            which, need = f"below compute capability {border}", "more"
+        assumed += (f"kernels of GPUs {which} may need {need}: predict for one of them",)
     condition = length_condition(chosen.trace) + (f", with {several} of each" if several > 1 else "")
     return FitTable(
         chosen.name or "the run", tuple(rows), assumed, chosen.trace.remark, own, capability, advice, condition

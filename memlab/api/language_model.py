@@ -141,8 +141,10 @@ def predict_model(
             limit.left_for(f"a {card.name}")  # raises if that is why
             return None
 
-    best = smallest_card(found, elsewhere) if smallest else None
-    named = None if not smallest else best.card.name if best is not None else ""
+    named = None
+    if smallest:
+        best = smallest_card(found, elsewhere)
+        named = best.card.name if best is not None else ""
     return ModelPrediction(step, found, shares(trace, DEVICE, step.scores), parts, named)
 
 
