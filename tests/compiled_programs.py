@@ -1,12 +1,14 @@
 """Two steps of programs under `torch.compile`, and what they took.
 
-python -m compiled_programs measured|predicted NAME...     # as JSON: the most that was allocated and reserved by each
+python -m compiled_programs measured|alone|predicted NAME...     # as JSON: the most that was allocated and reserved by each
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -206,21 +208,33 @@ def prints_in_graphs() -> None:
     broken(_prints, **GRAPHS)
 
 
-def measured(program: Any) -> list[int]:
+def measured(name: str) -> list[int]:
     """By PyTorch's counters."""
-    program()
+    globals()[name]()
     return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
 
 
-def predicted(program: Any) -> list[int]:
+def measured_alone(*names: str) -> list[list[int]]:
+    """Each in a process of its own, which has what all of them import."""
+    import torch._inductor.compile_fx
+    import torch._inductor.runtime.triton_heuristics  # noqa: F401
+
+    def child() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, multiprocessing.get_context("fork"))  # CUDA is not initialized yet
+
+    return [child().submit(measured, name).result() for name in names]
+
+
+def predicted(name: str) -> list[int]:
     """By memlab, for the GPU that `simulated_machines` describes."""
     import memlab
 
-    found = memlab.predict(program, memlab.Card("GPU", 8 << 30, (8, 0), multiprocessors=108))
+    found = memlab.predict(globals()[name], memlab.Card("GPU", 8 << 30, (8, 0), multiprocessors=108))
     assert not [one for one in found.assumptions if "as eager" in one], found.assumptions
     return [found.peak_allocated_bytes, found.peak_reserved_bytes]
 
 
 if __name__ == "__main__":
     how, *names = sys.argv[1:]
-    print(json.dumps({name: globals()[how](globals()[name]) for name in names}))
+    found = measured_alone(*names) if how == "alone" else [globals()[how](name) for name in names]
+    print(json.dumps(dict(zip(names, found, strict=True))))

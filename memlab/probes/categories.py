@@ -2,13 +2,15 @@
 
 Without a label, a block of a forward is a temporary if it was freed before the forward ended (including the loss, up to the
 backward), else an activation, unless autograd recorded nothing. A block made outside any phase and freed by a backward
-is an activation, one of a backward or an optimizer's step that was freed within it a temporary. The rest is other. An
+is an activation, one of a backward or an optimizer's step that was freed within it a temporary. One that a module's
+conversion made (`to`, `cuda`, `half`), where the stack shows it, is a parameter. The rest is other. An
 input label must not come from a forward, and an activation label without a name must be older than the track.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -35,6 +37,8 @@ from memlab.trace.spans import Steps
 from memlab.trace.trace import MadeBy, Trace
 
 NEVER = np.iinfo(np.int64).max
+CONVERSION = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py:\d+ _apply$", re.MULTILINE)
+"""The frame of a stack in which a module moves or converts what it has."""
 WORKSPACE = f"{WORKSPACE_OF}cuBLAS"
 _HANDLES = 2
 """How many workspaces of cuBLAS a stream has."""
@@ -187,6 +191,8 @@ def _by_phase(trace: Trace, lives: Lives, phase: Steps, recording: Steps) -> Arr
     category[~stays & (made != Phase.OTHER)] = Category.TEMPORARY
     category[stays & (made == Phase.FORWARD) & ((recording.at(born_ns) == 1) | freed)] = Category.ACTIVATION
     category[(made == Phase.OTHER) & freed] = Category.ACTIVATION
+    converts = np.array([CONVERSION.search(text) is not None for text in trace.texts["stack"]] + [False])
+    category[(made == Phase.OTHER) & converts[trace.blocks.stack]] = Category.PARAMETER
     category[born_ns < 0] = Category.OTHER
     return category
 

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memlab import torch_internals
@@ -159,7 +160,13 @@ class Marker:
             if self.users > 1:
                 return
             before, after = self._optimizer_hooks()
-            self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+            self._handles = [
+                register_optimizer_step_pre_hook(before),
+                register_optimizer_step_post_hook(after),
+                register_module_parameter_registration_hook(
+                    lambda _, __, parameter: self.tell("registered", parameter)
+                ),
+            ]
             # Not by filterwarnings, which shows old warnings again.
             warnings.filters.insert(0, _HOOKS_WARNING)  # type: ignore[attr-defined]
             self._show()

@@ -1,6 +1,6 @@
 """Labels of tensors: which storages are parameters, buffers, gradients, optimizer state or inputs.
 
-Modules are read when they are first called, gradients when a backward ends, optimizer state after a step, inputs when an
+Parameters are noted when a module gets them, modules are read when they are first called, gradients when a backward ends, optimizer state after a step, inputs when an
 outermost module was called, and everything alive at the start and the end of a track. No tensor is kept alive: a storage is
 identified by its address (on the CPU by its id) at a time.
 
@@ -13,7 +13,7 @@ import math
 import threading
 import weakref
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from time import time_ns
 from typing import Any, NamedTuple
@@ -35,6 +35,9 @@ MAX_KEPT = 4_000_000
 
 LEAVE_ALONE = 8
 """Optimizer state that looks unchanged is read every eighth step."""
+
+MAX_REGISTERED = 200_000
+"""How many parameters of modules that were not called yet are kept, the newest."""
 
 BUCKETS_READ = 3
 """In how many first calls of an outermost module the sizes of its buckets are read."""
@@ -135,6 +138,7 @@ class TensorLabels:
         # Storages, their labels, and the times at which they had them; and the last of these for each source.
         self.snapshots: list[tuple[list[int], list[int], array[int]]] = []
         self._latest: dict[Any, tuple[list[int], list[int], array[int]]] = {}
+        self._registered: deque[tuple[int, int, int]] = deque(maxlen=MAX_REGISTERED)  # time, key, label
         self.known: dict[int, _Known] = {}
         self._calls: Counter[int] = Counter()
         self._steppers: dict[int, _Stepper] = {}
@@ -242,7 +246,8 @@ class TensorLabels:
         moments = [times[(times >= begin_ns) & (times <= end_ns)] for times in moments]
         pairs = sum(len(keys) * len(times) for (keys, _, _), times in zip(snapshots, moments, strict=True))
         share = min(1.0, MAX_KEPT / max(pairs, 1))  # of a very long run, the newest times of each snapshot
-        parts = [np.empty((3, 0), np.int64)]
+        registered = np.array(self._registered.copy(), np.int64).reshape(-1, 3).T
+        parts = [registered[:, (registered[0] >= begin_ns) & (registered[0] <= end_ns)]]
         for (keys, numbers, _), times in zip(snapshots, moments, strict=True):
             newest = times[-math.ceil(share * len(times)) :]
             labeled = np.tile(np.array([keys, numbers], np.int64), len(newest))
@@ -252,6 +257,11 @@ class TensorLabels:
         return LabelColumns(time[order], key[order], label[order], labels)
 
     # --- callbacks of the marker: these run in the user's steps, and must never fail them--------------------------------
+
+    def registered(self, parameter: Any) -> None:
+        """A module got a parameter, which may be converted, and its bytes be freed, before the module is called."""
+        if key := storage_key(parameter):
+            self._registered.append((time_ns(), key, self._label(Category.PARAMETER, "", "", parameter)))
 
     def met(self, root: Any) -> None:
         """A module was called for the first time, and not by a known one."""

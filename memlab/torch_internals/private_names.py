@@ -67,6 +67,7 @@ MEASURING = {
     "torch._ops.OpOverload._op": "call an operator without a Python frame",
     "torch.UntypedStorage._cdata": "tell storages apart",
     "torch.nn.Module._parameters": "a module's own parameters, a few hundred times after each backward",
+    "torch.nn.Module._apply": "tell by a stack what a conversion of a module made",
     "torch.nn.Module._modules": "what torch.compile wraps, without `__getattr__` of the user's",
     "torch.nn.Module._forward_hooks": "layers whose output somebody looks at are not overwritten",
     "torch._dynamo.eval_frame.OptimizedModule._orig_mod": "the module that the user wrote",

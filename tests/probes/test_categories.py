@@ -188,6 +188,19 @@ def test_a_model_that_is_converted_before_its_first_forward_has_parameters():
     assert parameter == modules == peak_bytes > 2 * 200 * 300 * 4
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_so_has_one_that_the_same_cell_has_made(device):
+    code = f"""
+        import memlab, torch
+        with memlab.track("made", device="{device}", show=False) as run:
+            net = torch.nn.Sequential(torch.nn.Linear(2000, 500, device="{device}"), torch.nn.Linear(500, 2000))
+            net.to("{device}").to(torch.float64)
+        print(run.breakdown("category").get("parameter", 0), run.peak_allocated_bytes)
+    """
+    parameter, peak_bytes = map(int, python("-c", textwrap.dedent(code)).split())
+    assert parameter == peak_bytes > 2000 * 500 * (4 + 8 + 8)
+
+
 def test_claims_keep_nothing_alive_and_forget_everything():
     model = nn.Linear(10, 10)
     optimizer = torch.optim.Adam(model.parameters())
