@@ -1,8 +1,8 @@
 """Labels of tensors: which storages are parameters, buffers, gradients, optimizer state or inputs.
 
-Parameters are noted when a module gets them, modules are read when they are first called, gradients when a backward ends, optimizer state after a step, inputs when an
-outermost module was called, and everything alive at the start and the end of a track. No tensor is kept alive: a storage is
-identified by its address (on the CPU by its id) at a time.
+Parameters are noted when a module gets them, modules are read when they are first called, gradients when a backward ends,
+optimizer state after a step, inputs when an outermost module was called, and everything alive at the start and the end of a
+track. No tensor is kept alive: a storage is identified by its address (on the CPU by its id) at a time.
 
 Limits: gradients of tensors of no module and no optimizer are found only if they are alive at the start or end.
 """
