@@ -1,6 +1,7 @@
-"""Models whose weights stay on the host and come to the GPU when they are used, by the code of diffusers and accelerate.
+"""Models of which libraries decide what is on the GPU: weights that come when they are used (diffusers, accelerate), and paged
+caches (transformers).
 
-python -m offloaded_programs measured|predicted NAME...     # as JSON: the most that was allocated by each
+python -m offloaded_programs measured|predicted NAME...     # as JSON: the most that was allocated and reserved by each
 """
 
 from __future__ import annotations
@@ -53,18 +54,34 @@ def sequential_cpu_offload() -> None:
     found(batch_size=4, num_inference_steps=2, output_type="np")
 
 
-def measured(program: Any) -> int:
-    """By PyTorch's counter."""
+def paged_cache() -> None:
+    """Continuous batching of transformers: its pages fill most of what is free."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=512, intermediate_size=1408, num_hidden_layers=4, num_attention_heads=8, vocab_size=8000
+    )
+    with torch.device("cuda"):
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    prompts = [[1] * length for length in (100, 220, 37, 512)]
+    settings = transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    answers = model.generate_batch(prompts, generation_config=settings)
+    assert [len(one.generated_tokens) for one in answers.values()] == [8] * 4
+
+
+def measured(program: Any) -> list[int]:
+    """By PyTorch's counters."""
     torch.cuda.reset_peak_memory_stats()
     program()
-    return torch.cuda.max_memory_allocated()
+    return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
 
 
-def predicted(program: Any) -> int:
+def predicted(program: Any) -> list[list[int]]:
     """By memlab, for the GPU that `simulated_machines` describes."""
     import memlab
 
-    return memlab.predict(program, memlab.Card("GPU", 8 << 30, (8, 0), multiprocessors=108)).peak_allocated_bytes
+    found = memlab.predict(program, memlab.Card("GPU", 8 << 30, (8, 0), multiprocessors=108))
+    return [list(found.allocated_bytes), list(found.reserved_bytes)]
 
 
 if __name__ == "__main__":

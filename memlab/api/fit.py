@@ -12,6 +12,7 @@ from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.api.runs import last_run, runs
 from memlab.errors import PredictionError
+from memlab.fake_cuda.devices import ASKED_FREE
 from memlab.prediction.assumptions import length_condition
 from memlab.prediction.cards import KERNELS_CHANGE, Card, cards, find, name_of
 from memlab.prediction.forecast import ANSWERS, Known, on_devices
@@ -62,7 +63,7 @@ class FitTable(Shown):
     advice: str = ""
     """What to do where a run that raised is not known to fit."""
     condition: str = ""
-    """The assumed values on which the length of a predicted run depends, and how many GPUs it takes if several."""
+    """What the answer depends on: assumed values that decide how long a predicted run is, how many GPUs, what is free on one."""
 
     def __getitem__(self, card: str) -> Fit:
         name = find(card).name
@@ -194,6 +195,11 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
             which, need = f"below compute capability {border}", "more"
         assumed += (f"kernels of GPUs {which} may need {need}: predict for one of them",)
     condition = length_condition(chosen.trace) + (f", with {several} of each" if several > 1 else "")
+    if isinstance(chosen, Prediction) and any(text.startswith(ASKED_FREE) for text in chosen.assumptions):
+        is_sized = chosen.allocated_bytes.low < chosen.allocated_bytes.high
+        condition += (
+            f"; its code sizes itself by what is free on {own}: predict it for the other GPU" if is_sized else ""
+        )
     return FitTable(
         chosen.name or "the run", tuple(rows), assumed, chosen.trace.remark, own, capability, advice, condition
     )

@@ -37,6 +37,7 @@ from memlab.torch_internals.fakes import LOGGER
 from memlab.torch_internals.objects import destroy, local_part_or
 
 ASKED = "the code asked how much memory is in use: on another GPU it may behave differently"
+ASKED_FREE = "the code asked how much memory is free, which follows from the size of the CUDA context"
 SCRIPTED = "TorchScript is predicted as the Python it was made of: torch.jit.script did nothing"
 PARALLEL = (
     "nn.DataParallel on several GPUs cannot be predicted: use DistributedDataParallel, and predict it with world_size=2 "
@@ -186,9 +187,9 @@ def _memory(cuda: Any) -> dict[str, Any]:
     def allocator_of(device):
         return log.allocators[with_index("cuda" if device is None else device).index]
 
-    def asked(figure):
+    def asked(figure, what=ASKED):
         def answer(device=None):
-            cuda.assume(ASKED)
+            cuda.assume(what)
             log.record_frees()
             return figure(allocator_of(device))
 
@@ -204,7 +205,7 @@ def _memory(cuda: Any) -> dict[str, Any]:
         "max_memory_allocated": asked(attrgetter("peak_allocated_bytes")),
         "memory_reserved": reserved, "memory_cached": reserved,
         "max_memory_reserved": peak_reserved, "max_memory_cached": peak_reserved,
-        "mem_get_info": asked(lambda allocator: (int(allocator.free_bytes), int(allocator.total_bytes))),
+        "mem_get_info": asked(lambda allocator: (int(allocator.free_bytes), int(allocator.total_bytes)), ASKED_FREE),
         "memory_stats": asked(lambda allocator: OrderedDict(sorted(allocator.memory_stats().items()))),
         "reset_peak_memory_stats": reset_peaks, "reset_max_memory_allocated": reset_peaks,
         "reset_max_memory_cached": reset_peaks,

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from memlab.fake_cuda import FakeCuda, gpus
-from memlab.fake_cuda.devices import import_scripts
+from memlab.fake_cuda.devices import ASKED_FREE, import_scripts
 from memlab.fake_cuda.process_groups import ThisRank
 from memlab.fake_cuda.tensors import new_tensor, swap
 from memlab.prediction import child, selftest
 from memlab.prediction.cards import Card
 from memlab.prediction.child import ChildOutcome
-from memlab.prediction.probe import FakeCudaProbe
+from memlab.prediction.probe import NOTES, FakeCudaProbe
 from memlab.probes.line_marks import Lines
 from memlab.torch_internals.cuda_names import _disable_current_modes
 from memlab.torch_internals.dispatch import TensorBase
@@ -34,6 +34,7 @@ from memlab.torch_internals.fakes import FakeTensorMode
 from memlab.torch_internals.objects import storage_id
 from memlab.trace.file import dumps, loads
 from memlab.trace.trace import Trace
+from memlab.units import ByteRange, format_bytes
 
 NEWS_EVERY_S = 0.25
 
@@ -102,10 +103,11 @@ def _news(fake: FakeCuda) -> Iterator[None]:
 def dry_runs(
     card: Card, run: Callable[[Card, float | None, bool], ChildOutcome], limit_s: float | None = None
 ) -> tuple[ChildOutcome, list[Trace]]:
-    """Dry-run a program once, and again for both ends of the range if the card's multiprocessors are a range.
+    """Dry-run a program once, and again for both ends of what is a range and may change its requests.
 
-    Scratch buffers of kernels depend on them. `run(card, limit_s, is_first)` dry-runs it in a child; all of it takes at
-    most `limit_s`. Returns the first outcome, whose notes say what is missing, and the traces.
+    Scratch buffers of kernels depend on the card's multiprocessors; a cache that fills what is free, on the CUDA context.
+    `run(card, limit_s, is_first)` dry-runs it in a child; all of it takes at most `limit_s`. Returns the first outcome, whose
+    notes say what is missing, and the traces.
     """
     deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     first = run(card, limit_s, True)
@@ -113,7 +115,11 @@ def dry_runs(
         return first, []
     selftest.passed()
     traces, notes = [loads(first.result)], list(first.notes)
-    for count in sorted({*card.plausible_multiprocessors} - {card.multiprocessors}):
+    counts = sorted({*card.plausible_multiprocessors} - {card.multiprocessors})
+    variants = [(f"{count} multiprocessors", dataclasses.replace(card, multiprocessors=count)) for count in counts]
+    if any(text == ASKED_FREE for text, _ in traces[0].notes[NOTES]["assumptions"]):
+        variants += _with_most_and_least_free(card)
+    for name, variant in variants:
         left_s = deadline - time.monotonic()
         result, why = None, "it could not be predicted"
         if first.error is not None or first.started:  # real side effects must not be repeated
@@ -121,13 +127,26 @@ def dry_runs(
         elif left_s <= 0:
             why = "there was no time to predict it"
         else:
-            variant = dataclasses.replace(card, multiprocessors=count)
             result = run(variant, None if limit_s is None else left_s, False).result
         if result is None:
-            notes.append(f"With {count} multiprocessors {why}: the range does not cover it.")
+            notes.append(f"With {name} {why}: the range does not cover it.")
         else:
             traces.append(loads(result))
     return dataclasses.replace(first, notes=tuple(notes)), traces
+
+
+def _with_most_and_least_free(card: Card) -> list[tuple[str, Card]]:
+    low, high = card.context_bytes
+    ends = ((low, card.usable_high_bytes), (high, card.usable_bytes))
+    return [
+        (
+            f"a CUDA context of {format_bytes(context)}",
+            dataclasses.replace(
+                card, context_bytes=ByteRange(context, context), usable_bytes=usable, usable_high_bytes=usable
+            ),
+        )
+        for context, usable in ends
+    ]
 
 
 _REAL: list[Any] = []

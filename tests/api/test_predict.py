@@ -292,6 +292,24 @@ def test_a_card_without_multiprocessors_covers_what_similar_cards_would_take():
     assert memlab.fit(unknown, [unknown.card]).rows[0].needs_bytes == unknown.peak_device_bytes
 
 
+def test_a_cache_that_fills_what_is_free_covers_every_size_of_the_context():
+    def fills() -> None:
+        free, _ = torch.cuda.mem_get_info()
+        torch.empty(free // 2, dtype=torch.uint8, device="cuda")
+
+    def prints() -> None:
+        print(torch.cuda.mem_get_info())
+        torch.empty(MiB, device="cuda")
+
+    card = card_of("mine", 8 * GiB, (200 * MiB, 600 * MiB))
+    halves = ByteRange(4 * GiB - 300 * MiB, 4 * GiB - 100 * MiB)
+    filled, printed = memlab.predict(fills, card), memlab.predict(prints, card)
+    assert filled.allocated_bytes == halves
+    assert printed.allocated_bytes == ByteRange(4 * MiB, 4 * MiB)
+    told = [str(memlab.fit(one)).splitlines()[0] for one in (filled, printed)]
+    assert ["by what is free on mine" in one for one in told] == [True, False]
+
+
 VAGUE = memlab.Card("mine", 24 * GiB, (8, 6), 0, 24 * GiB, 24 * GiB, 0)
 """Its multiprocessors are not known: two ends are predicted as well."""
 
