@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -53,6 +54,7 @@ def make_parser() -> Parser:
     action.add_argument("--install-kernel", action="store_true", help="add a kernel on this GPU to Jupyter")
     removed = "remove the kernel of this GPU, or of all if none is named"
     action.add_argument("--remove-kernel", action="store_true", help=removed)
+    kernel.add_argument("--json", action="store_true", help="the folders that were written or removed, as JSON")
     place = kernel.add_mutually_exclusive_group()
     place.add_argument("--user", action="store_true", help="for the user (default outside of environments)")
     place.add_argument("--sys-prefix", action="store_true", help="in this environment (default in a venv or conda)")
@@ -67,8 +69,10 @@ def _run(asked: argparse.Namespace) -> NoReturn:
     command = asked.command[1:] if asked.command[:1] == ["--"] else asked.command
     if not command:
         raise SimulatedGpuError("there is no command to run: end with -- and a command, for example -- jupyter lab.")
-    if asked.user or asked.sys_prefix or asked.prefix:
-        raise SimulatedGpuError("--user, --sys-prefix and --prefix say where a kernel goes: add --install-kernel.")
+    if asked.user or asked.sys_prefix or asked.prefix or asked.json:
+        raise SimulatedGpuError(
+            "--user, --sys-prefix, --prefix and --json are about a kernel: add --install-kernel or --remove-kernel."
+        )
     if asked.machine is not None:
         is_described = asked.card or asked.total or asked.capability or asked.context or asked.devices != 1
         where = launch.shared_file(Path(asked.machine), _machine(asked) if is_described else None)
@@ -121,12 +125,14 @@ def _change_kernels(asked: argparse.Namespace) -> int:
     prefix = asked.prefix or (None if asked.user else sys.prefix if asked.sys_prefix else kernelspec.default_prefix())
     if asked.remove_kernel:
         gone = kernelspec.remove(label_of(asked) if asked.card or asked.total else None, prefix)
-        print("\n".join(f"removed {folder}" for folder in gone) or "no kernel with a simulated GPU was found")
+        text = "\n".join(f"removed {folder}" for folder in gone) or "no kernel with a simulated GPU was found"
+        print(json.dumps({"removed": [str(folder) for folder in gone]}) if asked.json else text)
         return 0
     label = label_of(asked)
     launch.environment(os.environ, "")  # compiles the library, and says here what is missing
     written = kernelspec.install(label, _options(asked), prefix)
-    print(f'wrote {written}: "Python (simulated {label})" is in Jupyter\'s launcher')
+    text = f'wrote {written}: "Python (simulated {label})" is in Jupyter\'s launcher'
+    print(json.dumps({"written": str(written), "gpu": label}) if asked.json else text)
     return 0
 
 

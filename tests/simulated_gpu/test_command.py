@@ -34,6 +34,7 @@ from memlab.simulated_gpu import kernelspec, launch
         (["--card", "T4", "--devices", "9" * 20, "--", "true"], "1 to 8 devices, got 9999"),
         (["--machine", "there-is-none", "--devices", "2", "--", "true"], "which GPU?"),
         (["--card", "T4", "--user", "--", "true"], "add --install-kernel"),
+        (["--card", "T4", "--json", "--", "true"], "add --install-kernel"),
         (["--card", "T4", "--install-kernel", "--", "true"], "a kernel takes no command"),
         (["--card", "T4", "--install-kernel", "--machine", "x"], "a kernel has a machine of its own"),
     ],
@@ -102,6 +103,15 @@ def test_a_kernel_is_written_and_removed(jupyter, capsys):
     assert not folder.exists()
     assert main(["simulate", "--remove-kernel", "--prefix", str(jupyter)]) == 0
     assert capsys.readouterr().out == "no kernel with a simulated GPU was found\n"
+
+
+def test_what_was_written_and_removed_is_given_as_json(jupyter, capsys):
+    folders = []
+    for action in ("--install-kernel", "--remove-kernel", "--remove-kernel"):
+        assert main(["simulate", action, "--json", "--card", "T4", "--prefix", str(jupyter)]) == 0
+        folders.append(json.loads(capsys.readouterr().out))
+    folder = str(jupyter / "share/jupyter/kernels/memlab-simulated-t4-16-gib")
+    assert folders == [{"written": folder, "gpu": "T4, 16 GiB"}, {"removed": [folder]}, {"removed": []}]
 
 
 def test_only_kernels_of_memlab_are_removed(jupyter):
