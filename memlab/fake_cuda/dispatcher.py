@@ -372,10 +372,10 @@ def follow_threads(mode: FakeCudaMode, patches: Patches) -> None:
     run_thread: Callable[[Any], None] = vars(threading.Thread)["_bootstrap_inner"]
 
     def bootstrap(thread):
-        dispatch.push_mode(mode)
-        try:
+        with contextlib.ExitStack() as stack:
+            cuda_names.lift_only_host_tensors(stack)
+            dispatch.push_mode(mode)
+            stack.callback(dispatch.remove_mode, mode)
             run_thread(thread)
-        finally:
-            dispatch.remove_mode(mode)
 
     patches.put(threading.Thread, _bootstrap_inner=bootstrap)

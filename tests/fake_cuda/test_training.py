@@ -163,6 +163,24 @@ def test_threads_work_on_the_same_card(fake):
     assert alive(fake) == 32 * 32 * 4
 
 
+def test_a_thread_makes_tensors_of_lists_and_numbers(fake):
+    made: list[torch.Tensor] = []
+
+    def work() -> None:
+        made.extend(
+            (
+                torch.tensor([1, 2], device="cuda"),
+                torch.tensor(0.5, device="cuda"),
+                torch.as_tensor([1.0], device="cuda"),
+            )
+        )
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [one.device.type for one in made] == ["cuda"] * 3 and alive(fake) == 2 * 8 + 4 + 4
+
+
 def test_threads_may_ask_for_new_shapes_at_the_same_time(fake):
     """FakeTensorMode is of one thread: "AssertionError: False, True" in one of many runs."""
     errors: list[BaseException] = []
