@@ -96,8 +96,7 @@ def measured(name: str, rank: int) -> Record:
 def predicted(name: str, rank: int) -> Record:
     """The peaks of one rank as memlab predicts them."""
     from benchmarks.rank_programs import PROGRAMS
-    from memlab.api.predict import predict_ranks
-    from memlab.api.predict_step import StepToPredict, predict_step
+    from memlab.api.predict import StepToPredict, predict_ranks, predict_step
     from memlab.fake_cuda.process_groups import ThisRank
     from memlab.prediction.cards import find
 

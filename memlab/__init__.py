@@ -30,7 +30,7 @@ _PUBLIC = {
     "fit": "memlab.api.fit",
     "last_run": "memlab.api.runs",
     "ledger": "memlab.api.ledger",
-    "load": "memlab.api.load",
+    "load": "memlab.api.runs",
     "max_batch": "memlab.api.largest_batch",
     "predict": "memlab.api.predict",
     "ranks": "memlab.api.ranks",
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from memlab.api.fit import fit as fit
     from memlab.api.largest_batch import max_batch as max_batch
     from memlab.api.ledger import ledger as ledger
-    from memlab.api.load import load as load
     from memlab.api.oom import explain_oom as explain_oom
     from memlab.api.oom import release as release
     from memlab.api.predict import predict as predict
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from memlab.api.ranks import ranks as ranks
     from memlab.api.run import Run as Run
     from memlab.api.runs import last_run as last_run
+    from memlab.api.runs import load as load
     from memlab.api.runs import runs as runs
     from memlab.api.scaling import scaling as scaling
     from memlab.api.size import size as size

@@ -64,10 +64,11 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
             from memlab.cli.predict import main as predict
 
             return predict
-        case "show" | "compare" | "fit" | "check":
+        case "show" | "compare" | "fit" | "check" | "progress":
             from memlab.cli import files
 
-            return {"show": files.show, "compare": files.compare, "fit": files.fit, "check": files.check}[name]
+            command: Callable[[Sequence[str]], int] = getattr(files, name)
+            return command
         case "simulate":
             from memlab.cli.simulate import main as simulate
 
@@ -80,10 +81,6 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
             from memlab.cli.hardware import show_cards
 
             return show_cards
-        case "progress":
-            from memlab.cli.progress import main as progress
-
-            return progress
         case "doctor":
             from memlab.cli.hardware import show_doctor
 

@@ -16,9 +16,8 @@ from difflib import SequenceMatcher
 from operator import attrgetter
 from typing import Any
 
-from memlab.analysis.areas import LAYERS
 from memlab.analysis.breakdown import BY, breakdown
-from memlab.analysis.curves import BINS, moments
+from memlab.analysis.curves import BINS, LAYERS, moments
 from memlab.analysis.lines import WITH_LINES, sources_of
 from memlab.analysis.timeline import timeline
 from memlab.by_name import ByName

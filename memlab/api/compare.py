@@ -16,10 +16,9 @@ from typing import Any
 
 from memlab.analysis.comparison import Differences, Picture, Side, differences, known_by, picture
 from memlab.analysis.results import CLOSE, ResultCheck, share
-from memlab.api.load import load
 from memlab.api.results import check_results, is_simulated
 from memlab.api.run import Run
-from memlab.api.runs import last_run, runs
+from memlab.api.runs import last_run, load, runs
 from memlab.errors import MemlabError
 from memlab.saving_techniques import techniques
 from memlab.trace.trace import SIMULATED_GPU

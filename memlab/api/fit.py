@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from memlab.analysis.summary import has_raised
-from memlab.api.predict_step import configured
+from memlab.api.predict import configured
 from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.api.runs import last_run, runs

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlab.analysis.model_shares import Generated, generated, shares
-from memlab.api.predict_step import StepToPredict, TimeLimit, configured, predict_step
-from memlab.api.prediction import Prediction
-from memlab.api.smallest_card import smallest_card
+from memlab.api.predict import StepToPredict, TimeLimit, configured, predict_step
+from memlab.api.prediction import Prediction, smallest_card
 from memlab.errors import PredictionError
 from memlab.language_models import Generation, TrainingStep
 from memlab.prediction.cards import Card, find

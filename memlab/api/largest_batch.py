@@ -11,8 +11,7 @@ import numpy as np
 
 from memlab.analysis.largest import Bracket
 from memlab.api.display import Progress
-from memlab.api.predict import first_rank, mesh_of, predict_ranks
-from memlab.api.predict_step import StepToPredict, TimeLimit, configured, predict_step
+from memlab.api.predict import StepToPredict, TimeLimit, configured, first_rank, mesh_of, predict_ranks, predict_step
 from memlab.api.prediction import Prediction, asks_for_nothing, verdict
 from memlab.errors import PredictionError
 from memlab.prediction.assumptions import length_condition

@@ -19,11 +19,11 @@ import torch
 from memlab import torch_internals
 from memlab.allocator.replay import NOTE as ALLOCATOR
 from memlab.allocator.replay import simulate
+from memlab.analysis.oom.actions import WaysOut
 from memlab.analysis.oom.explain import NAMED, Explanation, explain, grouped
 from memlab.analysis.oom.facts import FRAGMENTATION, Failure, HeldSegment, Holder
 from memlab.analysis.oom.moment import Moment, last_moment
 from memlab.analysis.oom.text import Message, is_out_of_memory, read_message
-from memlab.analysis.oom.ways import WaysOut
 from memlab.api.provenance import provenance_here, remark_here
 from memlab.api.report import advice_hint
 from memlab.api.run import Run

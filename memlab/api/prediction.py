@@ -1,17 +1,19 @@
-"""A prediction: a run on a card, whose peaks are ranges, with what it assumed and whether it fits."""
+"""A prediction: a run on a card, whose peaks are ranges, with what it assumed and whether it fits; the smallest card that does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import bisect
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from memlab.analysis.summary import has_raised
 from memlab.api.run import Run
 from memlab.errors import DoesNotApply, MemlabError, PredictionError
 from memlab.fake_cuda.process_groups import HOW, ThisRank
 from memlab.prediction.assumptions import Assumptions, length_condition
-from memlab.prediction.cards import Card, find
+from memlab.prediction.cards import KERNELS_CHANGE, Card, cards, find
 from memlab.prediction.child import ChildOutcome
-from memlab.prediction.forecast import ANSWERS, DeviceForecast, Fits, Forecast, forecast, forecast_of
+from memlab.prediction.forecast import ANSWERS, DeviceForecast, Fits, Forecast, fits_for_certain, forecast, forecast_of
 from memlab.prediction.probe import NOTES
 from memlab.prediction.torch_versions import other_version
 from memlab.prediction.workspaces import WorkspacePart
@@ -254,3 +256,36 @@ def worst_of(found: Mapping[int, Prediction]) -> Prediction:
 def _needs(one: Prediction) -> tuple[int, int]:
     """What ranks are compared by: the device's memory, which is in pages, then *allocated*."""
     return one.peak_device_bytes.high, one.allocated_bytes.high
+
+
+_NEWER = "RTX 4090"
+"""A card with the kernels of compute capability 8.0 and above, which are most alike."""
+
+
+def smallest_card(found: Prediction, predicted: Callable[[Card], Prediction | None]) -> Prediction | None:
+    """The prediction for the smallest known card on which it fits for certain, None if there is none.
+
+    The requests of one prediction are replayed on other cards, one of each size, from those that have what is allocated at the peak
+    to those that have all that it needs on its own card: a full card releases its cache, and may need less. A card of another
+    compute capability has other kernels (before 8.0 attention in bfloat16 is a matrix of all scores): the first one that would
+    fit is predicted by itself, and so on until one does. `predicted` gives None if the step fails there.
+    """
+    base: Prediction | None = found
+    if found.card.compute_capability < KERNELS_CHANGE:  # newer cards need less: all of them would be missed
+        base = predicted(find(_NEWER))
+    if base is None:
+        return None
+    own: dict[tuple[int, int], Prediction | None] = {one.card.compute_capability: one for one in (base, found)}
+    preferred = sorted(cards.values(), key=lambda card: (card.compute_capability not in own, card.name), reverse=True)
+    known = [card for _, card in sorted({card.usable_range: card for card in preferred}.items())]
+    fits = functools.cache(lambda place: fits_for_certain(base.requests(), known[place], base.conf, base.others))
+    least, most = base.allocated_bytes.low, base.peak_device_bytes.high
+    low = next((place for place, card in enumerate(known) if card.usable_high_bytes >= least), len(known))
+    high = next((place for place, card in enumerate(known) if card.usable_bytes >= most), len(known))
+    for card in known[bisect.bisect_left(range(len(known)), True, low, high, key=fits) :]:
+        if card.compute_capability not in own:
+            own[card.compute_capability] = predicted(card)
+        one = own[card.compute_capability]
+        if one is not None and fits_for_certain(one.requests(), card, one.conf, one.others):
+            return one.for_card(card)
+    return None

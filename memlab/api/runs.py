@@ -1,12 +1,15 @@
-"""The runs of this session by name: the last fifty, at most one gigabyte of them."""
+"""The runs of this session by name (the last fifty, at most one gigabyte of them), and runs from files."""
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 
 from memlab.api.run import Run
 from memlab.by_name import ByName
 from memlab.errors import MemlabError
+from memlab.trace.file import load as load_trace
 from memlab.units import GiB
 
 MAX_RUNS = 50
@@ -65,3 +68,20 @@ runs = Runs()
 def last_run() -> Run:
     """The latest run of this session."""
     return runs.last()
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Read a run that was saved, or a PyTorch memory snapshot; files are read without executing anything in them."""
+    from memlab.trace.snapshot_read import looks_like_snapshot
+
+    if looks_like_snapshot(path):
+        from memlab.probes.snapshot import load as load_snapshot
+
+        return Run(Path(path).name, load_snapshot(path))
+    trace = load_trace(path)
+    name = str(trace.notes.get("name", ""))
+    if "prediction" in trace.notes:
+        from memlab.api.prediction import Prediction
+
+        return Prediction(name, trace)
+    return Run(name, trace)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from memlab.api.predict import first_rank, predict_ranks
-from memlab.api.predict_step import StepToPredict, TimeLimit, configured
+from memlab.api.predict import StepToPredict, TimeLimit, configured, first_rank, predict_ranks
 from memlab.errors import PredictionError
 from memlab.prediction.assumptions import length_condition
 from memlab.prediction.cards import Card, find

@@ -19,17 +19,15 @@ from typing import Any, NoReturn
 import torch
 
 from memlab.analysis.largest import Bracket
-from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, root_of
+from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, Kind, WayOut, WaysOut, root_of
 from memlab.analysis.oom.facts import Failure
-from memlab.analysis.oom.ways import Kind, WayOut, WaysOut
 from memlab.api.advise.search import Search, candidates, one_reason
 from memlab.api.advise.subject import OfStep, TimeUp, card_of, gpus_of
 from memlab.api.cell_batch import Batch, batches, names_read
 from memlab.api.display import Progress
 from memlab.api.oom import OomExplained, keep_oom
-from memlab.api.prediction import Prediction, asks_for_nothing
+from memlab.api.prediction import Prediction, asks_for_nothing, smallest_card
 from memlab.api.run import Run
-from memlab.api.smallest_card import smallest_card
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction.cards import Card, find
 from memlab.prediction.torch_versions import other_version

@@ -15,8 +15,7 @@ import torch
 
 from memlab import torch_internals, workloads
 from memlab.api.display import LevelNow
-from memlab.api.predict import first_rank, predict_ranks
-from memlab.api.predict_step import StepToPredict, configured, predict_step
+from memlab.api.predict import StepToPredict, configured, first_rank, predict_ranks, predict_step
 from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.api.track import Track, track

@@ -1,4 +1,4 @@
-"""`memlab show`, `compare`, `fit` and `check`: what can be asked of runs in files."""
+"""`memlab show`, `compare`, `fit` and `check`: what can be asked of runs in files; and `memlab progress` of a course."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from memlab.cli.parser import UNKNOWN, Parser, given
 from memlab.errors import MemlabError
 
 if TYPE_CHECKING:
-    from memlab.api.job_regression import JobRegression
     from memlab.api.ranks import RankRun, Ranks
-    from memlab.api.regression import Regression
+    from memlab.api.regression import JobRegression, Regression
     from memlab.api.run import Run
 
 
@@ -49,8 +48,8 @@ def show(arguments: Sequence[str]) -> int:
 
 def _runs(path: str) -> Iterator[Run | Ranks]:
     """The run of a file; of a folder the jobs, the one that began last first, then the other runs."""
-    from memlab.api.load import load
     from memlab.api.ranks import folder_of, ranks_of
+    from memlab.api.runs import load
 
     if not _is_folder(path):
         yield load(path)
@@ -88,8 +87,8 @@ class _NamedRun:
 
 def _run_of(path: str, command: str) -> _NamedRun:
     """The run of a file; of a folder its only run, or of the job that began last the rank with the highest peak, which is said."""
-    from memlab.api.load import load
     from memlab.api.ranks import Ranks
+    from memlab.api.runs import load
 
     if not _is_folder(path):
         return _NamedRun(load(path))
@@ -120,7 +119,7 @@ def _worst_of(job: Ranks, folder: Path, command: str) -> _NamedRun:
 
 def _highest_part(rank: RankRun, folder: Path) -> tuple[str, Run]:
     """The file of a rank, and its run; of parts that SIGUSR1 wrote that with the highest peak."""
-    from memlab.api.load import load
+    from memlab.api.runs import load
 
     parts = [(name, load(folder / name)) for name in rank.files]
     return max(parts, key=lambda part: max((one.levels[0].peak.low_bytes for one in part[1].devices), default=0))
@@ -201,19 +200,41 @@ def check(arguments: Sequence[str]) -> int:
 
 def _of_ranks(before: _NamedRun, after: _NamedRun, highest: Regression) -> Regression | JobRegression:
     """The regression of two runs; of two jobs of as many ranks that of each rank, which are read a pair at a time."""
-    from memlab.api.job_regression import job_regression_of
+    from memlab.api.regression import job_regression_of
 
     if before.job is None or after.job is None or before.job.world_size != after.job.world_size:
         return highest
-    baseline = (
-        before.whole_ranks()
-    )  # the others may have been as high as the run, and only the highest peak is compared
+    # The others may have been as high as the run, and only the highest peak is compared.
+    baseline = before.whole_ranks()
     pairs = (
         (one.rank, _highest_part(baseline[one.rank], before.folder)[1], _highest_part(one, after.folder)[1])
         for one in after.job.ranks
         if one.rank in baseline
     )
     return job_regression_of(highest, after.job.peak.worst_rank, pairs)
+
+
+def progress(arguments: Sequence[str]) -> int:
+    """`memlab progress [FILE ...]`: the progress in one file, or of a class."""
+    parser = Parser(
+        "progress", "[OPTIONS] [FILE ...]",
+        "Show what was guessed, held and solved in the lessons of the course; of several files, a class.",
+        "  memlab progress\n  memlab progress --html class.html collected/*.json",
+    )  # fmt: skip
+    what = "what lessons wrote (default: that of this folder)"
+    parser.add_argument("files", metavar="FILE", nargs="*", type=given, help=what)
+    parser.add_argument("--html", metavar="FILE", type=given, help="write a page that needs nothing else")
+    parser.add_argument("--json", action="store_true", help="one line of JSON: one row per lesson, and per learner")
+    asked = parser.parse_args(arguments)
+    from memlab.lesson.progress import as_html, progress_of
+    from memlab.lesson.progress_file import path
+
+    with parser.refusing():
+        found = progress_of([Path(name) for name in asked.files] or [path()])
+        if asked.html is not None:
+            write(asked.html, as_html(found))
+        print(found.to_pandas().to_json(orient="records") if asked.json else found)
+    return 0
 
 
 def _share(text: str) -> float:

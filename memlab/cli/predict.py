@@ -18,8 +18,8 @@ from memlab.cli import language_model
 from memlab.cli.language_model import REFERENCE
 from memlab.cli.parser import UNKNOWN, WRONG_USAGE, Parser, given, status_of
 from memlab.errors import MemlabError
-from memlab.scripts.own_folder import remove_leftovers
 from memlab.scripts.script import Script
+from memlab.scripts.torchrun import remove_leftovers
 from memlab.units import number_of, one_line
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def main(arguments: Sequence[str]) -> int:
 
             savable(asked.out)  # not only after the script has run
     with parser.refusing(UNKNOWN):
-        from memlab.api.predict import predict_ranks
-        from memlab.api.predict_step import StepToPredict, configured, predict_both_ends
+        from memlab.api.predict import StepToPredict, configured, predict_both_ends, predict_ranks
         from memlab.api.scaling import scaling
 
         work = functools.partial(_work, script, asked.steps, asked.json)

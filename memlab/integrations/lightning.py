@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from memlab.errors import MemlabError
-from memlab.integrations.first_step import DEVICE, STEPS, autocast, move, on_card, predict_first_step, refuse
-from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs
+from memlab.integrations import training
+from memlab.integrations.training import DEVICE, STEPS, MeasuredTraining, MeasuringCallback, needs
 
 
 def _library() -> Any:
@@ -52,7 +52,7 @@ class MemoryCallback(MeasuringCallback, _library().Callback):  # type: ignore[mi
         if self.options.card is not None and not self._is_asked:
             self._is_asked = True
             steps = functools.partial(_steps, trainer, pl_module, batch)
-            self.prediction = predict_first_step(steps, self.options.card)
+            self.prediction = training.predict_first_step(steps, self.options.card)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A batch has ended, and often an optimizer step with it."""
@@ -91,7 +91,7 @@ def _steps(trainer: Any, module: Any, batch: Any) -> None:
     """The first training steps of a module, on the card, in the order of Lightning's automatic optimization; in the child only."""
     clip = trainer.gradient_clip_val
     is_other = str(trainer.precision) not in ("32-true", "bf16-mixed")
-    refuse([
+    training.refuse([
         (type(trainer.strategy).__name__ != "SingleDeviceStrategy", "it trains on several devices"),
         (not module.automatic_optimization or len(trainer.optimizers) != 1, "it takes its optimizer steps itself"),
         (trainer.global_step > 0, "it goes on from a checkpoint"),
@@ -100,14 +100,14 @@ def _steps(trainer: Any, module: Any, batch: Any) -> None:
     ])  # fmt: skip
     optimizer = trainer.optimizers[0]
     if trainer.strategy.root_device.type == "cpu":
-        move(module, optimizer)
+        training.move(module, optimizer)
         module._device = DEVICE  # which `self.device` gives
-        batch = on_card(batch)
+        batch = training.on_card(batch)
     module.log = module.log_dict = lambda *_, **__: None  # which wants to know the loop it is called in
     kind = torch.bfloat16 if trainer.precision == "bf16-mixed" else None
     accumulated = trainer.accumulate_grad_batches
     for number in range(STEPS * accumulated):
-        with autocast(kind):
+        with training.autocast(kind):
             output = module.training_step(batch, number)
         loss = output["loss"] if isinstance(output, dict) else output
         if not isinstance(loss, torch.Tensor):

@@ -255,7 +255,7 @@ def _predicted(test: Callable[..., object], arguments: dict[str, Any], card: str
 
     An error of the test fails it, and so does that it uses no GPU: its budget would say nothing.
     """
-    from memlab.api.predict_step import StepToPredict, configured, predict_step
+    from memlab.api.predict import StepToPredict, configured, predict_step
     from memlab.api.prediction import asks_for_nothing, verdict
     from memlab.prediction.cards import find
     from memlab.prediction.torch_versions import checked_version

@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 
-from memlab.integrations import first_step
-from memlab.integrations.first_step import DEVICE, STEPS, autocast
-from memlab.integrations.training import MeasuredTraining, MeasuringCallback, needs
+from memlab.integrations import training
+from memlab.integrations.training import DEVICE, STEPS, MeasuredTraining, MeasuringCallback, autocast, needs
 from memlab.scripts.recording import say
 from memlab.torch_internals.frames import locals_of
 
@@ -132,7 +131,7 @@ class MemoryCallback(MeasuringCallback, transformers.TrainerCallback):
         if self._undo is None and trainer is not None:
             self._undo = self._log_with(trainer)
         if self.options.card is not None and trainer is not None:
-            self.prediction = first_step.predict_first_step(functools.partial(_steps, trainer), self.options.card)
+            self.prediction = training.predict_first_step(functools.partial(_steps, trainer), self.options.card)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An optimizer step has ended."""
@@ -155,7 +154,7 @@ def _steps(trainer: Any) -> None:
     args, accelerator, optimizer, model = trainer.args, trainer.accelerator, trainer.optimizer, trainer.model
     mixed = accelerator.mixed_precision
     are_several = trainer.model_wrapped is not model or args.world_size > 1 or args.n_gpu > 1
-    first_step.refuse([
+    training.refuse([
         (are_several, "it trains on several devices"),
         (trainer.state.global_step > 0, "it goes on from a checkpoint"),
         (args.torch_compile, "it is compiled, and would be predicted as if it were not"),
@@ -163,7 +162,7 @@ def _steps(trainer: Any) -> None:
     ])  # fmt: skip
     loop: dict[str, Any] = {}  # the variables that the Trainer's loop holds on to from one step to the next
     if args.device.type == "cpu":
-        first_step.move(model, optimizer)
+        training.move(model, optimizer)
         loop["tr_loss"] = torch.tensor(0.0, device=DEVICE)
         # What a Trainer and its Accelerator have found out about this machine, for that with the card.
         vars(args)["_setup_devices"] = vars(accelerator.state)["device"] = DEVICE
@@ -179,7 +178,7 @@ def _steps(trainer: Any) -> None:
     count = STEPS * args.gradient_accumulation_steps
     # As accelerate's loader does it, all batches of an optimizer step go to the card before its first one, and stay for it.
     loader = trainer.callback_handler.train_dataloader
-    batches = map(first_step.on_card, first_step.first_batches(loader, count))
+    batches = map(training.on_card, training.first_batches(loader, count))
     for _ in range(STEPS):
         samples, items = trainer.get_batch_samples(batches, args.gradient_accumulation_steps, DEVICE)
         if not samples:

@@ -13,8 +13,7 @@ from memlab.api.display import LevelNow
 from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.lab.experiment import Experiment, LabResult, error_details, error_line
-from memlab.lab.run_script import script
-from memlab.lab.run_table import LabRun, RunTable
+from memlab.lab.run_table import LabRun, RunTable, script
 from memlab.lab.state import LabChoices, LabState
 from memlab.lab.worker import Worker
 from memlab.units import format_seconds, number_of

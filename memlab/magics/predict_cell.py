@@ -10,8 +10,7 @@ from typing import Any
 
 from memlab.api.display import Progress
 from memlab.api.oom import note_predicted_oom
-from memlab.api.predict import devices_of
-from memlab.api.predict_step import configured, note_fewest
+from memlab.api.predict import configured, devices_of, note_fewest
 from memlab.api.prediction import Prediction, failure, prediction_from
 from memlab.api.runs import runs
 from memlab.api.track import Options

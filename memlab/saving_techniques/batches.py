@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques.demos import conv_stack
-from memlab.saving_techniques.param_groups import evaluating, optimizer_of
+from memlab.saving_techniques.patching import evaluating, optimizer_of
 from memlab.saving_techniques.technique import Demo, described
 from memlab.torch_internals.layers import BatchNorm
 from memlab.workloads.job import Job, Parts

@@ -26,8 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques.demos import linear_stack
-from memlab.saving_techniques.param_groups import only_training
-from memlab.saving_techniques.patching import on_models, to_model
+from memlab.saving_techniques.patching import on_models, only_training, to_model
 from memlab.saving_techniques.technique import Demo, described
 from memlab.torch_internals.layers import NormWithStatistics
 from memlab.workloads.job import Job, Parts

@@ -19,8 +19,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques.demos import linear_stack
-from memlab.saving_techniques.param_groups import only_training
-from memlab.saving_techniques.patching import must_happen
+from memlab.saving_techniques.patching import must_happen, only_training
 from memlab.saving_techniques.technique import Demo, described
 from memlab.workloads.job import Job, Parts
 

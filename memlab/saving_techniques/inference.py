@@ -23,8 +23,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_conv_bn_weights
 
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques.demos import Parallel, Serving, conv_stack, linear_stack, relu
-from memlab.saving_techniques.param_groups import only_inference
-from memlab.saving_techniques.patching import refusing_backward, to_model
+from memlab.saving_techniques.patching import only_inference, refusing_backward, to_model
 from memlab.saving_techniques.technique import Demo, described
 from memlab.workloads import workloads
 from memlab.workloads.job import Job, Parts

@@ -19,8 +19,7 @@ from torch.optim.optimizer import Optimizer
 
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques.demos import conv_stack, linear_stack, relu
-from memlab.saving_techniques.param_groups import optimizer_of
-from memlab.saving_techniques.patching import must_happen
+from memlab.saving_techniques.patching import must_happen, optimizer_of
 from memlab.saving_techniques.technique import Demo, described
 from memlab.workloads.job import Job, Parts
 from memlab.workloads.nested import tensors_in

@@ -17,7 +17,7 @@ from torch.nn import functional
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques.batches import cut
 from memlab.saving_techniques.demos import vocabulary_stack
-from memlab.saving_techniques.param_groups import evaluating, keep_parameters_of, only_plain_step, optimizer_of, rebuild
+from memlab.saving_techniques.patching import evaluating, keep_parameters_of, only_plain_step, optimizer_of, rebuild
 from memlab.saving_techniques.technique import Demo, described
 from memlab.torch_internals.graph import nodes_behind
 from memlab.workloads.job import Job, Parts

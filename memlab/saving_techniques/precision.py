@@ -20,8 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques.demos import Serving, linear_stack
-from memlab.saving_techniques.param_groups import only_inference
-from memlab.saving_techniques.patching import must_happen, outermost_calls, refusing_backward, to_model
+from memlab.saving_techniques.patching import must_happen, only_inference, outermost_calls, refusing_backward, to_model
 from memlab.saving_techniques.technique import Demo, described
 from memlab.torch_internals.objects import own_parameters
 from memlab.workloads.job import Job, Parts

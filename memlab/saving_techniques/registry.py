@@ -25,14 +25,13 @@ from memlab.saving_techniques import (
     rebinding,
     recomputed_norm,
     shufflenet_rules,
-    step_in_backward,
 )
 from memlab.saving_techniques.technique import STAGES, TEXTS, Technique
 from memlab.workloads.job import Job, Parts
 
 _MODULES = (
     *(fused_attention, checkpoint, chunked_loss, recomputed_norm, in_place, rebinding, precision, loop, batches),
-    *(loading, parameters, fsdp, optimizers, step_in_backward, inference, cuda_memory, shufflenet_rules),
+    *(loading, parameters, fsdp, optimizers, inference, cuda_memory, shufflenet_rules),
 )
 
 LESSONS = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques.demos import Parallel
-from memlab.saving_techniques.param_groups import rebuild
+from memlab.saving_techniques.patching import rebuild
 from memlab.saving_techniques.technique import Demo, described
 from memlab.workloads.job import Job, Parts
 

@@ -5,19 +5,149 @@ Everything is written to stderr and to files; the script's own output, arguments
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
+import signal
 import sys
+import threading
 from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from memlab.scripts.after_torch import AfterTorch
 from memlab.scripts.live_line import LiveLine
 from memlab.scripts.recording import OVER_BUDGET, Recording, Wanted, say
 from memlab.scripts.script import Script, frame_of_script, show_as_python
-from memlab.scripts.signals import Signals
 from memlab.units import format_bytes, format_seconds, number_of
 
 if TYPE_CHECKING:
     from memlab.api.display import LevelNow
+
+
+HANGS_S = 5.0
+"""A script that stays so long in one call of C after a SIGTERM ends without a report."""
+
+
+class Signals:
+    """Calls `report` at SIGUSR1; at SIGTERM `ended`, after which the process ends by the signal, as without a handler.
+
+    Python calls handlers between its own operations, so a script that hangs in C would survive a SIGTERM: a thread ends it.
+    """
+
+    def __init__(self, report: Callable[[], None], ended: Callable[[], None]) -> None:
+        self._ended = ended
+        # Bound once: `getsignal` gives back this very object.
+        self._handlers: dict[int, Callable[[int, Any], None]] = {signal.SIGTERM: self._end}
+        if hasattr(signal, "SIGUSR1"):
+            self._handlers[signal.SIGUSR1] = lambda number, frame: report()
+        self._is_ending = threading.Event()
+        self._woken = -1
+
+    def start(self) -> None:
+        """Set the handlers; only where the signal would end the script, and if this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handler)
+        if hasattr(os, "register_at_fork") and self._is_ours(signal.SIGTERM):
+            os.register_at_fork(after_in_child=self.stop)
+            self._watch()
+
+    def stop(self) -> None:
+        """Restore what is still as `start` left it."""
+        for number in self._handlers:
+            if self._is_ours(number):
+                signal.signal(number, signal.SIG_DFL)
+        woken, self._woken = self._woken, -1
+        if woken >= 0:
+            with contextlib.suppress(ValueError):  # its descriptor was closed by the script
+                current = signal.set_wakeup_fd(-1)
+                if current != woken:
+                    signal.set_wakeup_fd(current)
+            with contextlib.suppress(OSError):
+                os.close(woken)  # which ends the thread
+
+    def _is_ours(self, number: int) -> bool:
+        return signal.getsignal(number) is self._handlers[number]
+
+    def _end(self, number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._is_ending.set()
+        try:
+            self._ended()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _watch(self) -> None:
+        """A thread that hears of signals at once, unless the script already has something that does."""
+        reading, self._woken = os.pipe()
+        os.set_blocking(self._woken, False)
+        before = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        if before >= 0:
+            signal.set_wakeup_fd(before)
+            os.close(self._woken)
+            os.close(reading)
+            self._woken = -1
+            return
+        threading.Thread(target=self._wait, args=(reading,), name="memlab-signals", daemon=True).start()
+
+    def _wait(self, reading: int) -> None:
+        while heard := os.read(reading, 64):
+            if signal.SIGTERM in heard and self._is_ours(signal.SIGTERM) and not self._is_ending.wait(HANGS_S):
+                with contextlib.suppress(OSError):
+                    os.write(2, b"memlab run: ended by SIGTERM in a call that did not return; there is no report\n")
+                import ctypes
+
+                ctypes.pythonapi.PyOS_setsig(signal.SIGTERM, None)  # signal.signal is for the main thread
+                os.kill(os.getpid(), signal.SIGTERM)
+        os.close(reading)
+
+
+class AfterTorch(MetaPathFinder):
+    """A finder that finds only torch, once, and calls `then` when it has been imported.
+
+    Scripts set environment variables before they import torch, which reads some of them while it is imported; and some never
+    import it. So `memlab run` does not import it for them.
+    """
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def start(self) -> None:
+        """Wait for torch; if it was imported before, call at once."""
+        if "torch" in sys.modules:
+            self._then()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def stop(self) -> None:
+        """Wait no longer."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of torch, whose loader calls us; None for everything else."""
+        if fullname != "torch":
+            return None
+        self.stop()
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            loader = spec.loader
+            execute = loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                del loader.exec_module  # the loader stays on the module, as it was
+                execute(module)
+                self._then()
+
+            loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
 
 
 running: MeasuredScript | None = None

@@ -21,7 +21,7 @@ from memlab.views.svg import svg
 if TYPE_CHECKING:
     from memlab.analysis.job_ranks import RankRun, Spread
     from memlab.analysis.oom.explain import Explanation
-    from memlab.analysis.oom.step_need import StepNeed
+    from memlab.analysis.oom.moment import StepNeed
     from memlab.analysis.summary import DeviceSummary, Level
     from memlab.api.oom import OomExplained
     from memlab.api.run import Run

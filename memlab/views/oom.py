@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memlab.analysis.oom.actions import Action
+from memlab.analysis.oom.actions import Action, WaysOut
 from memlab.analysis.oom.explain import VERDICTS, Explanation, Named, amount_text
-from memlab.analysis.oom.ways import WaysOut
 from memlab.units import format_bytes, one_line
 from memlab.views import theme
 from memlab.views.page import Beside, Folded, Page, PageLines, Part, code_block

@@ -9,8 +9,7 @@ from dataclasses import replace
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, Breakdown
 from memlab.analysis.leak import short_line
 from memlab.analysis.modules import Module, held_tree
-from memlab.analysis.summary import DeviceSummary, Summary
-from memlab.analysis.tensor_groups import TensorGroup
+from memlab.analysis.summary import DeviceSummary, Summary, TensorGroup
 from memlab.trace.trace import SIMULATED_GPU
 from memlab.units import UNBOUNDED, format_bytes, format_seconds, one_line
 from memlab.views import theme

@@ -7,8 +7,8 @@ import pytest
 from analysis.random_traces import random_trace, recategorised
 from scripted_traces import GPU, HOST, Script
 
-from memlab.analysis.areas import LAYERS, areas, has_categories
 from memlab.analysis.breakdown import breakdown
+from memlab.analysis.curves import LAYERS, areas, has_categories
 from memlab.analysis.timeline import Timeline, timeline
 from memlab.trace import Category, Device, Kind, Trace
 

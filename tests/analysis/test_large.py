@@ -18,7 +18,7 @@ import json, resource, sys, time
 import numpy as np
 from memlab.analysis.breakdown import breakdown
 from memlab.analysis.peak import peak
-from memlab.api.load import load
+from memlab.api.runs import load
 from memlab.api.run import Run
 from memlab.views.explorer import ExplorerRun
 from memlab.trace import Blocks, Device, Events, Kind, MadeBy, Trace

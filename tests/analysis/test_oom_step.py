@@ -6,8 +6,7 @@ from scripted_traces import Script
 
 from memlab.analysis.oom.explain import explain
 from memlab.analysis.oom.facts import Failure
-from memlab.analysis.oom.moment import last_moment
-from memlab.analysis.oom.step_need import StepNeed
+from memlab.analysis.oom.moment import StepNeed, last_moment
 from memlab.analysis.oom.text import Message
 from memlab.trace import MarkKind
 from memlab.trace.spans import OPTIMIZER

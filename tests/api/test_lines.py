@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import memlab
-from memlab.api.load import load
 from memlab.api.run import Run
+from memlab.api.runs import load
 from memlab.api.watched_code import codes_of, label_of, source_of
 from memlab.cells import ARM, armed, as_written
 from memlab.errors import MemlabError

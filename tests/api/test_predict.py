@@ -16,9 +16,9 @@ from torch import nn
 
 import memlab
 from memlab.api import largest_batch
-from memlab.api import predict_step as step_module
+from memlab.api import predict as step_module
 from memlab.api.display import Progress
-from memlab.api.predict_step import StepToPredict, predict_step
+from memlab.api.predict import StepToPredict, predict_step
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import child, dry_run
 from memlab.prediction.child import Child

@@ -8,10 +8,9 @@ import torch
 from job_runs import no_new_runs
 from torch import nn
 
-from memlab.api.load import load
 from memlab.api.prediction import Prediction
 from memlab.api.run import Run
-from memlab.api.runs import MAX_RUNS, runs
+from memlab.api.runs import MAX_RUNS, load, runs
 from memlab.api.workload_run import TIMED_STEPS, Work, run_workload, work_of
 from memlab.errors import MemlabError
 from memlab.prediction.cards import find

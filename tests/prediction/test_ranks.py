@@ -16,8 +16,7 @@ from in_child import fine
 from torch import nn
 
 import memlab
-from memlab.api.predict import MOST_RANKS, corners
-from memlab.api.predict_step import StepToPredict, predict_step
+from memlab.api.predict import MOST_RANKS, StepToPredict, corners, predict_step
 from memlab.errors import PredictionError
 from memlab.fake_cuda import FakeCuda
 from memlab.fake_cuda.process_groups import ThisRank

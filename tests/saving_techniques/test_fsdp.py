@@ -10,8 +10,7 @@ from torch import Tensor, nn
 import memlab
 from memlab import workloads
 from memlab.api.compare import compare
-from memlab.api.predict import first_rank, predict_ranks
-from memlab.api.predict_step import StepToPredict
+from memlab.api.predict import StepToPredict, first_rank, predict_ranks
 from memlab.api.prediction import Prediction
 from memlab.api.runs import runs
 from memlab.api.workload_run import run_workload, work_of

@@ -12,7 +12,7 @@ from job_runs import prepared, ran
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques import techniques
 from memlab.saving_techniques.optimizers import adam_of_many_layers, decayed
-from memlab.saving_techniques.param_groups import rebuild
+from memlab.saving_techniques.patching import rebuild
 from memlab.workloads.job import Job, Parts, seeded
 
 

@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from memlab import torch_internals, workloads
 from memlab.errors import DoesNotApply, MemlabError
 from memlab.saving_techniques import techniques
-from memlab.saving_techniques.step_in_backward import Eager, deep
+from memlab.saving_techniques.optimizers import Eager, deep
 from memlab.workloads.job import Job, Parts, seeded
 
 NAME = "step_in_backward"

@@ -16,8 +16,8 @@ from rank_traces import cut_off, notes, trained
 
 import memlab
 from memlab.api.run import Run
-from memlab.scripts import own_folder, torchrun
-from memlab.scripts.own_folder import OLD_S, new_folder, remove_leftovers
+from memlab.scripts import torchrun
+from memlab.scripts.torchrun import OLD_S, new_folder, remove_leftovers
 
 MiB = 1 << 20
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def test_a_signal_leaves_nothing(tmp_path, when, number):
 
 
 def test_an_error_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torchrun.tempfile, "tempdir", str(tmp_path))
 
     def fails(*_: object) -> None:
         (folder,) = tmp_path.iterdir()
@@ -131,7 +131,7 @@ def left(where: Path, name: str, age_s: float, file_age_s: float | None = None) 
 
 @pytest.mark.skipif(os.name != "posix", reason="whose folders they are is not known")
 def test_what_dead_processes_left_is_removed_when_it_is_old(tmp_path, monkeypatch, dead):
-    monkeypatch.setattr(own_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torchrun.tempfile, "tempdir", str(tmp_path))
     old_s = OLD_S + 60
     gone = [left(tmp_path, f"memlab-{what}-{dead}-abcd_123", old_s) for what in ("run", "ranks", "child")]
     stays = [
@@ -151,12 +151,12 @@ def test_what_dead_processes_left_is_removed_when_it_is_old(tmp_path, monkeypatc
 
 
 def test_the_next_job_removes_them(tmp_path, monkeypatch, dead):
-    monkeypatch.setattr(own_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torchrun.tempfile, "tempdir", str(tmp_path))
     left(tmp_path, f"memlab-run-{dead}-abcd_123", OLD_S + 60)
     monkeypatch.setattr(torchrun.Launch, "run", lambda self, folder, signals: (0, False))
     assert torchrun.Launch("1", "train", (), ("train.py",)).execute() == 0
     assert [*tmp_path.iterdir()] == []
-    assert own_folder.OURS.fullmatch(new_folder().name)
+    assert torchrun.OURS.fullmatch(new_folder().name)
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_a_prediction_that_is_killed_leaves_what_the_next_one_removes(tmp_path):
     with subprocess.Popen([*command, "wait"], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE) as job:
         assert job.stdout is not None and job.stdout.readline() == "now\n"
         job.kill()
-    (folder,) = (one for one in (tmp_path / "tmp").iterdir() if own_folder.OURS.fullmatch(one.name))
+    (folder,) = (one for one in (tmp_path / "tmp").iterdir() if torchrun.OURS.fullmatch(one.name))
     long_ago = time.time() - OLD_S - 60
     for one in (*folder.rglob("*"), folder):
         os.utime(one, (long_ago, long_ago))

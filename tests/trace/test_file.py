@@ -178,7 +178,7 @@ def test_a_system_that_refuses_is_quoted_in_one_line(tmp_path, monkeypatch):
 
 
 def test_a_file_that_was_cut_off_is_nowhere_exact(tmp_path):
-    from memlab.api.load import load as load_run
+    from memlab.api.runs import load as load_run
 
     whole = save(small_trace(), tmp_path / "a").read_bytes()
     for end in range(len(whole) // 3, len(whole), 7):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scripted_traces import GPU, Script, busy
 
-from memlab.analysis.areas import areas
 from memlab.analysis.breakdown import breakdown
+from memlab.analysis.curves import areas
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError, TraceError

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from memlab.analysis.areas import LAYERS
+from memlab.analysis.curves import LAYERS
 from memlab.views import theme
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from memlab.analysis.breakdown import Breakdown
 from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, Action, actions, root_of
 from memlab.analysis.oom.facts import FRAGMENTATION, FULL, LIMIT, OTHERS, TOO_MUCH, Failure, Holder
-from memlab.analysis.oom.step_need import StepNeed
+from memlab.analysis.oom.moment import StepNeed
 from memlab.analysis.oom.text import IMPOSSIBLE
 from memlab.trace.columns import Phase
 from memlab.trace.trace import SIMULATED_GPU

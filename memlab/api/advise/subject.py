@@ -19,7 +19,7 @@ import torch
 from memlab import workloads
 from memlab.api.advise.edits import EDITS, diff, edited
 from memlab.api.advise.observed import OBSERVED, Observer
-from memlab.api.predict_step import configured
+from memlab.api.predict import configured
 from memlab.api.prediction import Prediction, failure, prediction_from
 from memlab.api.run import Run
 from memlab.api.track import track
