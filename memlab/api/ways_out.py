@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from memlab.analysis.largest import Bracket
 from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, Kind, WayOut, WaysOut, root_of
 from memlab.analysis.oom.facts import Failure
 from memlab.api.advise.search import Search, candidates, one_reason
 from memlab.api.advise.subject import OfStep, TimeUp, card_of, gpus_of
 from memlab.api.cell_batch import Batch, batches, names_read
 from memlab.api.display import Progress
+from memlab.api.largest_batch import Bracket
 from memlab.api.oom import OomExplained, keep_oom
 from memlab.api.prediction import Prediction, asks_for_nothing, smallest_card
 from memlab.api.run import Run

@@ -14,7 +14,7 @@ from IPython.display import display
 from memlab import torch_internals
 from memlab.errors import MemlabError
 from memlab.lab.widgets import close_all, hiding_style
-from memlab.lesson.sources import Maker, source_of
+from memlab.lesson.claim import Maker, source_of
 from memlab.torch_internals.traceback import running_shell
 from memlab.units import format_bytes, parse_bytes
 from memlab.views.shown import print_text

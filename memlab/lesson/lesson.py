@@ -20,13 +20,23 @@ from memlab.api.runs import runs
 from memlab.errors import ClaimRefuted, MemlabError
 from memlab.lesson import progress_file
 from memlab.lesson.check import Check, Verdict
-from memlab.lesson.claim import LEAST_SAVING, MOST_OF_A_MYTH, Account, AccountTerm, Claim, Measured, by_category, saving
+from memlab.lesson.claim import (
+    LEAST_SAVING,
+    MOST_OF_A_MYTH,
+    Account,
+    AccountTerm,
+    Claim,
+    Maker,
+    Measured,
+    by_category,
+    saving,
+    source_of,
+)
 from memlab.lesson.guess import Answer, Choice, Guess, Share, Size, show_guess
 from memlab.lesson.guess_plot import GuessPlot
 from memlab.lesson.progress import CourseProgress
 from memlab.lesson.progress_file import FinishedLesson, StoredExercise, StoredGuess
 from memlab.lesson.scoreboard import PAIRS, Scoreboard, flops_ratio, seconds_ratios
-from memlab.lesson.sources import Maker, source_of
 from memlab.lesson.sweep import Sweep
 from memlab.probes.counters import Nvml
 from memlab.probes.host import HostMemory

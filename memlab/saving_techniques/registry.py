@@ -11,7 +11,6 @@ from memlab.errors import DoesNotApply, MemlabError
 from memlab.saving_techniques import (
     batches,
     checkpoint,
-    chunked_loss,
     cuda_memory,
     fsdp,
     fused_attention,
@@ -30,7 +29,7 @@ from memlab.saving_techniques.technique import STAGES, TEXTS, Technique
 from memlab.workloads.job import Job, Parts
 
 _MODULES = (
-    *(fused_attention, checkpoint, chunked_loss, recomputed_norm, in_place, rebinding, precision, loop, batches),
+    *(fused_attention, checkpoint, recomputed_norm, in_place, rebinding, precision, loop, batches),
     *(loading, parameters, fsdp, optimizers, inference, cuda_memory, shufflenet_rules),
 )
 

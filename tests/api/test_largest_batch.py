@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from memlab.analysis.largest import Bracket
+from memlab.api.largest_batch import Bracket
 
 LIMIT = 8 << 30
 
