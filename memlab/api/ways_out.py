@@ -20,6 +20,7 @@ import torch
 
 from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, Kind, WayOut, WaysOut, root_of
 from memlab.analysis.oom.facts import Failure
+from memlab.api.advise.observed import FOR_INFERENCE, NO_GRAPH
 from memlab.api.advise.search import Search, candidates, one_reason
 from memlab.api.advise.subject import OfStep, TimeUp, card_of, gpus_of
 from memlab.api.cell_batch import Batch, batches, names_read
@@ -43,8 +44,6 @@ MOST_BATCHES = 7
 MOST_FAILED = 3
 """How many techniques that are not enough are listed."""
 _STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.startfile"})
-_NO_GRAPH = frozenset({"no_grad", "inference_mode"})
-_INFERENCE = _NO_GRAPH | {"half_inference", "int8_weights", "conv_bn_fusion", "acnet_merge", "repvgg_merge"}
 _WORD = re.compile(r"[^\W\d]\w*")
 _LESS = 0.98
 """A batch counts as found if half of it lowers the need to this share, at most."""
@@ -235,10 +234,12 @@ class WaysSearch:
         def rank(name: str) -> tuple[bool, bool, bool, int]:
             """Those first that only leave the graph out, that could be enough alone, that keep the results as they are."""
             held = sum(search.shares.get(one, 0) for one in techniques[name].attacks)
-            return name not in _NO_GRAPH, held < missing, techniques[name].equality.kind != "exact", -held
+            return name not in NO_GRAPH, held < missing, techniques[name].equality.kind != "exact", -held
 
         try:
-            for one in search.each(sorted((name for name in names if not (trains and name in _INFERENCE)), key=rank)):
+            for one in search.each(
+                sorted((name for name in names if not (trains and name in FOR_INFERENCE)), key=rank)
+            ):
                 if search.is_enough(one):
                     change = " + ".join(f"`{name}`: {techniques[name].idea}" for name in one.names)
                     kind: Kind = "slower" if one.costs else "technique"

@@ -26,11 +26,8 @@ from memlab.torch_internals.objects import storage_id
 
 OBSERVED = "observed"
 """The message of a child that ran the unchanged work."""
-_FOR_INFERENCE = (
-    *("no_grad", "inference_mode", "half_inference", "int8_weights"),
-    *("conv_bn_fusion", "repvgg_merge", "acnet_merge"),
-)
-
+NO_GRAPH = frozenset({"no_grad", "inference_mode"})
+FOR_INFERENCE = NO_GRAPH | {"half_inference", "int8_weights", "conv_bn_fusion", "repvgg_merge", "acnet_merge"}
 _Made = tuple[weakref.ref[nn.Module], weakref.ref[Tensor]]
 """A module, and what its forward returned."""
 
@@ -120,7 +117,7 @@ class Observer:
         # Of several models one that can be changed is enough.
         reasons = {name: why[0] for name, why in self._applies.items() if why and all(why)}
         if self.calls_backward:
-            reasons |= dict.fromkeys(_FOR_INFERENCE, "this calls backward, and it is for inference")
+            reasons |= dict.fromkeys(FOR_INFERENCE, "this calls backward, and it is for inference")
             if not self.retains:
                 reasons["retain_graph"] = "no backward retains its graph"
         if not self.loads:
