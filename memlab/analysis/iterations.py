@@ -54,7 +54,7 @@ class StepBirths:
             last = np.searchsorted(marks.row[at], rows, side="right") - 1
             line = np.where(last >= 0, -2 - marks.name[at[last]].astype(np.int64), -1)
         category = table.category[ids]
-        origin = grouped(line, table.stack[ids], table.module[ids], table.op[ids])
+        origin, _ = distinct(line, table.stack[ids], table.module[ids], table.op[ids])
         stay, states = np.isin(category, (Category.PARAMETER, Category.BUFFER)), category == Category.OPTIMIZER
         return cls(rows, died[ids], events.allocated_bytes[rows], ids, line, origin, stay, states)
 
@@ -64,17 +64,18 @@ class StepBirths:
         return trace.text("line", line) if line >= -1 else trace.text("mark", -2 - line)
 
 
-def grouped(*keys: Array) -> Array:
-    """A number for each combination of keys, from 0."""
-    group, count = np.zeros(len(keys[0]), np.int64), 1
-    for key in keys:
-        key = np.asarray(key, np.int64) - key.min(initial=0)
-        span = int(key.max(initial=0)) + 1
-        if count * span >= 1 << 62:
-            group, key = (np.unique(column, return_inverse=True)[1] for column in (group, key))
-            count, span = int(group.max(initial=0)) + 1, int(key.max(initial=0)) + 1
-        group, count = group * span + key, count * span
-    return np.unique(group, return_inverse=True)[1]
+def distinct(*columns: Array) -> tuple[Array, Array]:
+    """For every row of these columns the number of its kind, from 0; and where the first row of each kind is."""
+    number, count = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        column = np.asarray(column, np.int64) - column.min(initial=0)
+        span = int(column.max(initial=0)) + 1
+        if count * span >= 1 << 62:  # sorting takes longest: it is done only where the numbers would overflow
+            number, column = (np.unique(one, return_inverse=True)[1] for one in (number, column))
+            count, span = int(number.max(initial=0)) + 1, int(column.max(initial=0)) + 1
+        number, count = number * span + column, count * span
+    _, first, number = np.unique(number, return_index=True, return_inverse=True)
+    return number, first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +175,7 @@ def _repeats(trace: Trace, births: StepBirths) -> Array:
     """Rows of the largest allocation that repeats at one place and size and is freed each time."""
     if not len(births.rows):
         return births.rows
-    group = grouped(births.origin, births.nbytes)
+    group, _ = distinct(births.origin, births.nbytes)
     born = np.bincount(group)
     gone = np.bincount(group, births.died < len(trace.events))
     passing = (born >= MIN_REPEATS) & (gone >= 0.8 * born)

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from memlab.analysis.iterations import MIN_REPEATS, MIN_STEPS, Iterations, StepBirths, grouped, iterations
+from memlab.analysis.iterations import MIN_REPEATS, MIN_STEPS, Iterations, StepBirths, distinct, iterations
 from memlab.analysis.timeline import Timeline, timeline
 from memlab.trace.columns import Array
 from memlab.trace.trace import Trace
@@ -195,7 +195,7 @@ def _kept(births: StepBirths, found: Iterations, can_leak: Array) -> Iterator[_G
     stays = (born < found.count) & (died >= found.count) & can_leak
     passes = (died < found.count) & (died - born >= max(_LONG_LIVED // found.stride, 1))
     left = np.ones(len(born), bool)
-    for key in (births.origin, grouped(births.origin, births.nbytes)):
+    for key in (births.origin, distinct(births.origin, births.nbytes)[0]):
         passing_bytes = np.bincount(key[passes & left], births.nbytes[passes & left], key.max(initial=0) + 1)
         for members in _members(key, stays & left, MIN_STEPS):
             added = np.bincount(born[members], births.nbytes[members], found.count)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from memlab.analysis.breakdown import names_of
+from memlab.analysis.iterations import distinct
 from memlab.analysis.peak import Peak, alive_at, peak
 from memlab.analysis.timeline import Timeline, lives, timeline
 from memlab.errors import MemlabError
@@ -69,7 +70,7 @@ class ExplorerRun:
         is_old = trace.events.kind[first_row] == Kind.PREEXISTING
         facts = {"category": category, "phase": trace.blocks.phase[block], "old": is_old}
         facts |= {name: getattr(trace.blocks, name)[block] + 1 for name in Blocks.TEXTS}  # 0: unknown
-        origin, rows = distinct(list(facts.values()))
+        origin, rows = distinct(*facts.values())
         end_ns = max(trace.made_by.duration_ns, line.end_ns)
         tick_ns = max(_TICK_NS if end_ns > _SHORT_NS else 1, -(-end_ns // 0xFFFFFFFF))
         ticks = np.maximum.accumulate(line.time_ns) // tick_ns
@@ -207,19 +208,6 @@ def pieces(trace: Trace, device: int, line: Timeline) -> tuple[Array, Array, Arr
     order = np.lexsort((block, begin))
     order = order[(end > begin)[order]]
     return block[order], begin[order], end[order], category[order], unseen
-
-
-def distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
-    """The number of the distinct row for every row of these columns, and where each distinct row is first."""
-    number, count = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        span = int(column.max(initial=0)) + 1
-        if count * span >= 1 << 62:  # sorting takes longest: it is done only where the numbers would overflow
-            number = np.unique(number, return_inverse=True)[1]
-            count = int(number.max(initial=0)) + 1
-        number, count = number * span + column, count * span
-    _, first, number = np.unique(number, return_index=True, return_inverse=True)
-    return number, first
 
 
 def _joined(header: dict[str, Any], columns: Mapping[str, Array]) -> bytes:

@@ -15,11 +15,12 @@ from scripted_traces import GPU, Script, busy
 
 from memlab.analysis.breakdown import breakdown
 from memlab.analysis.curves import areas
+from memlab.analysis.iterations import distinct
 from memlab.analysis.peak import peak
 from memlab.analysis.timeline import timeline
 from memlab.errors import MemlabError, TraceError
 from memlab.trace import Category, Kind, Phase, Recategorised, Trace
-from memlab.views.explorer import Explorer, ExplorerRun, distinct
+from memlab.views.explorer import Explorer, ExplorerRun
 
 HOSTILE = "</script><img src=x onerror='window.hacked = 1'>"
 
@@ -151,13 +152,13 @@ def test_lines_have_the_names_that_the_reader_knows() -> None:
 
 def test_distinct_rows_are_numbered() -> None:
     a, b = np.array([3, 3, 7, 3]), np.array([0, 1, 0, 0])
-    number, first = distinct([a, b])
+    number, first = distinct(a, b)
     assert number[0] == number[3] and len(set(number.tolist())) == 3
     assert sorted(zip(a[first].tolist(), b[first].tolist(), strict=True)) == [(3, 0), (3, 1), (7, 0)]
 
     # Their combinations are more than an integer can number.
     many = [np.array([0, 1 << 30, 1 << 30]), np.array([1 << 30, 5, 5]), np.array([7, 1 << 30, 1 << 30])]
-    number, first = distinct(many)
+    number, first = distinct(*many)
     assert number[1] == number[2] != number[0] and len(first) == 2
 
 
