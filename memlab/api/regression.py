@@ -7,7 +7,7 @@ ranks: with another number each holds a different share.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from memlab.analysis.breakdown import BEFORE, ELSEWHERE, ROUNDING
@@ -280,16 +280,7 @@ class JobRegression:
             }
             for rank, one in self.by_rank.items()
         }
-        worst = {
-            by: {
-                name: {
-                    "before_bytes": one.before_bytes, "before_rank": one.before_rank,
-                    "after_bytes": one.after_bytes, "after_rank": one.after_rank,
-                }
-                for name, one in rows.items()
-            }
-            for by, rows in self.worst.items()
-        }  # fmt: skip
+        worst = {by: {name: asdict(one) for name, one in rows.items()} for by, rows in self.worst.items()}
         of_job = {"highest_rank": self.highest_rank, "grown_ranks": sorted(self.grown), "ranks": ranks, "worst": worst}
         return self.highest.facts | {"is_regression": self.is_regression, "grew_most": grew} | of_job
 

@@ -113,10 +113,8 @@ def advice_hint(
 class RunModules(Shown, ModuleTree):
     """Path -> module with its memory; `figure` draws it."""
 
-    @property
-    def tree(self) -> ModuleTree:
-        """The tree itself."""
-        return self
+    tree = property(lambda self: self)
+    """The tree itself."""
 
     @property
     def text(self) -> str:
@@ -143,10 +141,8 @@ class LineReport(Shown, LineTable):
 
     name: str = ""
 
-    @property
-    def table(self) -> LineTable:
-        """The table itself."""
-        return self
+    table = property(lambda self: self)
+    """The table itself."""
 
     @property
     def text(self) -> str:

@@ -1,12 +1,6 @@
 """The search: the unchanged work, each technique alone, then combinations, best first, until the target is reached.
 
 Savings do not add up, because the peak moves: every combination is run. After an interrupt the results so far are kept.
-
-To ask what makes a cell fit: `subject = OfStep("the cell", card, text=text)`, `search = Search(subject, "device", tell,
-deadline, card.usable_bytes)`, `search.begin(subject.attempt((), tell, limit_s))`, `names, _ = candidates(subject,
-search.shares, "device", None, False)`; then `search.each(names)` yields every run as it ends, and `search.is_enough` tells
-whether it fits. Where `subject.diff(one.names)` is not empty, `subject.changed(one.names)[0]` is the cell that was run.
-`each` raises TimeUp at the deadline.
 """
 
 from __future__ import annotations
@@ -78,7 +72,7 @@ class Search:
         self.recommended = self._choose()
 
     def each(self, names: Sequence[str]) -> Iterator[Tried]:
-        """Try each of these alone, then together; yield the result of each run as it ends.
+        """Try each of these alone, then together; yield the result of each run as it ends. Raises TimeUp at the deadline.
 
         With a target, those come first that can be written into the cell: if they reach it, the others are not tried.
         """
