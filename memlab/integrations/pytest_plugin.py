@@ -7,6 +7,7 @@ with those in the file; `--memlab-update` writes them. The file is JSON: sizes i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import unittest
@@ -209,20 +210,14 @@ def memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Measure a part of a test: `with memory("forward", budget="1GiB") as run: ...`; its peak is in the baseline too."""
     from memlab.api.track import track
 
-    class Part:
-        def __init__(self, name: str, budget: str | None = None, device: str | None = None) -> None:
-            self.name, self.budget = name, None if budget is None else parse_bytes(budget)
-            self.track: Track = track(name, device=device, show=False)
+    @contextlib.contextmanager
+    def part(name: str, budget: str | None = None, device: str | None = None) -> Iterator[Run]:
+        limit = None if budget is None else parse_bytes(budget)
+        with track(name, device=device, show=False) as run:
+            yield run
+        _verdict(request.node, f"{request.node.nodeid}::{name}", run, limit)
 
-        def __enter__(self) -> Run:
-            return self.track.__enter__()
-
-        def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-            self.track.__exit__(kind, error, trace)
-            if error is None:
-                _verdict(request.node, f"{request.node.nodeid}::{self.name}", self.track.run, self.budget)
-
-    return Part
+    return part
 
 
 def _failed(text: str) -> BaseException:

@@ -48,17 +48,15 @@ def _old_folders(where: Path) -> Iterator[Path]:
     with os.scandir(where) as entries:
         for one in entries:
             ours = OURS.fullmatch(one.name)
-            if ours is None or not one.is_dir(follow_symlinks=False) or _is_alive(int(ours[1])):
+            if ours is None or not one.is_dir(follow_symlinks=False):
+                continue
+            import psutil  # only where there is such a folder
+
+            if psutil.pid_exists(int(ours[1])):
                 continue
             with contextlib.suppress(OSError):  # of another user, or being removed
                 if one.stat().st_uid == os.getuid() and now_s - _written_s(Path(one.path)) > OLD_S:
                     yield Path(one.path)
-
-
-def _is_alive(pid: int) -> bool:
-    import psutil  # only where there is such a folder
-
-    return bool(psutil.pid_exists(pid))
 
 
 def _written_s(folder: Path) -> float:
