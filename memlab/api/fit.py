@@ -15,7 +15,7 @@ from memlab.errors import PredictionError
 from memlab.fake_cuda.devices import ASKED_FREE
 from memlab.prediction.assumptions import length_condition
 from memlab.prediction.cards import KERNELS_CHANGE, Card, cards, find, name_of
-from memlab.prediction.forecast import ANSWERS, Known, on_devices
+from memlab.prediction.forecast import ANSWERS, DeviceForecast, Known, on_devices
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.trace import CPU, Trace
 from memlab.units import UNBOUNDED, ByteRange, format_bytes, number_of
@@ -139,9 +139,9 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
     """Does a run (the last one) fit on these cards (all known ones), and how much would be left?
 
     A measured run must be of CUDA: its requests are replayed on the allocator of each card; of a run on several GPUs the
-    figures are those of the one that needs most. A prediction's are those of its
-    dry run; kernels are those of the card that it was predicted for. A run that raised did not request all that it needs:
-    in its notebook its cell is predicted to the end, and where that cannot be done it needs "at least" what it had.
+    figures are those of the one that needs most. A prediction's are those of its dry run; kernels are those of the card that
+    it was predicted for. A run that raised did not request all that it needs: in its notebook its cell is predicted to the
+    end, and where that cannot be done it needs "at least" what it had.
     """
     chosen = last_run() if run is None else run
     if not isinstance(chosen, Run):
@@ -172,22 +172,8 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
     for card in sorted(wanted, key=lambda card: card.usable_bytes):  # what fits on one fits alike on larger ones
         found = on_devices(asked, card, settings, others, known)
         several = len(found)
-        needs, fits = found[0].device_bytes, found[0].fits
-        margin = card.usable_range - needs
-        row = Fit(card, fits, needs, margin)
-        if raised:
-            at_least, at_most = ByteRange(needs.low, UNBOUNDED), ByteRange(-UNBOUNDED, margin.high)
-            row = Fit(card, "no" if fits == "no" else "unknown", at_least, at_most)
-        rows.append(row)
+        rows.append(_row(card, found[0], raised))
     rows.sort(key=lambda row: (row.usable_bytes, row.card.name))
-    advice = ""
-    if raised:
-        where, is_notebook = own or "RTX 4060", running_shell() is not None
-        how = f'memlab predict --card "{where}" SCRIPT'
-        how = f'%%memtrack --predict "{where}" on the first line of its cell, then %memfit' if is_notebook else how
-        if isinstance(chosen, Prediction):
-            how = f"correct the error, predict it again, then {'%memfit' if is_notebook else 'memlab fit'}"
-        advice = f"Its whole step needs at least what is shown, and may fit on none. To know: {how}."
     if capability is not None:
         border = ".".join(map(str, KERNELS_CHANGE))
         which, need = f"of compute capability {border} and above", "less"
@@ -200,9 +186,28 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
         condition += (
             f"; its code sizes itself by what is free on {own}: predict it for the other GPU" if is_sized else ""
         )
-    return FitTable(
-        chosen.name or "the run", tuple(rows), assumed, chosen.trace.remark, own, capability, advice, condition
-    )
+    name, remark, advice = chosen.name or "the run", chosen.trace.remark, _advice(chosen, own) if raised else ""
+    return FitTable(name, tuple(rows), assumed, remark, own, capability, advice, condition)
+
+
+def _row(card: Card, found: DeviceForecast, raised: bool) -> Fit:
+    """What was found on a card; of a run that raised only that it needs at least so much."""
+    needs, fits = found.device_bytes, found.fits
+    margin = card.usable_range - needs
+    if not raised:
+        return Fit(card, fits, needs, margin)
+    at_least, at_most = ByteRange(needs.low, UNBOUNDED), ByteRange(-UNBOUNDED, margin.high)
+    return Fit(card, "no" if fits == "no" else "unknown", at_least, at_most)
+
+
+def _advice(chosen: Run, own: str) -> str:
+    """How to know what a run that raised needs."""
+    where, is_notebook = own or "RTX 4060", running_shell() is not None
+    how = f'memlab predict --card "{where}" SCRIPT'
+    how = f'%%memtrack --predict "{where}" on the first line of its cell, then %memfit' if is_notebook else how
+    if isinstance(chosen, Prediction):
+        how = f"correct the error, predict it again, then {'%memfit' if is_notebook else 'memlab fit'}"
+    return f"Its whole step needs at least what is shown, and may fit on none. To know: {how}."
 
 
 def _is_newer(capability: tuple[int, int]) -> bool:

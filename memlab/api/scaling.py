@@ -87,11 +87,8 @@ def scaling(
     ]
     if not jobs:
         raise PredictionError("world_sizes has no number of ranks: pass for example (8, 16, 32).")
-    what, limit, rows = (
-        StepToPredict(step, where, name, configured(conf, version), torch_version=version),
-        TimeLimit(limit_s),
-        [],
-    )
+    what = StepToPredict(step, where, name, configured(conf, version), torch_version=version)
+    limit, rows = TimeLimit(limit_s), []
     for job in jobs:
         found = predict_ranks(what, job, limit.left_s)
         rank = found.job.rank if found.job is not None else 0

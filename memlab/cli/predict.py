@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,45 +57,22 @@ def main(arguments: Sequence[str]) -> int:
     with parser.refusing():
         script.check()
         remove_leftovers()
-        from memlab.api.predict import devices_of
-        from memlab.prediction.assumptions import AssumeError, parsed
-        from memlab.prediction.cards import find
-        from memlab.prediction.torch_versions import checked_version
-
-        mesh = tuple(_numbers("--mesh is the shape of a mesh of ranks such as 4,2", asked.mesh)) if asked.mesh else ()
-        jobs = _jobs(asked, mesh)
-        card = find(asked.card or REFERENCE)
-        assume, version = parsed(asked.assume), checked_version(asked.torch)
-        devices = devices_of(asked.devices)
-        if jobs and devices > 1:
-            raise MemlabError("--devices goes with one process: of a job each rank has one GPU.")
-        if assume and len(jobs) > 1:
-            raise MemlabError("--assume goes with one number of ranks, not with a table of several.")
+        jobs, mesh = _jobs(asked)
+        how = _how(asked, jobs)
         if asked.out is not None:
             from memlab.trace.file import savable
 
             savable(asked.out)  # not only after the script has run
     with parser.refusing(UNKNOWN):
         from memlab.api.predict import StepToPredict, configured, predict_both_ends, predict_ranks
-        from memlab.api.scaling import scaling
+        from memlab.prediction.assumptions import AssumeError
 
         work = functools.partial(_work, script, asked.steps, asked.json)
         try:
-            conf = configured(None, version)
-            how: dict[str, Any] = {"functions": () if asked.lines else None, "given": assume, "torch_version": version}
-            what = StepToPredict(work, card, script.name, conf, devices=devices, **how)
-            if not jobs:
-                found = predict_both_ends(what, asked.limit)
-            elif len(jobs) == 1:
-                found = predict_ranks(what, jobs[0], asked.limit, mesh)
-            else:
-                sizes, local = [job.world_size for job in jobs], jobs[-1].local_world_size
-                where: dict[str, Any] = {"world_sizes": sizes, "local_world_size": local, "torch_version": version}
-                table = scaling(work, card, name=script.name, limit_s=asked.limit, **where)
-                if not any(row.allocated_bytes[1] for row in table.rows):
-                    raise MemlabError(NOTHING)
-                print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
-                return status_of(row.fits for row in table.rows)
+            if len(jobs) > 1:
+                return _scaling(work, script.name, jobs, how, asked)
+            what = StepToPredict(work, name=script.name, conf=configured(None, how["torch_version"]), **how)
+            found = predict_ranks(what, jobs[0], asked.limit, mesh) if jobs else predict_both_ends(what, asked.limit)
         except AssumeError as error:
             parser.exit(WRONG_USAGE, f"{parser.prog}: {error}\n")
         except MemlabError as error:
@@ -133,12 +110,13 @@ def _parser() -> Parser:
     return parser
 
 
-def _jobs(asked: Any, mesh: tuple[int, ...]) -> list[ThisRank]:
-    """The first ranks of the jobs that were asked for, as torchrun's options say them; the smallest first."""
+def _jobs(asked: Any) -> tuple[list[ThisRank], tuple[int, ...]]:
+    """The first ranks of the jobs that were asked for, the smallest first, and the mesh that the ranks form."""
     from memlab.api.predict import first_rank
 
+    mesh = tuple(_numbers("--mesh is the shape of a mesh of ranks such as 4,2", asked.mesh)) if asked.mesh else ()
     if asked.nproc_per_node is None and asked.nnodes is None:
-        return [first_rank(math.prod(mesh), None)] if mesh else []
+        return ([first_rank(math.prod(mesh), None)] if mesh else []), mesh
     local, nodes = (
         sorted(set(_numbers(f"{option} is a number of 1 or more, or several such as 1,2,4", text or "1")))
         for option, text in (("--nproc-per-node", asked.nproc_per_node), ("--nnodes", asked.nnodes))
@@ -149,7 +127,28 @@ def _jobs(asked: Any, mesh: tuple[int, ...]) -> list[ThisRank]:
     if mesh and [job.world_size for job in jobs] != [math.prod(mesh)]:
         asks = "--nproc-per-node times --nnodes is another number, or several"
         raise MemlabError(f"--mesh {asked.mesh:.80} has {number_of(math.prod(mesh), 'rank')}, and {asks}.")
-    return jobs
+    return jobs, mesh
+
+
+def _how(asked: Any, jobs: Sequence[ThisRank]) -> dict[str, Any]:
+    """What the options say of the prediction, checked, by the names of StepToPredict."""
+    from memlab.api.predict import devices_of
+    from memlab.prediction.assumptions import parsed
+    from memlab.prediction.cards import find
+    from memlab.prediction.torch_versions import checked_version
+
+    how = {
+        "card": find(asked.card or REFERENCE),
+        "given": parsed(asked.assume),
+        "torch_version": checked_version(asked.torch),
+        "devices": devices_of(asked.devices),
+        "functions": () if asked.lines else None,
+    }
+    if jobs and asked.devices > 1:
+        raise MemlabError("--devices goes with one process: of a job each rank has one GPU.")
+    if asked.assume and len(jobs) > 1:
+        raise MemlabError("--assume goes with one number of ranks, not with a table of several.")
+    return how
 
 
 def _numbers(what: str, text: str) -> list[int]:
@@ -205,7 +204,21 @@ def _work(script: Script, steps: int | None, prints_aside: bool) -> None:
             hook.remove()
 
 
+def _scaling(work: Callable[[], None], name: str, jobs: Sequence[ThisRank], how: dict[str, Any], asked: Any) -> int:
+    """Print the table of several jobs; its status."""
+    from memlab.api.scaling import scaling
+
+    where = {"local_world_size": jobs[-1].local_world_size, "torch_version": how["torch_version"]}
+    sizes = [job.world_size for job in jobs]
+    table = scaling(work, how["card"], name=name, limit_s=asked.limit, world_sizes=sizes, **where)
+    if not any(row.allocated_bytes[1] for row in table.rows):
+        raise MemlabError(NOTHING)
+    print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
+    return status_of(row.fits for row in table.rows)
+
+
 def _answer(found: Prediction, asked: Any) -> int:
+    """Print what was predicted, for the card or for every one; its status."""
     from memlab.api.fit import fit
     from memlab.api.prediction import asks_for_nothing
 
@@ -216,28 +229,27 @@ def _answer(found: Prediction, asked: Any) -> int:
         table = fit(found)
         print(table.to_pandas().to_json(orient="records") if asked.json else table.text)
         return UNKNOWN if raised else status_of(row.fits for row in table.rows)
-    if asked.json:
-        names = ("allocated_bytes", "reserved_bytes", "peak_device_bytes", "margin_bytes")
-        sizes = {name: list(getattr(found, name)) for name in names}
-        facts: dict[str, Any] = {
-            "card": found.card.name,
-            "torch": found.torch_version,
-            "fits": "unknown" if raised and found.fits != "no" else found.fits,
-            **sizes,
-        }
-        if len(found.trace.made_by.devices) > 1:
-            facts["devices"] = [
-                {"device": one.index, "fits": one.fits, **{name: list(getattr(one, name)) for name in _PER_DEVICE}}
-                for one in found.by_device.values()
-            ]
-        if found.ranks:
-            facts["world_size"] = found.job.world_size if found.job is not None else 1
-            facts["ranks"] = {rank: list(one.peak_device_bytes) for rank, one in found.ranks.items()}
-        facts |= {"out_of_memory": found.out_of_memory, "assumptions": list(found.assumptions)}
-        facts["assumed"] = [dataclasses.asdict(one) for one in found.assumptions.values]
-        if (least := found.trace.notes.get("fewest")) is not None:
-            facts["fewest"] = least
-        print(json.dumps(facts))
-    else:
-        print(found.report().text)
-    return UNKNOWN if raised and found.fits != "no" else status_of([found.fits])
+    is_known = not raised or found.fits == "no"
+    print(json.dumps(_facts(found, is_known)) if asked.json else found.report().text)
+    return status_of([found.fits]) if is_known else UNKNOWN
+
+
+def _facts(found: Prediction, is_known: bool) -> dict[str, Any]:
+    """What --json prints of a prediction for a card."""
+    names = ("allocated_bytes", "reserved_bytes", "peak_device_bytes", "margin_bytes")
+    facts: dict[str, Any] = {"card": found.card.name, "torch": found.torch_version}
+    facts["fits"] = found.fits if is_known else "unknown"
+    facts |= {name: list(getattr(found, name)) for name in names}
+    if len(found.trace.made_by.devices) > 1:
+        facts["devices"] = [
+            {"device": one.index, "fits": one.fits, **{name: list(getattr(one, name)) for name in _PER_DEVICE}}
+            for one in found.by_device.values()
+        ]
+    if found.ranks:
+        facts["world_size"] = found.job.world_size if found.job is not None else 1
+        facts["ranks"] = {rank: list(one.peak_device_bytes) for rank, one in found.ranks.items()}
+    facts |= {"out_of_memory": found.out_of_memory, "assumptions": list(found.assumptions)}
+    facts["assumed"] = [dataclasses.asdict(one) for one in found.assumptions.values]
+    if (least := found.trace.notes.get("fewest")) is not None:
+        facts["fewest"] = least
+    return facts

@@ -13,7 +13,6 @@ from memlab.api.advise.search import Search, agreement, candidates, level, ratio
 from memlab.api.advise.subject import PARTS, Asked, OfStep, Subject, Tell, WorkloadSubject, here
 from memlab.api.compare import Comparison, compare
 from memlab.api.display import Progress
-from memlab.api.predict import first_rank
 from memlab.api.prediction import Prediction, asks_for_nothing
 from memlab.api.run import Run
 from memlab.errors import MemlabError
@@ -56,19 +55,13 @@ def advise(
     `world_size` GPUs of the kind of `card` a workload is also tried sharded over them; figures are then those of the rank that
     needs most, whose batch stays the same. It ends after `limit_s` seconds, or when interrupted, with the results so far.
     """
-    if type(steps) is not int or not 1 <= steps <= 100:
-        raise MemlabError(f"steps is a number from 1 to 100, got {steps!r:.80}.")
     if not isinstance(limit_s, int | float) or isinstance(limit_s, bool) or not 0 < limit_s < math.inf:
         raise MemlabError(f"limit_s is a number of seconds above 0, got {limit_s!r:.80}.")
-    if isinstance(what, Run) and (settings or habits):
-        raise MemlabError("settings and habits are those of a workload: leave them out for a run.")
-    if first_rank(world_size, None).world_size > 1 and card is None:
-        raise MemlabError('world_size is for predictions: name the GPUs, card="RTX 4060".')
     began = time.monotonic()
-    target_bytes = None if target is None else parse_bytes(target)
-    named = None if techniques is None else _known(techniques)
     on = None if card is None else find(card)
     asked = Asked(what, on, steps, tuple(_known(habits)), world_size, size, settings or {})
+    target_bytes = None if target is None else parse_bytes(target)
+    named = None if techniques is None else _known(techniques)
     line, count = Progress(), 0
     search: Search | None = None
 

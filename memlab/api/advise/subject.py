@@ -19,7 +19,7 @@ import torch
 from memlab import workloads
 from memlab.api.advise.edits import EDITS, diff, edited
 from memlab.api.advise.observed import OBSERVED, Observer
-from memlab.api.predict import configured
+from memlab.api.predict import configured, first_rank
 from memlab.api.prediction import Prediction, failure, prediction_from
 from memlab.api.run import Run
 from memlab.api.track import track
@@ -205,6 +205,14 @@ class Asked:
     world_size: int
     size: str
     settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not int or not 1 <= self.steps <= 100:
+            raise MemlabError(f"steps is a number from 1 to 100, got {self.steps!r:.80}.")
+        if isinstance(self.what, Run) and (self.settings or self.habits):
+            raise MemlabError("settings and habits are those of a workload: leave them out for a run.")
+        if first_rank(self.world_size, None).world_size > 1 and self.on is None:
+            raise MemlabError('world_size is for predictions: name the GPUs, card="RTX 4060".')
 
     def workload(self) -> WorkloadSubject:
         """The subject of a workload."""
