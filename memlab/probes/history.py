@@ -1,8 +1,8 @@
 """The recorder of CUDA allocator history: one per process, shared by all open tracks.
 
-It starts history unless it is on, reads it when a track starts or ends (and after optimizer steps of long ones, if that is
-cheap enough), follows the blocks of every device, and stops history with the last track. History that the user recorded is
-only read: never started, cleared or stopped.
+It starts history unless it is on, reads it when a track starts or ends (and between modules, backwards and optimizer steps of
+long ones, if that is cheap enough), follows the blocks of every device, and stops history with the last track. History that
+the user recorded is only read: never started, cleared or stopped.
 
 Limits: history is a ring; entries overwritten before they were read are lost, and the trace names that range with bounds from
 the counters. Allocations of other threads are in the history and cannot be distinguished.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,10 +33,13 @@ RING_ENTRIES = 200_000
 MAX_ROWS = 2_000_000
 """How many rows are kept for one recording (about 150 MB); of older ones only the peaks are kept."""
 
-QUIET_ENTRIES = 20_000  # the minimum of unread entries for a read after an optimizer step
-READ_SHARE = 0.03  # the maximum share of time spent on reading after optimizer steps
+QUIET_ENTRIES = 20_000  # the minimum of unread entries for a read in a quiet moment
+READ_SHARE = 0.03  # the maximum share of time spent on reading in quiet moments
+_LOOK_NS_PER_ENTRY = 25  # how often modules are quiet moments: the ring cannot have got much fuller since the last
 _READ_S_PER_ENTRY = 8e-6  # the cost of reading and following an entry, rounded up
 _HIGHER = 1.05  # by how much a peak rises that is worth reading what there is no time for: of a leak, a few reads
+_FIRST_READS = 4  # so many are worth it if the peak rises at all: they may be parts of one step
+_INTERVALS = 4  # how many of the last intervals after a kind of moment tell how much the next one may bring
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,10 @@ class Recorder:
         self._opened_s = 0.0
         self._unread = 0
         self._peaks: list[int] = []
+        self._reads = 0
+        self._last_moment = ""
+        # By the kind of moment: the entries that came from it to the next one.
+        self._brought: defaultdict[str, deque[int]] = defaultdict(lambda: deque([0], _INTERVALS))
         self._users_switch: Callable[..., Any] | None = None
         self._our_switch: Callable[..., Any] | None = None
 
@@ -330,39 +338,43 @@ class Recorder:
             self._mark_read(history, Tail.of(entries), look)
             history.drop_oldest()
 
-    def quiet_moment(self) -> None:
-        """After an optimizer step: read if there is enough to read, and time for it.
+    def quiet_moment(self, after: str) -> int:
+        """After a module, a backward or an optimizer step: read if there is enough to read, and time for it.
 
         Reading takes microseconds per entry, too much for a loop of tiny steps. There the ring is cleared unread before it
         overflows and the blocks are read again, so that no entry is missing from there to the end of the cell. What may
         hold the peak is read all the same: the first stretch, as steps are alike, and later ones in which the peak rose.
+        Returns the time of the Unix clock, in nanoseconds, from which modules are quiet moments again.
         """
-        if not self.is_open or not self.owns_history or not self.lock.acquire(blocking=False):
+        if self.is_open and self.owns_history and self.lock.acquire(blocking=False):
+            try:
+                self._look_at_ring(after)
+            finally:
+                self.lock.release()
+        return time.time_ns() + self.entries * _LOOK_NS_PER_ENTRY
+
+    def _look_at_ring(self, after: str) -> None:
+        unread, peaks = 0, []
+        for history in self.devices:
+            counters = cuda_counters(history.device)
+            counts = counters["alloc_count"], counters["free_count"]
+            allocs, frees = rows.difference(counts, history.counts)
+            unread += allocs + 2 * frees  # about as many entries: two for a free, few for segments
+            peaks.append(counters["peak_allocated"])
+        self._brought[self._last_moment].append(unread - (self._unread if self._unread <= unread else 0))
+        self._last_moment, self._unread = after, unread
+        if unread < min(QUIET_ENTRIES, 0.4 * self.entries):
             return
-        try:
-            unread, peaks = 0, []
-            for history in self.devices:
-                counters = cuda_counters(history.device)
-                counts = counters["alloc_count"], counters["free_count"]
-                allocs, frees = rows.difference(counts, history.counts)
-                unread += allocs + 2 * frees  # about as many entries: two for a free, few for segments
-                peaks.append(counters["peak_allocated"])
-            of_step, self._unread = unread - (self._unread if self._unread <= unread else 0), unread
-            if unread < min(QUIET_ENTRIES, 0.4 * self.entries):
-                return
-            has_time = self._spent_s + unread * _READ_S_PER_ENTRY <= READ_SHARE * (time.monotonic() - self._opened_s)
-            is_nearly_full = unread > 0.8 * self.entries or unread + of_step > self.entries
-            is_higher = not self._peaks or any(
-                now > _HIGHER * then for now, then in zip(peaks, self._peaks, strict=True)
-            )
-            if has_time or (is_nearly_full and is_higher):
-                self._peaks = peaks
-                self.read()
-            elif is_nearly_full:
-                torch_internals.record_history(self.entries)
-                self._go_on(is_lost=True)
-            else:
-                return
-            self._unread = 0
-        finally:
-            self.lock.release()
+        has_time = self._spent_s + unread * _READ_S_PER_ENTRY <= READ_SHARE * (time.monotonic() - self._opened_s)
+        is_nearly_full = unread > 0.8 * self.entries or unread + max(self._brought[after]) > self.entries
+        rise = 1.0 if self._reads < _FIRST_READS else _HIGHER
+        is_higher = not self._peaks or any(now > rise * then for now, then in zip(peaks, self._peaks, strict=True))
+        if has_time or (is_nearly_full and is_higher):
+            self._peaks, self._reads = peaks, self._reads + 1
+            self.read()
+        elif is_nearly_full:
+            torch_internals.record_history(self.entries)
+            self._go_on(is_lost=True)
+        else:
+            return
+        self._unread = 0

@@ -106,7 +106,8 @@ def _owner_of(module: torch.nn.Module) -> torch.nn.Module | None:
 class Marker:
     """Sets marks while it has users, and calls its listeners in the working thread.
 
-    `quiet` is called after each optimizer step, `at_module` before each forward of a module. The `backwards` get `at_output`
+    `quiet` is called after each optimizer step and backward, and after a module if the time that it gave before has come;
+    `at_module` before each forward of a module. The `backwards` get `at_output`
     after it, with the module's path and output, and `at_engine` before and after the engine runs (see `backward.Backward`).
     `watch` is notified of objects (see `tell` and `tensor_labels.TensorLabels`). The time of a mark is that of the last of
     `clocks`, all of which are called: a tracker dates its events so far with it.
@@ -115,7 +116,8 @@ class Marker:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.users = 0
-        self.quiet: Callable[[], None] | None = None
+        self.quiet: Callable[[str], int] | None = None
+        self._quiet_from_ns = 0
         self.at_module: tuple[Callable[[], None], ...] = ()
         self.backwards: tuple[Any, ...] = ()
         self.watch: Any = None
@@ -144,6 +146,7 @@ class Marker:
         self._callbacks: Any = None
         self._users_engine: Callable[..., Any] | None = None
         self._our_engine: Callable[..., Any] | None = None
+        self._quiet_from_ns = 0
 
     def thinned(self, rows: Array) -> Array:
         """The newer half, and of the older one the steps of optimizers, by which the ranks of a job are aligned."""
@@ -243,11 +246,13 @@ class Marker:
                 return
             code = code_of(id(module))
             code = new_code(module) if code is None else code
-            add((self._now(), code + end, get_ident()))
+            add((now := self._now(), code + end, get_ident()))
             if code in self._roots:
                 tell("called", module, inputs, more[0] if len(more) == 2 else None)
             for one in self.backwards:
                 one.at_output(self._texts[code // _KINDS], more[-1])
+            if now > self._quiet_from_ns:
+                self._is_quiet("module")
 
         return before, after
 
@@ -269,8 +274,7 @@ class Marker:
                 return
             add((self._now(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
             self.tell("stepped", optimizer)
-            if self.quiet is not None:
-                self.quiet()
+            self._is_quiet(OPTIMIZER)
 
         return before, after
 
@@ -292,6 +296,7 @@ class Marker:
                 finally:
                     add((self._now(), code + MarkKind.PHASE_END, get_ident()))
                     self.tell("backward_ended")
+                    self._is_quiet(BACKWARD)
             finally:
                 for one in self.backwards:
                     one.at_engine(begins=False)
@@ -307,6 +312,11 @@ class Marker:
                 getattr(self.watch, what)(*about)
         except Exception as error:
             self.watch_failures[f"{what} ({type(error).__name__})"] += 1
+
+    def _is_quiet(self, after: str) -> None:
+        """Nothing is being computed for the user: who listens may look at the allocator."""
+        if self.quiet is not None:
+            self._quiet_from_ns = self.quiet(after)
 
     def setter(self, kind: MarkKind, text: str) -> Callable[[], int]:
         """A fast function that sets this mark and returns its time; it works as long as the marker has users."""

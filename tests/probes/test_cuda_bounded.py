@@ -149,6 +149,36 @@ def test_who_held_the_peak_is_known_though_there_is_no_time_to_read_each_step(mo
         assert sum(breakdown(again, 0, "category").values()) == found.low_bytes
 
 
+def test_within_a_step_that_is_longer_than_the_ring_modules_and_backwards_are_quiet_moments(monkeypatch):
+    """An evaluation without backward, and batches whose gradients are summed up before the only optimizer step."""
+    monkeypatch.setattr(history, "READ_SHARE", float("inf"))
+
+    class Busy(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            churn(100)
+            return super().forward(x)
+
+    model = torch.nn.Sequential(*(Busy(256, 256) for _ in range(12))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            model(torch.ones(4096, 256, device="cuda"))
+
+    def accumulate() -> None:
+        for _ in range(3):
+            model(torch.ones(4096, 256, device="cuda")).sum().backward()
+        optimizer.step()
+
+    for body, category, least in ((evaluate, "temporary", 1), (accumulate, "activation", 2)):
+        reset_peak()
+        trace = tracked(body)
+        found = peak(trace, 0)
+        assert found.is_exact and found.low_bytes == torch.cuda.max_memory_allocated()
+        held = breakdown(trace, 0, "category")
+        assert sum(held.values()) == found.low_bytes and held[category] >= least * 4096 * 256 * 4
+
+
 def test_rows_let_go_leave_their_peaks(monkeypatch):
     monkeypatch.setattr(history, "MAX_ROWS", 1000)
     monkeypatch.setattr(history, "QUIET_ENTRIES", 1)
