@@ -116,8 +116,7 @@ class Marker:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.users = 0
-        self.quiet: Callable[[str], int] | None = None
-        self._quiet_from_ns = 0
+        self.quiet = None
         self.at_module: tuple[Callable[[], None], ...] = ()
         self.backwards: tuple[Any, ...] = ()
         self.watch: Any = None
@@ -146,7 +145,6 @@ class Marker:
         self._callbacks: Any = None
         self._users_engine: Callable[..., Any] | None = None
         self._our_engine: Callable[..., Any] | None = None
-        self._quiet_from_ns = 0
 
     def thinned(self, rows: Array) -> Array:
         """The newer half, and of the older one the steps of optimizers, by which the ranks of a job are aligned."""
@@ -207,6 +205,15 @@ class Marker:
     def _show(self, *_: Any) -> None:
         if self.users:
             compiler.show_module_hooks(self._key, *self._hooks)
+
+    @property
+    def quiet(self) -> Callable[[str], int] | None:
+        """What is called in a quiet moment; it gives the time from which modules are such moments again."""
+        return self._quiet
+
+    @quiet.setter
+    def quiet(self, quiet: Callable[[str], int] | None) -> None:
+        self._quiet, self._quiet_from_ns = quiet, sys.maxsize if quiet is None else 0
 
     @property
     def clocks(self) -> tuple[Callable[[], int], ...]:
@@ -315,8 +322,8 @@ class Marker:
 
     def _is_quiet(self, after: str) -> None:
         """Nothing is being computed for the user: who listens may look at the allocator."""
-        if self.quiet is not None:
-            self._quiet_from_ns = self.quiet(after)
+        if self._quiet is not None:
+            self._quiet_from_ns = self._quiet(after)
 
     def setter(self, kind: MarkKind, text: str) -> Callable[[], int]:
         """A fast function that sets this mark and returns its time; it works as long as the marker has users."""

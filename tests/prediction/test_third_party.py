@@ -77,7 +77,7 @@ def test_a_cache_that_fills_what_is_free_lies_in_the_range():
     pytest.importorskip("transformers")
     measured, predicted = both_ways("paged_cache")
     for there, (low, high) in zip(measured, predicted, strict=True):
-        assert 4 * GiB < low <= there <= high < 1.1 * low
+        assert 4 * GiB < low <= there <= high < 1.2 * low
 
 
 def both_ways(name):
