@@ -73,10 +73,9 @@ def test_the_call_itself_fails_and_so_does_what_follows(x):
 
     with pytest.raises(RuntimeError):
         capture(work)
-    assert texts == [
-        "CUDA error: operation not permitted when stream is capturing",
-        "CUDA error: operation failed due to a previous error during capture",
-    ]
+    assert texts[0] == "CUDA error: operation not permitted when stream is capturing"
+    # Since 2.14 the allocator asks for the state of the capture first.
+    assert "failed due to a previous error during capture" in texts[1] or "CaptureStatusInvalidated" in texts[1]
 
 
 def test_an_event_of_a_capture_cannot_be_waited_for(x):
@@ -234,14 +233,16 @@ def test_work_after_a_stream_has_joined_is_unjoined_again(x):
 
 
 def test_backward_of_what_was_made_on_the_default_stream_is_refused():
-    """As on a real GPU: the gradient's stream is the one of the forward pass."""
+    """As on a real GPU: the gradient's stream is the one of the forward pass. PyTorch 2.14 asks before the driver refuses."""
     leaf = torch.ones(4, device="cuda", requires_grad=True)
     y = leaf * 2
     stream = torch.cuda.current_stream()
-    with pytest.raises(RuntimeError, match="operation failed due to a previous error") as refused:
+    with pytest.raises(RuntimeError) as refused:
         capture(lambda: (y * 3).sum().backward())
     torch.cuda.set_stream(stream)
-    assert "operation would make the legacy stream depend on a capturing" in str(refused.value.__context__)
+    texts = f"{refused.value} {refused.value.__context__}"
+    by_driver = "operation would make the legacy stream depend on a capturing" in texts
+    assert by_driver or "has a stale reference to the default stream" in texts
 
 
 # --- the calls themselves ---
