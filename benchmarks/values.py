@@ -49,11 +49,14 @@ class Read(NamedTuple):
 
 
 def key(what: str) -> str:
-    """As memlab names an assumed value, of the program's line."""
+    """As memlab names an assumed value, of the program's lines."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") == __name__:
+    asked = frame
+    while frame is not None and frame.f_code is not computed.__code__:
+        if frame.f_globals.get("__name__") == __name__:  # operators are decomposed here, which calls it again
+            asked = frame.f_back
         frame = frame.f_back
-    return what if frame is None else places.key(what, frame)
+    return what if asked is None else places.key(what, asked)
 
 
 def seed() -> None:

@@ -1,6 +1,7 @@
 """Values that only a GPU computes, as a prediction assumes them: each with the line that read it, its key, and its bounds.
 
-A key such as "train.py:41 nonzero" is what a user gives to set the value (`assume=` of `memlab.predict`).
+A key such as "train.py:41 nonzero" is what a user gives to set the value (`assume=` of `memlab.predict`). What a library reads
+has its lines in the key, too: "train.py:41 rpn.py:271 nonzero", for which "train.py:41 nonzero" and "rpn.py:271 nonzero" stand.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: s
     key = places.key(what)
     if type(value) is bool:
         bounds = _TRUTH
-    given = cuda.given.get(key)
+    given = next((cuda.given[one] for one in (key, *places.wider(key)) if one in cuda.given), None)
     if given is not None:
         # What is outside of all bounds is refused when the program has ended; it may be outside of some only.
         least, most = bounds

@@ -10,6 +10,7 @@ from typing import Any
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda.assumed import FINITE, AssumedValue, shown
+from memlab.fake_cuda.places import wider
 from memlab.prediction.probe import NOTES
 from memlab.trace.trace import Trace
 from memlab.units import listed, one_line
@@ -105,22 +106,33 @@ def parsed(words: Iterable[str]) -> dict[str, Any]:
 
 
 def check_given(given: Mapping[str, Any], values: Iterable[AssumedValue]) -> None:
-    """AssumeError if a value was given for a key that no read had, or outside of its bounds."""
-    known = {one.key: one for one in values}
+    """AssumeError if a value was given for a key that no read had, or outside of the bounds of all that had it."""
+    known: dict[str, list[AssumedValue]] = {}
+    names = []
+    for one in values:
+        names.append(one.key)
+        for key in (one.key, *wider(one.key)):
+            known.setdefault(key, []).append(one)
     for key, value in given.items():
-        one = known.get(key)
-        if one is None:
-            keys = [one_line(name, 80) for name in known]
+        found = known.get(key)
+        if found is None:
+            keys = [one_line(name, 80) for name in names]
             exist = f"the keys are {listed(keys, MOST_KEYS)}" if keys else "it assumed no value"
             raise AssumeError(f"assume: the program never read {key!r:.120}; {exist}.")
-        least, most = one.least, one.most
+        least, most = _widest(found)
         is_outside = (least is not None and value < least) or (most is not None and value > most)
-        is_whole = isinstance(one.low, float) or value == int(value)
+        is_whole = any(isinstance(one.low, float) for one in found) or value == int(value)
         if is_outside or not is_whole:
-            if type(one.low) is bool:
+            if all(type(one.low) is bool for one in found):
                 which = "True or False"
             elif most is not None:
                 which = f"{shown(least)} to {shown(most)}"
             else:
                 which = "a whole number" if least is None else f"{shown(least)} or more"
             raise AssumeError(f"assume: {key!r:.120} is {which}, got {shown(value)}.")
+
+
+def _widest(values: Iterable[AssumedValue]) -> tuple[Any, Any]:
+    """The bounds of some, None where one has none."""
+    least, most = zip(*((one.least, one.most) for one in values), strict=True)
+    return (None if None in least else min(least)), (None if None in most else max(most))

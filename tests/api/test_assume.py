@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shlex
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -154,3 +155,48 @@ def test_a_peak_that_depends_on_an_assumed_value_says_so():
     assert condition in str(found.report())
     given = str(memlab.predict(step, CARD, assume={key: 500}).report())
     assert "bytes exactly, from the simulated allocator of a GPU." in given
+
+
+LIBRARY = {
+    "choosing.py": "def chosen(mask):\n    return mask.nonzero()\n\n\ndef both(mask):\n    return mask.nonzero()\n",
+    "layers.py": (
+        "from choosing import both, chosen\n\n\ndef first(rows, mask):\n    return rows[chosen(mask)[:, 0]]\n\n\n"
+        "def second(rows, mask):\n    return rows[chosen(mask)[:, 0]] + rows[both(mask)[:, 0]]\n"
+    ),
+}
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    for name, text in LIBRARY.items():
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    import layers
+
+    yield layers
+    for name in LIBRARY:
+        sys.modules.pop(name.removesuffix(".py"))
+
+
+def test_what_a_library_reads_has_its_lines_in_the_key_and_is_set_by_any_of_them(library):
+    def step() -> None:
+        rows, mask = torch.randn(1000, WIDTH, device="cuda"), torch.randn(1000, device="cuda") > 0
+        kept.extend((library.first(rows, mask), library.second(rows, mask)))
+
+    def most(assume: dict[str, float] | None = None) -> dict[str, int]:
+        return {one.key: one.high for one in memlab.predict(step, CARD, assume=assume).assumptions.values}
+
+    kept: list[torch.Tensor] = []
+    user = f"{FILE}:{step.__code__.co_firstlineno + 2}"
+    first, second, both = (f"{user} layers.py:{at} choosing.py:{read} nonzero" for at, read in ((5, 2), (9, 2), (9, 6)))
+    assert most() == {first: 1000, second: 1000, both: 1000}
+    assert most({f"{user} nonzero": 10}) == {first: 10, second: 10, both: 10}
+    assert most({"layers.py:9 nonzero": 20}) == {first: 1000, second: 20, both: 20}
+    narrower = {f"{user} nonzero": 10, "choosing.py:2 nonzero": 30, f"{user} layers.py:9 nonzero": 40, both: 40}
+    assert most(narrower) == {first: 30, second: 40, both: 40}
+    with pytest.raises(PredictionError, match=r"'choosing.py:2 nonzero' is 0 to 1,000, got 2,000"):
+        most({"choosing.py:2 nonzero": 2000})
+    with pytest.raises(PredictionError, match=r"never read 'choosing.py:3 nonzero'; the keys are .* choosing.py:2"):
+        most({"choosing.py:3 nonzero": 2})
