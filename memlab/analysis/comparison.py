@@ -52,14 +52,14 @@ class Side:
         return self.trace.made_by.duration_ns / 1e9
 
     def shares(self, by: str) -> dict[str, int]:
-        """Shares of the peak by name; they sum to its lower bound."""
+        """Shares of the peak by name; they sum to its lower bound, or to what the trace reaches if that is more."""
         try:
             shares = dict(breakdown(self.trace, self.device.index, by))
         except MemlabError:
             if by not in BY:
                 raise
             shares = {}  # the events around the peak were lost
-        untold = self.peak.low - sum(shares.values())
+        untold = max(self.peak.low - sum(shares.values()), 0)
         return {**shares, UNTOLD: untold} if untold else shares
 
 

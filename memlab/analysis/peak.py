@@ -55,7 +55,7 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     dropped = max((getattr(one, f"peak_{of}_bytes") for one in bounded), default=-1)
     if dropped > best:
         best, time_ns, row, source = dropped, -1, -1, "events that were dropped later"
-    predicted = _predicted(trace, device, of)
+    predicted = predicted_peak(trace, device, of)
     if predicted is not None:  # a GPU that is too small shows less than what the run needs
         condition = ", for the values that were assumed" if trace.notes["prediction"].get("has_assumed_sizes") else ""
         return Peak(ByteRange(best, max(best, predicted.high)), time_ns, row, f"{SIMULATED}{condition}")
@@ -84,8 +84,8 @@ def peak(trace: Trace, device: int, of: str = "allocated", line: Timeline | None
     return Peak(ByteRange(seen, max(high, seen)), time_ns, row, source)
 
 
-def _predicted(trace: Trace, device: int, of: str) -> ByteRange | None:
-    """The peak of a predicted trace; None for a measured one."""
+def predicted_peak(trace: Trace, device: int, of: str) -> ByteRange | None:
+    """The peak that a predicted run needs of "allocated", "reserved" or "device used"; None for a measured one."""
     facts = trace.notes.get("prediction")
     if device == CPU or not isinstance(facts, dict):  # an empty one is damaged
         return None
@@ -99,7 +99,7 @@ def device_peak(trace: Trace, device: int) -> Peak | None:
 
     A lower bound, as it is sampled: the highest sample, or the peak of *reserved* plus the least that others ever held.
     """
-    predicted = _predicted(trace, device, "device used")
+    predicted = predicted_peak(trace, device, "device used")
     if predicted is not None:
         return Peak(predicted, -1, -1, SIMULATED)
     mine = trace.samples.of(device, "used_bytes")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memlab.analysis.comparison import Differences, Picture, Side, differences, known_by, picture
+from memlab.analysis.peak import predicted_peak
 from memlab.analysis.results import CLOSE, ResultCheck, share
 from memlab.api.results import check_results, is_simulated
 from memlab.api.run import Run
@@ -73,7 +74,7 @@ class Comparison(ShownWithFigure):
     def by(self, by: str = "category") -> Differences:
         """Name -> bytes at both peaks and their difference (`b` minus `a`), by "category", "module", "line", "phase" or "tensor".
 
-        The differences sum to that of the peaks; for intervals, of their lower ends.
+        The differences sum to that of the peaks; for intervals, of their lower ends, or of what the traces reach if that is more.
         """
         return differences(self.side_a, self.side_b, by)
 
@@ -221,13 +222,10 @@ def _names(a: Run, b: Run) -> tuple[str, str]:
 
 
 def side_of(run: Run, name: str) -> Side:
-    """The compared side of a run: the device with the largest peak, and that peak."""
+    """The compared side of a run: the device with the largest peak, and that peak; of a prediction the range that it needs."""
     one = run.devices[0]
-    low, high = one.levels[0].peak.bytes
-    if needed := run.trace.noted("prediction"):  # what it needs: on a GPU that is too small its trace ends earlier
-        least, most = needed["peaks"]["allocated"]
-        low, high = max(low, int(least)), max(high, int(most))
-    return Side(name, run.trace, one.device, ByteRange(low, high))
+    needed = predicted_peak(run.trace, one.device.index, "allocated")
+    return Side(name, run.trace, one.device, needed or ByteRange(*one.levels[0].peak.bytes))
 
 
 # --- seconds, techniques and notes of runs ---

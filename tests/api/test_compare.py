@@ -21,7 +21,7 @@ from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.trace import Bounded, Category, Device
 from memlab.trace.trace import is_simulated_gpu
-from memlab.units import MiB
+from memlab.units import ByteRange, MiB
 
 
 def made(name: str, *sizes: int, duration: int = 10**9, device: Device = HOST, result: object = None, **notes) -> Run:
@@ -139,6 +139,14 @@ def test_a_prediction_for_a_card_that_is_too_small_has_what_it_needs():
     found = compare(made("a", 100), predict_step("b", 1000, 1000, size=300))
     assert found.saved_bytes == -900
     assert found.by("category")["not attributed"] == Difference(0, 700)
+
+
+def test_a_prediction_for_a_pytorch_whose_blocks_hang_on_addresses_keeps_its_range():
+    found = [memlab.predict(lambda: torch.empty(MiB, device="cuda"), "T4", torch_version=one) for one in ("2.11", "2.13")]
+    (low, high), exact = found[0].allocated_bytes, found[1].allocated_bytes.low
+    assert low < exact < high
+    assert compare(*found).saved_bytes == ByteRange(low - exact, high - exact)
+    assert compare(*found).by("category").total == Difference(exact, exact)
 
 
 def test_a_measured_and_a_predicted_run_of_one_name_are_told_apart():
