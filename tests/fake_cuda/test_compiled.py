@@ -11,7 +11,7 @@ from processes import python
 from torch import nn
 
 import memlab
-from memlab.fake_cuda.compiled import COMPILED, EAGER, SKIPPED, TUNED
+from memlab.fake_cuda.compiled import COMPILED, EAGER, SKIPPED, TUNED, WHOLE
 from memlab.fake_cuda.graph_trees import IN_GRAPHS, OVERWRITTEN, WITHOUT_GRAPHS
 
 IN_CI = ("function", "convolutions", "checkpoints", "function_in_graphs", "reads", "disabled")
@@ -208,15 +208,32 @@ def disabled():
     pass
 
 
+def held(between, function=middle):
+    """What the result of a function and its backward hold."""
+    weight = torch.randn(256, 1024, device="cuda", requires_grad=True)
+    before = torch.cuda.memory_allocated()
+    out = torch.compile(function)(torch.randn(2048, 256, device="cuda"), weight, between)
+    assert out.requires_grad
+    return torch.cuda.memory_allocated() - before
+
+
 @pytest.mark.parametrize("between", [lambda: print("here"), lambda: torch._dynamo.graph_break(), disabled])
 def test_each_graph_keeps_what_its_own_backward_needs(fake, between):
-    def held(between):
-        weight = torch.randn(256, 1024, device="cuda", requires_grad=True)
-        before = torch.cuda.memory_allocated()
-        out = torch.compile(middle)(torch.randn(2048, 256, device="cuda"), weight, between)
-        assert out.requires_grad
-        return torch.cuda.memory_allocated() - before
-
     whole, broken = held(lambda: None), held(between)
     assert broken > whole
     assert fake.assumptions[COMPILED]
+
+
+def test_where_dynamo_fails_a_function_is_one_graph_and_the_report_says_so(fake, monkeypatch):
+    def fails(translator):
+        raise ValueError("no such instruction")
+
+    def function(x, weight, between):  # Dynamo compiles one, such as `middle`, eight times at most
+        between()
+        return scores(x, weight)
+
+    whole = held(lambda: None, function)
+    monkeypatch.setattr("torch._dynamo.symbolic_convert.InstructionTranslatorBase.run", fails)
+    assert held(disabled, function) == whole
+    (text,) = [one for one in fake.assumptions if one.startswith(WHOLE)]
+    assert text.endswith("ValueError: no such instruction")
