@@ -62,6 +62,8 @@ class AssumedValue:
     def _bounds(self) -> str:
         if (self.least, self.most) == _TRUTH and type(self.least) is bool:
             return f", may be {not self.high}" if self.low == self.high else ""
+        if self.most is not None and self.least == self.most:
+            return ""
         if self.most is None:
             return "" if self.least is None else f", at least {shown(self.least)}"
         return f", at most {shown(self.most)}" if not self.least else f", {shown(self.least)} to {shown(self.most)}"
@@ -83,8 +85,19 @@ def shown(value: Any) -> str:
     return f"{value:,}" if type(value) is int else f"{value:g}" if type(value) is float else str(value)
 
 
-def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: str = "", decides: str = "") -> Any:
-    """The value to take for one that only a GPU computes: this one, or what the user gave for its key, within its bounds."""
+def assumed(
+    cuda: Any,
+    what: str,
+    value: Any,
+    bounds: Bounds = UNBOUNDED,
+    why: str = "",
+    decides: str = "",
+    room: int | None = None,
+) -> Any:
+    """The value to take for one that only a GPU computes: this one, or what the user gave for its key, within its bounds.
+
+    `room` is the most that others leave for it, if they are as was assumed: it bounds what the user gave.
+    """
     key = places.key(what)
     if type(value) is bool:
         bounds = _TRUTH
@@ -93,6 +106,7 @@ def assumed(cuda: Any, what: str, value: Any, bounds: Bounds = UNBOUNDED, why: s
         # What is outside of all bounds is refused when the program has ended; it may be outside of some only.
         least, most = bounds
         within = given if most is None else min(given, most)
+        within = within if room is None else min(within, room)
         value = type(value)(within if least is None else max(within, least))
     noted = value.real if isinstance(value, complex) else value
     found = cuda.assumed.pop(key, None) or AssumedValue(key, noted, noted, why=why, decides=decides)

@@ -1,10 +1,10 @@
 """Reads of values that were never computed, shapes that depend on them, and copies between the host and the GPU.
 
-What is known is read as it is (see `values`). An unknown value reads as 1 (True): it is harmless as a divisor, count or mask, and
-a mask then selects everything, its maximum. Of a mask that is known in part it selects what is not certainly False. Once
-read, a single value stays what it was read as, and comparisons with a number agree with it. Tests for inf and nan
-read as if all values were finite. Shapes that depend on values are the largest possible. Each is an assumption of the
-prediction (see `assumed`), and names the line that asked.
+What is known is read as it is (see `values`). An unknown value reads as 1 (True): it is harmless as a divisor, count or mask,
+and a mask then selects everything, its maximum. Of a mask that is known in part it selects what is not certainly False. Once
+read, a single value stays what it was read as, and comparisons with a number agree with it; a mask selects as many again. Tests
+for inf and nan read as if all values were finite. Shapes that depend on values are the largest possible. Each is an assumption
+of the prediction (see `assumed`), and names the line that asked.
 
 Loops controlled by values must neither end at once nor run forever. LBFGS stops if a gradient is small, a step too short, or
 a direction leads upwards; each would end it at its first iteration, without any history. So within its step the loss falls
@@ -169,6 +169,8 @@ def compared(func, args, out):
         name = name_of(func)
         out.__dict__["compared"] = (name, bound)
         out.__dict__["verdict"] = bool(getattr(operator, name)(1, bound))
+    elif isinstance(bound, int | float) and is_fake(out) and is_fake(args[0]) and name_of(func) == "eq":
+        index_bounds.part(out, args[0], bound)
 
 
 def judged(func, args, out):
@@ -242,13 +244,23 @@ def nonzero(cuda, func, tensor, what="nonzero"):
     found = values.possible(tensor) if found is None and tensor.dtype is torch.bool else found
     count = int(found.count_nonzero()) if found is not None else values.most_nonzero(tensor)
     if is_assumed:
-        largest, count = count, assumed(cuda, what, count, values.count_bounds(tensor), SIZE, "size")
+        largest, count = count, _count(cuda, what, tensor, count)
         found = found if count == largest else None
     # CUDA makes it as (dimensions, found) and gives the transpose (aten/src/ATen/native/cuda/Nonzero.cu).
     out = cuda.empty((tensor.dim(), count), torch.int64, op=func).t()
     if found is not None and out.numel() <= values.MOST_NUMBERS:
         values.know(out, aten.nonzero.default(found), assumed=is_assumed)
     return out
+
+
+def _count(cuda, what, mask, most):
+    """How many elements of a mask are nonzero: of one that was read, what it was read as."""
+    before = values.settled(mask)
+    if before is not None:
+        return assumed(cuda, what, before, (before, before), FOLLOWED, "size")
+    count = assumed(cuda, what, most, values.count_bounds(mask), SIZE, "size", values.room(mask))
+    values.settle(mask, count)
+    return count
 
 
 def index(cuda, func, tensor, given, *args, what="mask"):

@@ -18,6 +18,12 @@ KEY = "index_bounds"
 """Where a storage keeps them."""
 MOST = "most_nonzero"
 """Where that of a mask which indices wrote keeps how many of its elements are nonzero at most (`values.most_nonzero`)."""
+COUNT = "count_nonzero"
+"""Where that of a mask keeps how many were assumed: who reads it again, as backward does, gets the same."""
+PARTS = "parts"
+"""Where that of a tensor keeps how many of its elements were assumed to equal a number, by view and number."""
+PART = "part"
+"""Where that of a mask keeps of which view it is such a part, of what number, and how many elements there are."""
 _storage = TensorBase.untyped_storage
 
 
@@ -30,8 +36,31 @@ def of(tensor: Any) -> tuple[Any, Any]:
 def forget(tensor: Any) -> None:
     """Its values have changed."""
     kept = _storage(tensor).__dict__
-    kept.pop(KEY, None)
-    kept.pop(MOST, None)
+    for one in (KEY, MOST, COUNT, PARTS, PART):
+        kept.pop(one, None)
+
+
+def part(mask: Any, tensor: Any, number: float) -> None:
+    """Record that a mask is where a tensor equals a number: what equals others is elsewhere, as the tokens of experts are."""
+    if mask.numel() == tensor.numel():
+        views = _storage(tensor).__dict__.setdefault(PARTS, {})
+        found = views.setdefault((tensor.storage_offset(), tensor.shape, tensor.stride()), {})
+        _storage(mask).__dict__[PART] = found, number, tensor.numel()
+
+
+def room(mask: Any) -> int | None:
+    """How many elements of a mask may be nonzero beside those that were assumed of other numbers; None if that is not known."""
+    found, number, count = _storage(mask).__dict__.get(PART, (None, 0, 0))
+    return None if found is None else max(count - sum(one for of, one in found.items() if of != number), 0)
+
+
+def settle(mask: Any, count: int) -> None:
+    """Record how many elements of a mask, which is all of its storage, were assumed to be nonzero."""
+    kept = _storage(mask).__dict__
+    kept[COUNT] = count
+    if PART in kept:
+        found, number, _ = kept[PART]
+        found[number] = count
 
 
 def _bound(out: Any, least: int, most: int) -> None:

@@ -110,6 +110,23 @@ def most_nonzero(tensor: Any) -> int:
     return int(tensor.numel() if written is None else min(written, tensor.numel()))
 
 
+def settled(mask: Any) -> int | None:
+    """How many of its elements were assumed to be nonzero; None if nobody has read it yet."""
+    count: int | None = _storage(mask).__dict__.get(index_bounds.COUNT) if _covers(mask) else None
+    return count
+
+
+def settle(mask: Any, count: int) -> None:
+    """Record how many elements of a mask were assumed to be nonzero, if it is all of its storage."""
+    if _covers(mask):
+        index_bounds.settle(mask, count)
+
+
+def room(mask: Any) -> int | None:
+    """How many elements may be nonzero beside those of other parts of one tensor; None if that is not known."""
+    return index_bounds.room(mask) if _covers(mask) else None
+
+
 def bound_nonzero(out: Any, most: int) -> None:
     """Record that a tensor has so many nonzero elements at most."""
     if is_fake(out) and most < out.numel():

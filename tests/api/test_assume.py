@@ -157,6 +157,37 @@ def test_a_peak_that_depends_on_an_assumed_value_says_so():
     assert "bytes exactly, from the simulated allocator of a GPU." in given
 
 
+def test_a_mask_that_is_read_again_as_in_backward_selects_as_many():
+    def step() -> None:
+        rows, mask = torch.randn(100, 8, device="cuda", requires_grad=True), torch.randn(100, device="cuda") > 0
+        found, base = rows[mask], torch.zeros(100, 8, device="cuda")
+        base[mask] = found * 2
+        base.sum().backward()
+        mask |= torch.randn(100, device="cuda") > 0
+        rows[mask]
+
+    line = step.__code__.co_firstlineno + 2
+    found = memlab.predict(step, CARD, assume={f"{FILE}:{line} mask": 30})
+    high = {one.key: one.high for one in found.assumptions.values}
+    assert high == {f"{FILE}:{line + at} mask": count for at, count in {0: 30, 1: 30, 2: 30, 4: 100}.items()}
+
+
+def test_what_equals_one_number_is_not_there_for_another():
+    def step() -> None:
+        chosen = torch.randn(1000, 4, device="cuda").argmax(1)
+        for number in range(4):
+            (chosen == number).nonzero()
+
+    def high(assume: dict[str, float] | None = None) -> tuple[int, int, int]:
+        (one,) = memlab.predict(step, CARD, assume=assume).assumptions.values
+        return one.low, one.high, one.most
+
+    key = f"{FILE}:{step.__code__.co_firstlineno + 3} nonzero"
+    assert high() == (1000, 1000, 1000)
+    assert high({key: 300}) == (100, 300, 1000)
+    assert high({key: 600}) == (0, 600, 1000)
+
+
 LIBRARY = {
     "choosing.py": "def chosen(mask):\n    return mask.nonzero()\n\n\ndef both(mask):\n    return mask.nonzero()\n",
     "layers.py": (
