@@ -142,7 +142,9 @@ def test_a_prediction_for_a_card_that_is_too_small_has_what_it_needs():
 
 
 def test_a_prediction_for_a_pytorch_whose_blocks_hang_on_addresses_keeps_its_range():
-    found = [memlab.predict(lambda: torch.empty(MiB, device="cuda"), "T4", torch_version=one) for one in ("2.11", "2.13")]
+    found = [
+        memlab.predict(lambda: torch.empty(MiB, device="cuda"), "T4", torch_version=one) for one in ("2.11", "2.13")
+    ]
     (low, high), exact = found[0].allocated_bytes, found[1].allocated_bytes.low
     assert low < exact < high
     assert compare(*found).saved_bytes == ByteRange(low - exact, high - exact)
