@@ -1,8 +1,8 @@
 """A dry run: code written for "cuda" runs on a fake GPU, in the calling process, and yields a trace.
 
 For a child process: tensors that became fake stay fake. The parent's live CUDA tensors become fake there too: a child must
-not touch the driver, and autograd has no thread for them (backward would wait forever). Existing graphs are not followed:
-their tensors are leaves.
+not touch the driver, and autograd has no thread for them (backward would wait forever). Existing graphs are not there:
+their results are leaves, which hold what the graph had saved.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import gc
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from memlab.prediction.cards import Card
 from memlab.prediction.child import ChildOutcome
 from memlab.prediction.probe import NOTES, FakeCudaProbe
 from memlab.probes.line_marks import Lines
+from memlab.torch_internals import graph
 from memlab.torch_internals.cuda_names import _disable_current_modes
 from memlab.torch_internals.dispatch import TensorBase
 from memlab.torch_internals.fakes import FakeTensorMode
@@ -160,17 +162,24 @@ def adopt(fake: FakeCuda) -> None:
     known = [one for one in gc.get_objects() if type(one) in kinds and _is_real(one, there)]
     gradients = [(one, one.grad) for one in known if one.is_leaf and one.grad is not None]
     found = {id(one): one for one in (*known, *(grad for _, grad in gradients)) if _is_real(one, there)}
-    built = sum(one.grad_fn is not None for one in found.values())
+    built = [one for one in found.values() if one.grad_fn is not None]
     storages: dict[int, Any] = {}
+
+    def stand_in(real: torch.Tensor) -> Any:
+        """The fake bytes of a tensor's storage."""
+        storage = TensorBase.untyped_storage(real)
+        if storage_id(storage) not in storages:
+            with gpus.on(storage.device.index):
+                made = fake.dispatcher.empty((storage.nbytes(),), torch.uint8, op="before the prediction")
+            storages[storage_id(storage)] = made
+        return storages[storage_id(storage)]
+
     with torch.no_grad(), _disable_current_modes():
+        _keep_saved(built, lambda saved: stand_in(saved) if _is_real(saved, there) else None)
         for one in found.values():
-            real = TensorBase.untyped_storage(one)
-            with gpus.on(real.device.index):
-                if storage_id(real) not in storages:
-                    nbytes = (real.nbytes(),)
-                    storages[storage_id(real)] = fake.dispatcher.empty(nbytes, torch.uint8, op="before the prediction")
+            with gpus.on(one.device.index):
                 other = new_tensor((0,), (1,), one.dtype)
-            base = TensorBase.untyped_storage(storages[storage_id(real)])
+            base = TensorBase.untyped_storage(stand_in(one))
             other.set_(base, one.storage_offset(), one.shape, one.stride())
             other.requires_grad_(one.requires_grad and one.is_leaf)
             swap(one, other)
@@ -183,7 +192,38 @@ def adopt(fake: FakeCuda) -> None:
     if found:
         fake.dispatcher.assume(f"{len(found)} CUDA tensors that were there before are on the card, too")
     if built:
-        fake.dispatcher.assume(f"{built} of them were results of a graph, which is not there: no backward through it")
+        what = "results of a graph: what it saved is on the card, too, but no backward goes through it"
+        fake.dispatcher.assume(f"{len(built)} of them were {what}")
+
+
+_SAVED: dict[int, dict[int, Any]] = {}
+"""Id of a result -> what stands for the tensors that its graph saved, as long as the result is alive."""
+
+
+def _keep_saved(results: list[torch.Tensor], stand_in: Callable[[torch.Tensor], Any]) -> None:
+    """Let each result hold what its graph saved for backward; what several share is freed with the last of them."""
+    owners: dict[int, dict[int, Any]] = {}  # id of a node -> what is held by the result that led to it first
+    nodes: list[Any] = []  # held, or another node could get the id of a freed one
+    for result in results:
+        held, waiting = dict[int, Any](), [graph.node_of(result)]
+        while waiting:
+            node = waiting.pop()
+            if node is None or owners.get(id(node)) is held:
+                continue
+            if (others := owners.get(id(node))) is not None:
+                held[id(others)] = others
+                continue
+            owners[id(node)] = held
+            nodes.append(node)
+            if (getters := graph.node_getters(type(node))) is None:
+                continue
+            waiting += graph.following(node, getters[0])
+            for _, saved in graph.saved_by(node, getters[1]):
+                if graph.is_plain(saved) and (made := stand_in(saved)) is not None:
+                    held[id(made)] = made
+                    waiting.append(graph.node_of(saved))
+        _SAVED[id(result)] = held
+        weakref.finalize(result, _SAVED.pop, id(result), None).atexit = False
 
 
 def _is_real(tensor: torch.Tensor, there: Sequence[torch.device]) -> bool:

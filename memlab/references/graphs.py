@@ -86,7 +86,7 @@ class Nodes:
         getters = self.getters(type(node))
         if getters is None or self.is_cut:
             return []
-        found = [following for following, _ in getters[0](node) if following is not None]
+        found = graph.following(node, getters[0])
         for following in found:
             end = self.getters(type(following))
             if end is None or end[2] is None:  # leaves are where rows end

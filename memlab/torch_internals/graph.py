@@ -96,6 +96,14 @@ def node_getters(kind: type) -> tuple[Any, Getters, Any] | None:
     return own[_NEXT].__get__, saved, leaf
 
 
+def following(node: Any, getter: Any) -> list[Any]:
+    """The next nodes; none of the context of an `autograd.Function` whose forward raised, which belongs to no graph."""
+    try:
+        return [one for one, _ in getter(node) if one is not None]
+    except RuntimeError:
+        return []
+
+
 def saved_by(node: Any, getters: Getters) -> Iterator[tuple[str, Any]]:
     """What a node saved for backward, as (name, tensor, or whatever a pack hook made of it); nothing is unpacked."""
     for name, getter in getters:

@@ -18,6 +18,33 @@ def saved(node: object) -> dict[str, object]:
     return dict(graph.saved_by(node, getters[1]))
 
 
+def test_a_context_of_no_graph_leads_nowhere():
+    """PyTorch before 2.13 raises where a function's context outlived its node, as after an error in compiled code."""
+    kept = []
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            kept.append(ctx)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    def refuses(_: object) -> object:
+        raise RuntimeError("Attribute 'next_functions' is invalid for this instance")
+
+    result = Double.apply(torch.ones(2, requires_grad=True))
+    getters = graph.node_getters(type(kept[0]))
+    assert getters is not None
+    assert len(graph.following(result.grad_fn, getters[0])) == 1
+    del result
+    gc.collect()
+    assert len(graph.following(kept[0], getters[0])) <= 1
+    assert graph.following(kept[0], refuses) == []
+
+
 def test_what_a_node_saved_is_read_without_unpacking_or_computing():
     unpacked, ran = [], []
     x, index = torch.ones(3, requires_grad=True), torch.tensor([0, 1])
