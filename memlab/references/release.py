@@ -2,12 +2,13 @@
 
 An error keeps its traceback, the traceback the frames of every running function, and those all their local tensors. Copies of
 the error are dropped and the traceback is cut, so the memory is freed even where something else, such as a variable, keeps
-the error itself. Autograd's queue of a failed backward is cleared. Variables are never deleted, and PyTorch's cache is not
-emptied: the next cell allocates from it.
+the error itself. Autograd's queue of a failed backward is cleared. Variables are never deleted. PyTorch's cache is emptied: the
+blocks of the failed cell are of other sizes than those of a smaller one, which could fail for the holes between them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import sys
@@ -85,6 +86,9 @@ def release(outputs: bool = True) -> Released:
         gc.collect()
         found = live_storages(budget_s=SEARCH_S)
     after = _levels()
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):  # while a graph is captured
+            torch.cuda.empty_cache()
     levels = tuple(HeldLevel(device, size, after.get(device, 0)) for device, size in before.items())
     held = tuple(Holding(one.path, one.category, one.device, one.nbytes) for one in found.storages)
     return Released(levels, errors, removed, held, found.is_complete)
