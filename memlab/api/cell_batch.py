@@ -16,9 +16,13 @@ from typing import Any
 
 import torch
 
+from memlab.units import listed, one_line
+
 _SHORT = frozenset({"b", "bs", "bsz", "n"})
 _NO_SIZE = re.compile(r"batches|num|count|norm|idx|index|accum|step|log|every")
 _FACTORIES = frozenset({"rand", "randn", "randint", "zeros", "ones", "empty", "full"})
+_LINES, _WIDTH = 2, 70
+"""How many changed lines are quoted, and how much of each."""
 _MAGIC = re.compile(r"^(\s*)[%!].*$", re.MULTILINE)
 
 
@@ -49,7 +53,7 @@ def batches(text: str, names: dict[str, Any]) -> Iterator[Batch]:
         if type(value) is int and value > 1 and _is_batch(name):
             yield Batch(value, f"`{name} = {{n}}`", lambda _: text, _setter(names, {name: int}))
     yield from _of_loaders(text, names, read)
-    yield from _written(text, _first_dimensions(tree), "a batch of {n} in {what}")
+    yield from _written(text, _first_dimensions(tree), "a batch of {n}: {lines}")
     yield from _of_tensors(text, names, read)
 
 
@@ -69,7 +73,7 @@ def _is_batch(name: str) -> bool:
 # --- sizes in the text ---
 
 _Place = tuple[str, ast.Constant]
-"""What stands before the number, or the line that it is in; and the number."""
+"""What stands before the number, and the number."""
 
 
 def _size_of(node: ast.expr | None) -> ast.Constant | None:
@@ -112,7 +116,7 @@ def _first_dimensions(tree: ast.Module) -> Iterator[_Place]:
         if called == "randint" and shape is node.args:
             continue
         if shape and (size := _size_of(shape[0])) is not None:
-            yield f"line {size.lineno}", size
+            yield "", size
 
 
 def _written(text: str, found: Iterator[_Place], change: str) -> Iterator[Batch]:
@@ -122,16 +126,19 @@ def _written(text: str, found: Iterator[_Place], change: str) -> Iterator[Batch]
         return
     size = Counter(number.value for _, number in places if type(number.value) is int).most_common(1)[0][0]
     chosen = [(what, number) for what, number in places if number.value == size]
-    what = " and ".join(dict.fromkeys(what for what, _ in chosen)) if "line" in chosen[0][0] else chosen[0][0]
+    rows = sorted({number.lineno for _, number in chosen})
 
-    def with_size(n: int) -> str:
+    def with_text(new: str) -> str:
         lines = [line.encode() for line in text.split("\n")]
         for _, number in sorted(chosen, key=lambda one: (one[1].lineno, one[1].col_offset), reverse=True):
             line = lines[number.lineno - 1]
-            lines[number.lineno - 1] = line[: number.col_offset] + str(n).encode() + line[number.end_col_offset :]
+            lines[number.lineno - 1] = line[: number.col_offset] + new.encode() + line[number.end_col_offset :]
         return b"\n".join(lines).decode()
 
-    yield Batch(size, change.replace("{what}", what), with_size)
+    changed = with_text("{n}").split("\n")
+    quoted = [f"`{one_line(changed[row - 1].strip(), _WIDTH)}`" for row in rows]
+    said = change.replace("{what}", chosen[0][0]).replace("{lines}", listed(quoted, _LINES))
+    yield Batch(size, said, lambda n: with_text(str(n)))
 
 
 # --- sizes in what the cell reads ---

@@ -37,9 +37,11 @@ class Bracket:
     0 fits, and a number above `at_most` counts as too large. `known` (number -> whether it fits, bytes needed) was tried before.
     """
 
-    def __init__(self, limit_bytes: int, at_most: int, known: Mapping[int, tuple[bool, int]]) -> None:
+    def __init__(
+        self, limit_bytes: int, at_most: int, known: Mapping[int, tuple[bool, int]], exact_to: float = _EXACT_TO
+    ) -> None:
         self.low, self.high = 0, at_most + 1
-        self._limit_bytes, self._needs = limit_bytes, dict[int, int]()
+        self._limit_bytes, self._exact_to, self._needs = limit_bytes, exact_to, dict[int, int]()
         self._were: list[tuple[int, int]] = []
         for number, (fits, needs_bytes) in known.items():
             self.add(number, fits, needs_bytes)
@@ -56,9 +58,9 @@ class Bracket:
 
     @property
     def next_number(self) -> int | None:
-        """Where the line through the two trials nearest to the limit meets it; None if the largest is found, to 1 %."""
+        """Where the line through the two trials nearest to the limit meets it; None if the largest is found, to `exact_to`."""
         low, high = self.low, self.high
-        if high - low <= max(low * _EXACT_TO, 1):
+        if high - low <= max(low * self._exact_to, 1):
             return None
         is_open = high not in self._needs
         most = min(high - 1, _LEAP * low or 1) if is_open else high - 1

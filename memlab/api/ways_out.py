@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import re
-import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, Kind, WayOut, WaysOut, root_of
 from memlab.analysis.oom.facts import Failure
+from memlab.api.advise.edits import diff
 from memlab.api.advise.observed import FOR_INFERENCE, NO_GRAPH
 from memlab.api.advise.search import Search, candidates, one_reason
-from memlab.api.advise.subject import OfStep, TimeUp, card_of, gpus_of
+from memlab.api.advise.subject import OfStep, TimeUp, as_after_release, card_of, gpus_of
 from memlab.api.cell_batch import Batch, batches, names_read
 from memlab.api.display import Progress
 from memlab.api.largest_batch import Bracket
@@ -32,10 +31,9 @@ from memlab.api.run import Run
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction.cards import Card, find
 from memlab.prediction.torch_versions import other_version
-from memlab.references import release
 from memlab.saving_techniques import techniques
 from memlab.torch_internals.traceback import running_shell
-from memlab.units import format_seconds
+from memlab.units import ByteRange, format_seconds
 
 LIMIT_S = 30.0
 """How long the search may take."""
@@ -43,10 +41,11 @@ MOST_BATCHES = 7
 """How many sizes of one batch are predicted at most."""
 MOST_FAILED = 3
 """How many techniques that are not enough are listed."""
-_STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.startfile"})
 _WORD = re.compile(r"[^\W\d]\w*")
 _LESS = 0.98
 """A batch counts as found if half of it lowers the need to this share, at most."""
+_EXACT_TO = 0.05
+"""How near to the largest batch the one that is offered is: the time for the last few is better spent on techniques."""
 Show = Callable[[WaysOut], None]
 
 
@@ -126,7 +125,13 @@ class WaysSearch:
             look(as_it_is)
 
     def _add(self, way: WayOut) -> None:
-        """Found: those that cost nothing stand first, another GPU last."""
+        """Found: those that cost nothing stand first, another GPU last.
+
+        One that was shown to fit here takes at most what is here: with more it would have kept a larger cache.
+        """
+        if way.kind != "gpu":
+            low, high = way.needs
+            way = dataclasses.replace(way, needs=ByteRange(low, max(low, min(high, self._card.usable_bytes))))
         ways = sorted((*self.found.ways, way), key=lambda one: one.cost)
         self.found = dataclasses.replace(self.found, ways=tuple(ways))
         self._show(self.found)
@@ -200,7 +205,7 @@ class WaysSearch:
     def _largest(self, batch: Batch, tried: dict[int, Prediction]) -> None:
         """The largest size that fits, between two that were predicted."""
         known = {size: (one.fits == "yes", one.peak_device_bytes.high) for size, one in tried.items()}
-        bracket, ended = Bracket(self._card.usable_bytes, batch.size, known), False
+        bracket, ended = Bracket(self._card.usable_bytes, batch.size, known, _EXACT_TO), False
         while (size := bracket.next_number) is not None and len(tried) < MOST_BATCHES:
             try:
                 tried[size] = one = self._with_batch(batch, size)
@@ -213,7 +218,9 @@ class WaysSearch:
         if low:
             price = "more and smaller steps"
             price += ": gradient accumulation keeps the effective batch" if self._failure.trains else ""
-            self._add(WayOut("batch", f"{batch.said(low)}; {over}", tried[low].peak_device_bytes, price))
+            changed = batch.text_with(low)
+            change, cell = (diff(self._text, changed), changed) if changed != self._text else ("", "")
+            self._add(WayOut("batch", f"{batch.said(low)}; {over}", tried[low].peak_device_bytes, price, change, cell))
         else:
             self._fails(f"{batch.said(high)}: needs {tried[high].peak_device_bytes}")
         if ended:
@@ -243,9 +250,10 @@ class WaysSearch:
                 if search.is_enough(one):
                     change = " + ".join(f"`{name}`: {techniques[name].idea}" for name in one.names)
                     kind: Kind = "slower" if one.costs else "technique"
-                    diff = self._subject.diff(one.names)
-                    cell = self._subject.changed(one.names)[0] if diff else ""
-                    self._add(WayOut(kind, change, one.peak_bytes, " ".join(one.prices), diff, cell))
+                    lines = self._subject.diff(one.names)
+                    cell = self._subject.changed(one.names)[0] if lines else ""
+                    code = "" if lines else "\n\n".join(techniques[name].code_over(1) for name in one.names)
+                    self._add(WayOut(kind, change, one.peak_bytes, " ".join(one.prices), lines, cell, code))
                     return
         finally:  # what was tried until the end of the time is told
             tried = [one for one in (*search.tried, *search.combined) if not one.failed and not one.is_wrong]
@@ -300,21 +308,3 @@ def whole_cell_of(run: Run) -> Prediction | None:
             return None
     assert isinstance(found, Prediction)
     return found if found.allocated_bytes.high >= run.peak_allocated_bytes else None
-
-
-# --- in the child ---
-
-
-def as_after_release(names: Sequence[str] = ()) -> None:
-    """What the failed cell's frames hold is released, and so are these variables; no program may be started."""
-    shell: Any = running_shell()
-    release.release_errors(shell)
-    for name in names:
-        shell.user_ns.pop(name, None)
-    gc.collect()
-    shell.system = _refuse
-    sys.addaudithook(lambda event, args: _refuse() if event in _STARTS else None)
-
-
-def _refuse(*command: Any) -> NoReturn:
-    raise PredictionError("it starts programs, which would be started again")

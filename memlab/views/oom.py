@@ -37,7 +37,7 @@ def oom_page(found: Explanation, cell: str = "", pointer: str = "", ways: WaysOu
     details += [(alive, named_table("", found.named, found.more_named))] if found.named else []
     held = Beside(tuple(map(share_table, found.shares)))
     details += [("Allocated when memory ran out", held)] if found.shares else []
-    details += [("Not seen", PageLines(tuple(f"- {gap}" for gap in found.gaps)))] if found.gaps else []
+    details += [("Not seen", PageLines(found.gaps))] if found.gaps else []
     parts.append(Folded("What happened", happened) if is_answered else happened)
     for heading, part in details:
         headed = replace(part, title=heading) if isinstance(part, Table) else replace(part, heading=heading)
@@ -58,6 +58,8 @@ def _ways(found: WaysOut) -> list[Part]:
         if way.diff:
             changes.append(Folded(f"{number}. as a change of the cell", code_block(way.diff)))
             changes.append(Folded(f"{number}. the changed cell, as it was predicted", code_block(way.cell)))
+        elif way.code:
+            changes.append(Folded(f"{number}. how it is written", code_block(way.code)))
     parts: list[Part] = [PageLines(found.sentences), *([Table("", _WAYS, tuple(rows))] if rows else []), *changes]
     if found.not_enough:
         parts.append(Folded("Tried, and not enough", PageLines(found.not_enough)))

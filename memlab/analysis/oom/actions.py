@@ -297,7 +297,8 @@ _BY_PRICE: tuple[Kind, ...] = ("free", "technique", "batch", "slower", "gpu")
 class WayOut:
     """One change, what the cell needs of the device with it (predicted), and what it costs.
 
-    `cell` is the changed text of the cell, as it was predicted, and `diff` the change, where it could be written into it.
+    `cell` is the changed text of the cell, as it was predicted, and `diff` the change, where it could be written into it; where
+    it could not, `code` says how a technique is written.
     """
 
     kind: Kind
@@ -306,6 +307,7 @@ class WayOut:
     price: str = ""
     diff: str = ""
     cell: str = ""
+    code: str = ""
 
     @property
     def cost(self) -> int:

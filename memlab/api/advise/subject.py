@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from memlab import workloads
+from memlab.analysis.summary import has_raised
 from memlab.api.advise.edits import EDITS, diff, edited
 from memlab.api.advise.observed import OBSERVED, Observer
 from memlab.api.predict import configured, first_rank
@@ -29,6 +32,7 @@ from memlab.prediction import dry_run
 from memlab.prediction.cards import Card, find
 from memlab.prediction.child import Channel, Child, ChildOutcome, current
 from memlab.prediction.torch_versions import other_version
+from memlab.references import release
 from memlab.saving_techniques import Technique, techniques
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.file import dumps, loads
@@ -42,6 +46,7 @@ TIMED_STEPS, TIMED_S = 3, 5.0
 """How many steps are timed, and after how many seconds no further one is started."""
 KEPT_BYTES = 256 << 20
 """Up to which size requests are kept."""
+_STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.startfile"})
 PARTS = "gives_parts"
 """The message of a child whose step returned the four parts of a workload."""
 
@@ -233,7 +238,11 @@ class Asked:
         if what.cell_text:
             version, devices = other_version(what.trace), gpus_of(what)
             where = self.on or card_of(what) or "cpu"
-            return OfStep(what.name, where, text=what.cell_text, torch_version=version, devices=devices)
+            # What the failed cell's frames hold would be counted in every prediction, and is released before it is run again.
+            before = (
+                as_after_release if has_raised(what.trace) and isinstance(where, Card) and running_shell() else None
+            )
+            return OfStep(what.name, where, text=what.cell_text, before=before, torch_version=version, devices=devices)
         kind = "prediction of a step" if isinstance(what, Prediction) else "run of a block"
         why = f"run {what.name!r} cannot be run again: a {kind}, or from a file"
         raise MemlabError(f"{why}. Pass the step itself, memlab.advise(step), or the run of a %%memtrack cell.")
@@ -289,6 +298,21 @@ def gpus_of(run: Run) -> int:
 
 
 # --- in the child ---
+
+
+def as_after_release(names: Sequence[str] = ()) -> None:
+    """What the failed cell's frames hold is released, and so are these variables; no program may be started."""
+    shell: Any = running_shell()
+    release.release_errors(shell)
+    for name in names:
+        shell.user_ns.pop(name, None)
+    gc.collect()
+    shell.system = _refuse
+    sys.addaudithook(lambda event, args: _refuse() if event in _STARTS else None)
+
+
+def _refuse(*command: Any) -> NoReturn:
+    raise PredictionError("it starts programs, which would be started again")
 
 
 @contextlib.contextmanager
