@@ -344,6 +344,10 @@ def _raised(error: BaseException) -> dict[str, Any]:
         return not _INSTALLED.isdisjoint(Path(file).parts) or file.startswith("<frozen ")
 
     place, phase, calls_backward, cells, users = "", Phase.OTHER, False, list[str](), ""
+    written = os.environ.get(
+        "TORCHINDUCTOR_CACHE_DIR"
+    )  # the compiler sets it; nobody knows the code that it wrote there
+    others = (_TORCH, OWN_FILES, *([written.rstrip(os.sep) + os.sep] if written else []))
     first = link = references.traceback_of(error)
     while link is not None:
         code, line, link = link.tb_frame.f_code, link.tb_lineno, link.tb_next
@@ -352,7 +356,7 @@ def _raised(error: BaseException) -> dict[str, Any]:
             parts = Path(file.removeprefix(_TORCH)).parts
             told = (one for ends, name, one in _PHASES if parts == ends and name in ("", code.co_name))
             phase = next(told, phase)
-        if file.startswith((_TORCH, OWN_FILES)):
+        if file.startswith(others):
             continue
         number = cell_code.cell_number(file)
         place = f"at {Path(file).name}:{line}"
@@ -369,7 +373,7 @@ def _raised(error: BaseException) -> dict[str, Any]:
     outer = first.tb_frame.f_back if first is not None else None
     while outer is not None and not users:
         file = outer.f_code.co_filename
-        if not is_installed(file) and not file.startswith((_TORCH, OWN_FILES)):
+        if not is_installed(file) and not file.startswith(others):
             users = f"at {Path(file).name}:{outer.f_lineno}"
         outer = outer.f_back
     place += f", called {users}" if users and users != place else ""
