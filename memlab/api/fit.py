@@ -114,7 +114,9 @@ class FitTable(Shown):
         for row in shown:
             low, high = row.margin_bytes
             margin = f"{format_bytes(-low)} missing to {format_bytes(high)} left"
-            if low == -UNBOUNDED and high >= 0:
+            if low < 0 and row.fits == "yes":  # with less memory it needs less, as it releases its cache
+                margin = f"at most {format_bytes(max(high, 0))} left"
+            elif low == -UNBOUNDED and high >= 0:
                 margin = f"at most {format_bytes(high)} left"
             elif low == high or (low < 0) == (high < 0):
                 nearer = low if low >= 0 else high
