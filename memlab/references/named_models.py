@@ -44,7 +44,8 @@ def modules_and_optimizers() -> Iterator[tuple[str, Any]]:
             continue
         seen.add(id(thing))
         if issubclass(type(thing), torch.nn.Module | torch.optim.Optimizer):
-            yield path, thing
+            # A way through what a library keeps to itself says nothing to its user: then it is called after its class.
+            yield (path if path.count("._") < 2 else type(thing).__name__), thing
         elif depth < MAX_DEPTH:
             waiting.extend((path + step, value, depth + 1) for step, value in _inside(thing))
 

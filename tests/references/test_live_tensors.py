@@ -12,6 +12,7 @@ import weakref
 import torch
 
 from memlab.references.live_tensors import live_tensors
+from memlab.references.named_models import modules_and_optimizers
 
 
 def test_tensors_gradients_and_storages_are_found_and_not_kept():
@@ -69,3 +70,22 @@ def test_a_thread_that_builds_tuples_is_not_harmed():
         thread.join()
     assert rounds
     assert not failures
+
+
+class Engine:
+    def __init__(self, model):
+        self._model = model
+
+
+class Trainer:
+    def __init__(self, model):
+        self._engine = Engine(model)
+
+
+def test_a_module_deep_in_what_a_library_keeps_to_itself_is_called_after_its_class(monkeypatch):
+    main = sys.modules["__main__"]
+    deep, near = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    monkeypatch.setattr(main, "trainer_of_test", Trainer(deep), raising=False)
+    monkeypatch.setattr(main, "engine_of_test", Engine(near), raising=False)
+    found = {id(thing): path for path, thing in modules_and_optimizers()}
+    assert (found[id(deep)], found[id(near)]) == ("Linear", "engine_of_test._model")
