@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     work = _command(command)
     if work is not None:
-        return work(rest) if command in ("run", "predict", "simulate") else _printing(work, rest)
+        return work(rest) if command in ("run", "simulate") else _printing(work, rest)
     is_help = command in ("-h", "--help", "")
     wrong = "" if is_help else f"memlab: there is no command {' '.join((command, *rest))[:80]!r}.\n"
     print(f"{wrong}{USAGE}", file=sys.stdout if is_help else sys.stderr)
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _printing(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """A command that only prints, also to a reader that has read enough (`memlab show runs | head`)."""
+    """A command whose output is its answer, also to a reader that has read enough (`memlab show runs | head`)."""
     try:
         status = work(arguments)
         sys.stdout.flush()

@@ -26,7 +26,7 @@ def show(arguments: Sequence[str]) -> int:
         "Show the report of a saved run, of a PyTorch snapshot, or of all runs in a folder; the ranks of a job side by side.",
         "  memlab show runs/train.memlab\n  memlab show --html page.html runs/train.memlab\n  memlab show --json runs",
     )  # fmt: skip
-    what = "what `memlab run --out`, %%memtrack --save or PyTorch wrote"
+    what = "what `memlab run --out`, %%%%memtrack --save or PyTorch wrote"
     parser.add_argument("path", metavar="FILE|DIR", type=given, help=what)
     page = "write a page that needs nothing else; for one run or job"
     parser.add_argument("--html", metavar="FILE", type=given, help=page)
