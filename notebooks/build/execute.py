@@ -39,7 +39,8 @@ def executed(
     made = copy.deepcopy(notebook)
     made.cells += [nbformat.v4.new_code_cell(source) for source in more]
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "MEMLAB_GUESSES": str(Path(folder) / "guesses.json"), "OMP_NUM_THREADS": "2"}
+        # One thread: where cores are shared, as by two lessons at once, threads that wait for each other spin.
+        environment = {**os.environ, "MEMLAB_GUESSES": str(Path(folder) / "guesses.json"), "OMP_NUM_THREADS": "1"}
         client = NotebookClient(
             made, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": folder}}
         )
