@@ -72,12 +72,12 @@ def prepared(way, blocks=L):  # adapters behind the last `blocks` blocks
 # %% train-all-ways
 torch.manual_seed(0)
 base = nn.Sequential(*[Block() for _ in range(L)], nn.Linear(H, 4)).to(device)
-train(base, *old, 30, 5e-4, rows=256)
+train(base, *old, 30, 5e-4, rows=128)
 saved, base, runs, right = pickle.dumps(base), None, {}, {}
 ways = {"all": 5e-4, "head": 1e-2, "last block": 1e-3, "adapters": 5e-3}
 for way, lr in ways.items():
     net = prepared(way)
-    train(net, *new, 30, lr, rows=256)
+    train(net, *new, 30, lr, rows=128)
     with torch.no_grad():
         right[way] = (net(new[0][cut:]).argmax(1) == new[1][cut:]).float().mean().item()
     with memlab.track(way, show=False) as runs[way]:
