@@ -9,16 +9,27 @@ from memlab.lesson import Lesson
 lesson = Lesson("03 line by line", needs="1 GiB")
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% guess guesses=["550 MiB", "60 pictures"]
+# %% vgg19 guesses=["550 MiB", "60 images"]
+def vgg19():
+    layers, before = [], 3
+    for channels, convolutions in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        for _ in range(convolutions):
+            layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU()]
+            before = channels
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout()]
+    layers += [nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 1000)]
+    return nn.Sequential(*layers)
+
 weights = lesson.guess("All weights of VGG-19?", between=("32 MiB", "8 GiB"))
-choices = ["the model", "30 pictures", "40 pictures", "60 pictures"]
+choices = ["the model", "30 images", "40 images", "60 images"]
 most = lesson.guess("Which line adds the most?", choices=choices)
 
 # %% arrivals
 %%memtrack --name arrivals --lines --shapes
 net = dummy_1 = dummy_2 = dummy_3 = None  # free what an earlier run of this cell has left
 with torch.device("meta"):
-    net = memlab.workloads.vgg19()
+    net = vgg19()
 net = net.to_empty(device=device)
 dummy_1 = torch.zeros(30, 3, 512, 512, device=device)
 dummy_2 = torch.zeros(40, 3, 512, 512, device=device)
@@ -46,7 +57,7 @@ also = {"old": [dummy_2]}
 
 # %% predict-gpu
 def script():
-    net = memlab.workloads.vgg19().cuda()
+    net = vgg19().cuda()
     dummies = [torch.zeros(N, 3, 512, 512, device="cuda") for N in (30, 40, 60)]
 
 card = lesson.predict(script)
@@ -125,10 +136,10 @@ lesson.price("-f of this function", track_it, every_line, at_most=5, of="seconds
 
 # %% exercise tags=["exercise"]
 kept = None
-pictures = torch.rand(64, 3, 256, 256, device=device)
+images = torch.rand(64, 3, 256, 256, device=device)
 
 def whole():
-    scaled = pictures * 2
+    scaled = images * 2
     centered = scaled - 1
     curved = centered.tanh()
     squared = curved * curved
@@ -138,11 +149,11 @@ def yours():
     ...  # about 5 lines
 
 # %% check tags=["check"]
-lesson.check(yours).same_as(whole).peak_below(int(3.5 * pictures.nbytes))
+lesson.check(yours).same_as(whole).peak_below(int(3.5 * images.nbytes))
 
 # %% solution tags=["solution"]
 def yours():
-    x = pictures * 2
+    x = images * 2
     x.sub_(1).tanh_()
     x.mul_(x)
     return x.mean((0, 2, 3))

@@ -78,10 +78,10 @@ with memlab.track("without a graph") as light, torch.no_grad():
     scores = [net(x) for x in batches]
 block = int(light.devices[0].at["module"].rsplit(".", 1)[-1])  # its place in vgg
 print(where.compare(choices[0] if block < 5 else choices[1], light))
-more = light.breakdown()["temporary"] - 2 * widest  # on a card cuDNN's workspace
+more = light.breakdown()["temporary"] - 2 * widest  # on a GPU cuDNN's workspace
 is_so = more == 0 or (more > 0 and device == "cuda")
 lesson.holds("two of the widest tensors are there at once", is_so, light)
-lesson.saves("no_grad", testing, light)
+print(lesson.saves("no_grad", testing, light))
 lesson.price("no_grad", lambda: net(x), torch.no_grad()(lambda: net(x)), at_most=1.0)
 
 # %% switches
@@ -89,18 +89,18 @@ import warnings
 
 warnings.simplefilter("ignore")  # volatile says that it was removed
 
-def peak(way, model, pictures, switch=torch.enable_grad):
+def peak(way, model, images, switch=torch.enable_grad):
     with memlab.track("switch", show=False) as run, switch():
-        kept = [model(x) for x in pictures]
-    print(f"batches: {len(pictures)}  {way:15} {run.peak_allocated_bytes / 2**20:6.1f} MiB")
+        kept = [model(x) for x in images]
+    print(f"batches: {len(images)}  {way:15} {run.peak_allocated_bytes / 2**20:6.1f} MiB")
     return run
 
-for pictures in (batches[:1, :1], batches[:2, :1]):
-    train = peak("train()", net.train(), pictures)
-    evaluate = peak("eval()", net.eval(), pictures)
-    volatile = peak("volatile=True", net, torch.autograd.Variable(pictures, volatile=True))
-    no_grad = peak("no_grad", net, pictures, torch.no_grad)
-    inference = peak("inference_mode", net, pictures, torch.inference_mode)
+for images in (batches[:1, :1], batches[:2, :1]):
+    train = peak("train()", net.train(), images)
+    evaluate = peak("eval()", net.eval(), images)
+    volatile = peak("volatile=True", net, torch.autograd.Variable(images, volatile=True))
+    no_grad = peak("no_grad", net, images, torch.no_grad)
+    inference = peak("inference_mode", net, images, torch.inference_mode)
 lesson.saves_nothing("eval() where hardly any dropout is", train, evaluate)
 lesson.saves_nothing("volatile=True", evaluate, volatile)
 lesson.saves_nothing("inference_mode instead of no_grad", no_grad, inference)
@@ -142,11 +142,11 @@ def step(around_forward, around_backward):
     with around_backward():
         loss.backward()
 
-with memlab.track("plain", show=False) as plain:
-    step(torch.enable_grad, torch.enable_grad)
-with memlab.track("backward in no_grad", show=False) as wrapped:
-    step(torch.enable_grad, torch.no_grad)
-print(lesson.saves_nothing("backward inside no_grad", plain, wrapped))
+runs = {}
+for mode in (torch.enable_grad, torch.no_grad):
+    with memlab.track(f"backward in {mode.__name__}", show=False) as runs[mode]:
+        step(torch.enable_grad, mode)
+print(lesson.saves_nothing("backward inside no_grad", *runs.values()))
 try:
     step(torch.no_grad, torch.enable_grad)
 except RuntimeError as error:
@@ -156,11 +156,11 @@ except RuntimeError as error:
 content, style, start = torch.rand(3, 1, 3, 224, 224, device=device)
 
 def whole():
-    picture = start.clone().requires_grad_()
+    image = start.clone().requires_grad_()
     wanted = features(vgg, content)[-1:] + features(vgg, style)[:-1]
-    made = features(vgg, picture)
+    made = features(vgg, image)
     loss = sum(nn.functional.mse_loss(a, b) for a, b in zip(made[-1:] + made[:-1], wanted))
-    return torch.autograd.grad(loss, picture)[0]
+    return torch.autograd.grad(loss, image)[0]
 
 def yours():
     ...  # 6 lines, one of them new
@@ -170,12 +170,12 @@ lesson.check(yours).same_as(whole, relative=1e-4).peak_below("220 MiB")
 
 # %% solution tags=["solution"]
 def yours():
-    picture = start.clone().requires_grad_()
+    image = start.clone().requires_grad_()
     with torch.no_grad():
         wanted = features(vgg, content)[-1:] + features(vgg, style)[:-1]
-    made = features(vgg, picture)
+    made = features(vgg, image)
     loss = sum(nn.functional.mse_loss(a, b) for a, b in zip(made[-1:] + made[:-1], wanted))
-    return torch.autograd.grad(loss, picture)[0]
+    return torch.autograd.grad(loss, image)[0]
 
 # %% end
 lesson.end()

@@ -33,7 +33,7 @@ class UNet(nn.Module):
 B, W, S = 3, 32, 192
 net = UNet(W).to(device)
 x = torch.rand(B, 3, S, S, device=device)
-pictures = torch.rand(4, 3, 128, 128, device=device)
+images = torch.rand(4, 3, 128, 128, device=device)
 predicting = lesson.guess("What does it save of the peak of a prediction, in percent?")
 training = lesson.guess("What does it save of the peak of a training step, in percent?")
 
@@ -44,15 +44,14 @@ with torch.no_grad():
 
 # %% account
 run = memlab.runs["prediction"]
-temporary = run.breakdown()["temporary"]
-before = run.devices[0].levels[0].start_bytes
 N = 4 * B * W * S * S
 P = sum(p.numel() for p in net.parameters())
-known = 4 * P + x.nbytes + pictures.nbytes
-lesson.account("The peak of a prediction", run, [
-    ("names, ReLU, its input", "67/8 N", N * 67 // 8, temporary),
-    ("weights and pictures", "4 P + 4 x 3 B S S + 4 x 4 x 3 x 128 x 128", known, before),
-])
+expected = {
+    "temporary": N * 67 // 8,  # what has a name, the last ReLU's result and its input
+    "parameter": 4 * P,
+    "input and other": 4 * 3 * B * S * S + images.nbytes,
+}
+lesson.account("The peak of a prediction", run, expected)
 
 # %% tidy-unet guesses=["the last torch.cat"]
 class Tidy(UNet):
@@ -123,8 +122,8 @@ def in_place(module):
         module.inplace = True
 
 def both_ways(act, trains=True):
-    new = measured(stack(act), pictures, trains)
-    over = measured(stack(act).apply(in_place), pictures, trains)
+    new = measured(stack(act), images, trains)
+    over = measured(stack(act).apply(in_place), images, trains)
     return new, over
 
 print(lesson.saves_nothing("ReLU in place", *both_ways(nn.ReLU)))
@@ -138,7 +137,7 @@ model = stack(nn.ReLU)
 def loop(trains, tidy):
     with memlab.track("loop", show=False) as run:
         for _ in range(2):
-            output = model(pictures)
+            output = model(images)
             loss = output.square().mean()
             if trains:
                 loss.backward()

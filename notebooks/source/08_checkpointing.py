@@ -53,19 +53,19 @@ memlab.compare(memlab.runs["plain"], two)
 # %% account
 plain = memlab.runs["plain"]
 kept = plain.breakdown()["activation"]
-half = two.breakdown()
-is_again = half.get("temporary", 0) > N / 4 * one
+is_again = two.breakdown().get("temporary", 0) > N / 4 * one
 print(halves_guess.compare(100 * two.peak_bytes / plain.peak_bytes, plain, two))
 print(where.compare(moments[2] if is_again else moments[0], two))
 print(lesson.saves("two halves", plain, two))
 lesson.holds("two halves leave at least half of the activations", two.peak_bytes > kept / 2, two)
-lesson.account("Two halves, at the peak", two, [
-    ("again, two gradients", "(N/2 - 1 + 2) 4 BH", (N // 2 + 1) * one, half.get("temporary", 0)),
-    ("the loss, on a buffer of", "4 BH", one, half.get("activation", 0)),
-    ("parameters", "4 P", 4 * P, half.get("parameter", 0)),
-    ("gradients of the second half", "4 P / 2", 2 * P, half.get("gradient", 0)),
-    ("batch", "2 x 4 BH", 2 * one, half.get("input", 0) + half.get("other", 0)),
-])
+expected = {
+    "temporary": (N // 2 - 1) * one + 2 * one,  # the first half again, two gradients
+    "activation": one,  # the loss, on its buffer
+    "parameter": 4 * P,
+    "gradient": 4 * P // 2,  # of the second half
+    "input and other": 2 * one,  # x and y
+}
+lesson.account("Two halves, at the peak", two, expected)
 
 # %% reentrant
 import warnings
@@ -79,8 +79,8 @@ for reentrant in (True, False):
     print(f"use_reentrant={reentrant}: {missing} of 16 parameters got no gradient.")
     for warning in warned:
         print(f"  Warned: {str(warning.message)[:52]}")
-    expected = 8 if reentrant else 0
-    lesson.holds(f"use_reentrant={reentrant} loses {missing} gradients", missing == expected)
+    is_so = missing == (8 if reentrant else 0)
+    lesson.holds(f"use_reentrant={reentrant} loses {missing} gradients", is_so)
 
 # %% segments
 MiB = 2**20

@@ -44,10 +44,11 @@ train(net)
 # %% account
 plain = memlab.runs["plain"]
 print(kept.compare(str(round(plain.breakdown()["activation"] / one) // L), plain))
-lesson.account("At the peak", plain, [
-    ("activations", "(2 L + 1) 4 B C S S", (2 * L + 1) * one, plain.breakdown()["activation"]),
-    ("temporary in backward", "4 x 4 B C S S", 4 * one, plain.breakdown().get("temporary", 0)),
-])
+expected = {
+    "activation": (2 * L + 1) * one,
+    "temporary": 4 * one,  # in backward
+}
+lesson.account("At the peak", plain, expected)
 
 # %% relu-in-place
 for relu in net[2::3]:
@@ -113,13 +114,13 @@ def dense(layers, features, reading):
     return torch.cat(features, 1)
 
 # %% densenet-depth
-pictures = torch.randn(16, 8, 32, 32, device=device)
+images = torch.randn(16, 8, 32, 32, device=device)
 runs = {}
 for depth in (6, 12, 24):
     layers = nn.ModuleList([dense_layer(k) for k in range(1, depth + 1)]).to(device)
     for how, reading in {"kept": read, "again": read_again}.items():
         with memlab.track(f"{depth} layers, {how}", show=False) as run:
-            dense(layers, [pictures], reading).square().mean().backward()
+            dense(layers, [images], reading).square().mean().backward()
         runs[f"{depth} {how}"] = run
 held = {name: run.breakdown()["activation"] for name, run in runs.items()}
 grown = held["24 kept"] / held["12 kept"]

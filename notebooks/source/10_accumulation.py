@@ -53,21 +53,19 @@ memlab.compare(whole, four)
 print(each.compare(100 * four.peak_bytes / whole.peak_bytes, whole, four))
 print(where.compare(four.devices[0].at["phase"], four))
 print(lesson.saves("four pieces", whole, four))
-print(
-    lesson.price("four pieces", lambda: train(net, x, y, 1), lambda: train(net, x, y, 4), at_most=1)
-)
+at_once, in_pieces = lambda: train(net, x, y, 1), lambda: train(net, x, y, 4)
+print(lesson.price("four pieces", at_once, in_pieces, at_most=1))
 
 n = 4
 output = 4 * B * C * S * S  # bytes that one layer gives for the whole batch
 P = sum(p.numel() for p in net.parameters())
-held = four.breakdown()
-weights = held.get("parameter", 0) + held.get("gradient", 0)
-lesson.account("Four pieces, at the peak", four, [
-    ("activations of one piece", "8 x 4 BCSS / n", 8 * output // n, held.get("activation", 0)),
-    ("temporary in backward", "2 x 4 BCSS / n", 2 * output // n, held.get("temporary", 0)),
-    ("pictures of the whole batch", "4 x 3 BSS", x.nbytes, held.get("input", 0)),
-    ("parameters and gradients", "2 x 4 P", 8 * P, weights),
-])
+expected = {
+    "activation": 8 * output // n,  # of one piece
+    "temporary": 2 * output // n,  # in backward
+    "input": 4 * 3 * B * S * S,  # the images of the whole batch
+    "parameter and gradient": 2 * 4 * P,
+}
+lesson.account("Four pieces, at the peak", four, expected)
 
 # %% one-backward
 def one_backward(n):
@@ -84,9 +82,9 @@ stays = min(halves, quarters) > 0.8
 lesson.holds("with one backward at least four fifths of the peak stay", stays, whole)
 
 # %% pieces
-def measured(name, pictures, n):
+def measured(name, images, n):
     with memlab.track(name, show=False) as run:
-        train(net, pictures, y[: len(pictures)], n)
+        train(net, images, y[: len(images)], n)
     return run
 
 runs = {"1": whole}
@@ -97,7 +95,7 @@ half_side = x[..., ::2, ::2].clone()
 runs["half the batch"] = measured("half the batch", x[: B // 2], 1)
 runs["half the side"] = measured("half the side", half_side, 1)
 print(lesson.saves("two pieces, each with its backward", whole, runs["2"]))
-print(lesson.saves("pictures of half the side", whole, runs["half the side"], at_least=0.3))
+print(lesson.saves("images of half the side", whole, runs["half the side"], at_least=0.3))
 lesson.sweep("pieces", runs)
 
 # %% same-training
@@ -119,22 +117,22 @@ as_said = off["GroupNorm"] < 1e-3 and off["BatchNorm"] > 0.05
 lesson.holds("four pieces are the same with GroupNorm and not with BatchNorm", as_said)
 
 # %% small-batches
-pictures = torch.randn(2048, C, 8, 8) + torch.randn(2048, C, 1, 1)
+images = torch.randn(2048, C, 8, 8) + torch.randn(2048, C, 1, 1)
 spread = {}
 for n in (2, 4, 8, 32):
-    means = torch.stack([part.mean((0, 2, 3)) for part in pictures.split(n)])
-    spread[n] = (means.std() / pictures.std()).item()
-    print(f"{n:2} pictures: off by {spread[n]:.0%}", "#" * round(100 * spread[n]))
-lesson.headline("the mean of 2 pictures is off by, over that of 32", round(spread[2] / spread[32]))
-lesson.holds("two pictures are at least three times as far off as 32", spread[2] > 3 * spread[32])
+    means = torch.stack([part.mean((0, 2, 3)) for part in images.split(n)])
+    spread[n] = (means.std() / images.std()).item()
+    print(f"{n:2} images: off by {spread[n]:.0%}", "#" * round(100 * spread[n]))
+lesson.headline("the mean of 2 images is off by, over that of 32", round(spread[2] / spread[32]))
+lesson.holds("two images are at least three times as far off as 32", spread[2] > 3 * spread[32])
 
-# %% four-cards
-cards = pictures[:8].chunk(4)
-means = torch.stack([card.mean((0, 2, 3)) for card in cards])
-variances = torch.stack([card.var((0, 2, 3), correction=0) for card in cards])
+# %% four-gpus
+parts = images[:8].chunk(4)  # two images on each of four GPUs
+means = torch.stack([part.mean((0, 2, 3)) for part in parts])
+variances = torch.stack([part.var((0, 2, 3), correction=0) for part in parts])
 joined = variances.mean(0) + means.var(0, correction=0)
-same = torch.allclose(joined, pictures[:8].var((0, 2, 3), correction=0), rtol=1e-3)
-lesson.holds("variances and means of four cards give that of all", same)
+same = torch.allclose(joined, images[:8].var((0, 2, 3), correction=0), rtol=1e-3)
+lesson.holds("variances and means of four GPUs give the variance of all", same)
 
 # %% exercise tags=["exercise"]
 def alike(features):

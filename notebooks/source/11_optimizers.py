@@ -56,13 +56,14 @@ def left_by(run):
 
 print(times.compare(f"{peak_of(run):.0f} times", run))
 print(where.compare(run.devices[0].at["phase"], run))
-lesson.account("At the peak of training with Adam", run, [
-    ("parameters", "4 P", 4 * P, held.get("parameter", 0)),
-    ("gradients", "4 P", 4 * P, held.get("gradient", 0)),
-    ("Adam's two moments", "2 x 4 P", 8 * P, held.get("optimizer", 0)),
-    ("temporary in the step", "4 P", 4 * P, held.get("temporary", 0)),
-    ("all rows of x and y", "2 x 4 x 1024 H", x.nbytes + y.nbytes, data),
-])
+expected = {
+    "parameter": 4 * P,
+    "gradient": 4 * P,
+    "optimizer": 2 * 4 * P,  # Adam's two moments
+    "temporary": 4 * P,  # in the step
+    "input and other": 2 * 4 * 1024 * H,  # all rows of x and y
+}
+lesson.account("At the peak of training with Adam", run, expected)
 
 # %% measured
 def measured(name, make, rows=B, **settings):
@@ -141,9 +142,7 @@ few, many = 1.5 / L, 1 - 1.5 / L
 print(floor.compare(choices[0 if share < few else 1 if share < many else 2], eager))
 lesson.holds("three times the parameters, and a part of one", 3 < peak_of(eager) < 4, eager)
 lesson.saves("the step in backward", run, eager)
-lesson.price(
-    "the step in backward", training(Adam, foreach=False), training(InBackward), 2, "seconds"
-)
+lesson.price("the step in backward", training(Adam, foreach=False), training(InBackward), 2, "seconds")
 
 # %% rows
 for rows in (64, 256, 1024):
