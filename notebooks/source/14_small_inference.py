@@ -29,7 +29,7 @@ where = lesson.guess("What is there at the new peak, beside int8 weights?", choi
 # %% float32
 %%memtrack --name float32
 with torch.no_grad():
-    expected = model(x)
+    exact = model(x)
 
 # %% int8-layer
 class Int8(nn.Module):
@@ -67,11 +67,12 @@ unfolded = held["temporary"] / layer
 there = [number for number in (0, 1, 2 * L) if number <= unfolded + 0.1]
 print(where.compare(choices[len(there) - 1], int8))
 print(lesson.holds("one layer is there in float32", 0.9 < unfolded < 1.2, int8))
-lesson.account("The peak with int8 weights", int8, [
-    ("weights, and a scale for each row", "P + 4 R", P + 4 * R, held["buffer"]),
-    ("one layer unfolded", "4 x 4 HH", layer, held["temporary"]),
-    ("biases", "4 R", 4 * R, held["parameter"]),
-])
+expected = {
+    "buffer": P + 4 * R,  # weights, and a scale for each row
+    "temporary": layer,  # one layer unfolded
+    "parameter": 4 * R,  # biases
+}
+lesson.account("The peak with int8 weights", int8, expected)
 
 # %% formats
 MiB = 2**20
@@ -81,7 +82,7 @@ for name, prepare in formats.items():
     ready = prepare(teacher())
     dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
     with memlab.track(name, show=False) as run, torch.no_grad():
-        off = (ready(x.to(dtype)) - expected).abs().max() / expected.abs().max()
+        off = (ready(x.to(dtype)) - exact).abs().max() / exact.abs().max()
     print(f"{name:9} peak {run.peak_allocated_bytes / MiB:6.1f} MiB, off by up to {off.item():.1%}")
     lesson.accuracy(name, off.item(), at_most=0.05)
     del ready
@@ -92,7 +93,7 @@ lesson.sweep("format", {name: memlab.runs[name] for name in formats})
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 W = 32
-pictures = torch.randn(4, W, 128, 128, device=device)
+images = torch.randn(4, W, 128, 128, device=device)
 folded = lesson.guess("What does folding save of the peak of an inference, in percent?")
 
 # %% fold-norm
@@ -106,7 +107,7 @@ plain, fused = nn.Sequential(*layers), nn.Sequential(*fewer)
 
 def peak(model, grad=False):
     with memlab.track("peak", show=False) as run, torch.set_grad_enabled(grad):
-        model(pictures)
+        model(images)
     return run
 
 before, after = peak(plain), peak(fused)
@@ -165,9 +166,9 @@ def yours():
 
 # %% check tags=["check"]
 def whole():
-    return square(pictures) + upright(pictures) + flat(pictures)
+    return square(images) + upright(images) + flat(images)
 
-limit = peak(nn.Identity()).peak_allocated_bytes + int(1.5 * pictures.nbytes)
+limit = peak(nn.Identity()).peak_allocated_bytes + int(1.5 * images.nbytes)
 lesson.check(yours).same_as(whole, relative=1e-3).peak_below(limit)
 
 # %% solution tags=["solution"]
@@ -176,7 +177,7 @@ def yours():
     high = nn.functional.pad(flat.weight, (0, 0, 1, 1))
     weight = square.weight + wide + high
     bias = square.bias + upright.bias + flat.bias
-    return nn.functional.conv2d(pictures, weight, bias, padding=1)
+    return nn.functional.conv2d(images, weight, bias, padding=1)
 
 # %% end
 lesson.end()

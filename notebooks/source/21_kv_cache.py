@@ -60,15 +60,14 @@ lesson.price("one more token from the cache", lambda: last(256), lambda: last(1)
 
 # %% account
 per_token = 2 * L * A * D * 4
-weights = 4 * L * 4 * (H * H + H)
-held = full.breakdown()
 print(share.compare(100 * B * S * per_token / full.peak_allocated_bytes, full))
 print(grouped.compare(100 * gqa.peak_allocated_bytes / full.peak_allocated_bytes, full, gqa))
 print(lesson.saves("grouped-query attention", full, gqa))
-lesson.account("Decoding, 8 heads", full, [
-    ("weights", "16 L (H H + H)", weights, held.get("parameter", 0)),
-    ("KV cache", "B S x 2 L K D x 4", B * S * per_token, held.get("input", 0)),
-])
+expected = {
+    "parameter": 4 * L * 4 * (H * H + H),
+    "input": B * S * per_token,  # the KV cache
+}
+lesson.account("Decoding, 8 heads", full, expected)
 
 # %% serving
 def serving(batch, context):
