@@ -49,20 +49,22 @@ ddp_holds = lesson.guess("DDP over 64 GPUs: bytes per parameter on each?", choic
 share = lesson.guess("FSDP over 64 GPUs: the activations' share of the peak, in percent?")
 
 # %% account
-with memlab.track("replicas", show=False) as replicas:
-    train(sharded=False)
-with memlab.track("moments sharded", show=False) as halves:
-    train(sharded=True)
+both = {}
+for name, sharded in {"replicas": False, "moments sharded": True}.items():
+    with memlab.track(name, show=False) as both[name]:
+        train(sharded)
+replicas, halves = both.values()
 if device == "cuda":  # PyTorch's own counter of the same figure
     print(torch.cuda.max_memory_allocated())
-P, held = 8 * L * H * H, halves.breakdown()
+P = 8 * L * H * H
 print(left.compare(100 * halves.peak_bytes / replicas.peak_bytes, replicas, halves))
 print(lesson.saves("half of the moments", replicas, halves, at_least=0.2))
-lesson.account("Two ranks with ZeRO-1", halves, [
-    ("weights of both", "2 x 4 P", 8 * P, held["parameter"]),
-    ("gradients of both", "2 x 4 P", 8 * P, held["gradient"]),
-    ("moments, half on each", "2 x 8 P / 2", 8 * P, held["optimizer"]),
-])
+expected = {
+    "parameter": 2 * 4 * P,  # of both ranks
+    "gradient": 2 * 4 * P,
+    "optimizer": 2 * 8 * P // 2,  # half of the moments on each
+}
+lesson.account("Two ranks with ZeRO-1", halves, expected)
 
 # %% start
 import os
@@ -118,13 +120,16 @@ no_help = [run.fits for run in runs.values()] == ["no", "no", "yes", "yes"]
 lesson.holds("64 GPUs with DDP hold no larger model than one", no_help, *runs.values())
 
 # %% account-fsdp
-held, P, whole, row = fsdp.breakdown(), Big.P, 4 * Big.P // Big.L, 4 * Big.B * Big.H
-lesson.account("One of 64 ranks, FSDP2", fsdp, [
-    ("moments", "8 P / N", 8 * P // 64, held["optimizer"]),
-    ("weights: shards, a block", "4 P / N + 4 P / L", 4 * P // 64 + whole, held["parameter"]),
-    ("gradients: two blocks", "8 P / L + 4 P / LN", 2 * whole + whole // 64, held["gradient"]),
-    ("activations of L - 2 blocks", "(L - 2) 9 x 4 BH", (Big.L - 2) * 9 * row, held["activation"]),
-    ("buffer, temporary tensors", "4 P / L + 5 x 4 BH", whole + 5 * row, held["temporary"])])
+P, N = Big.P, 64
+whole, row = 4 * P // Big.L, 4 * Big.B * Big.H  # weights of a block, an activation
+expected = {
+    "optimizer": 8 * P // N,
+    "parameter": 4 * P // N + whole,  # shards, and one block
+    "gradient": 2 * whole + whole // N,  # of two blocks, and one shard
+    "activation": (Big.L - 2) * 9 * row,
+    "temporary": whole + 5 * row,  # the buffer of the exchange, gradients of activations
+}
+lesson.account("One of 64 ranks, FSDP2", fsdp, expected)
 
 # %% ranks
 ranks = {8: over(8, "FSDP2"), 64: runs["FSDP2"], 512: over(512, "FSDP2")}
