@@ -100,9 +100,8 @@ def saving(what: str, before: Measured, after: Measured, of: str) -> Claim:
     if was <= 0:
         raise MemlabError(f"the run without {what} has a peak of {was} bytes: there is nothing to save.")
     share = (was - now) / was
-    sentence = (
-        f"with {what} the peak of {of} is {format_bytes(now)} instead of {format_bytes(was)} ({0.0 - share:+.0%})."
-    )
+    change = f"{0.0 - share:+.0%}" if round(100 * share) else "±0%"
+    sentence = f"with {what} the peak of {of} is {format_bytes(now)} instead of {format_bytes(was)} ({change})."
     return Claim(sentence, sources.pop() if sources else "", share)
 
 

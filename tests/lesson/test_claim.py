@@ -32,7 +32,8 @@ def test_a_saving_that_is_none(after, lesson):
 
 
 def test_a_myth(lesson):
-    assert lesson.saves_nothing("emptying", 1000, 995).saved_share == 0.005
+    claim = lesson.saves_nothing("emptying", 1000, 995)
+    assert claim.saved_share == 0.005 and claim.sentence.endswith("(±0%).")
     for after in (900, 1100):
         with pytest.raises(ClaimRefuted, match="At most 1% was claimed"):
             lesson.saves_nothing("emptying", 1000, after)
