@@ -71,15 +71,15 @@ lesson.saves("torch.compile", eager, fused, at_least=0.5)
 P = L * (H * H + H)
 one = 4 * B * H  # bytes of one activation
 workspaces = 2 * (2 * 4096 + 8 * 16) * 1024  # cuBLAS: one for forward, one for backward
-passing = held["temporary"] + held["other"]
-lesson.account("The compiled peak, n = 4", fused, [
-    ("activations, the loss", "(2 L - 1 + 1) 4 BH", 2 * L * one, held["activation"]),
-    ("two gradients, workspaces", "2 x 4 BH + 2 x 8.125 MiB", 2 * one + workspaces, passing),
-    ("Adam's moments", "8 P", 8 * P, held["optimizer"]),
-    ("batch", "2 x 4 BH", 2 * one, held["input"]),
-    ("parameters", "4 P", 4 * P, held["parameter"]),
-    ("gradient of one layer", "4 HH", 4 * H * H, held["gradient"]),
-])
+expected = {
+    "activation": (2 * L - 1) * one + one,  # of the layers, and the loss
+    "temporary and other": 2 * one + workspaces,  # two gradients
+    "optimizer": 2 * 4 * P,  # Adam's moments
+    "input": 2 * one,  # x and y
+    "parameter": 4 * P,
+    "gradient": 4 * H * H,  # of one layer
+}
+lesson.account("The compiled peak, n = 4", fused, expected)
 
 # %% chain-length
 bars = {"eager, 1": predicted(1), "eager, 2": predicted(2), "eager, 4": eager}
