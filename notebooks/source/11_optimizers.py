@@ -142,7 +142,7 @@ few, many = 1.5 / L, 1 - 1.5 / L
 print(floor.compare(choices[0 if share < few else 1 if share < many else 2], eager))
 lesson.holds("three times the parameters, and a part of one", 3 < peak_of(eager) < 4, eager)
 lesson.saves("the step in backward", run, eager)
-lesson.price("the step in backward", training(Adam, foreach=False), training(InBackward), 2, "seconds")
+lesson.price("in backward", training(Adam, foreach=False), training(InBackward), 2, "seconds")
 
 # %% rows
 for rows in (64, 256, 1024):

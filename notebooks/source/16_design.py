@@ -156,23 +156,23 @@ def rand(*shape):
     return torch.rand(*shape, device=device, requires_grad=True)
 
 layers = [(rand(128, 128, 1, 1), rand(128), rand(128)) for _ in range(L)]
-pictures = torch.rand(B, 128, 40, 40, device=device)
+images = torch.rand(B, 128, 40, 40, device=device)
 
 def yours():
     ...  # as in whole(), with another third line: nn.functional.conv2d(y, weight, bias)
 
 # %% check tags=["check"]
-def whole(y=pictures):
+def whole(y=images):
     for weight, scale, shift in layers:
         y = (nn.functional.conv2d(y, weight) * scale[:, None, None] + shift[:, None, None]).relu()
     return torch.autograd.grad(y.mean(), [one for layer in layers for one in layer])
 
-limit = "88 MiB" if device == "cpu" else "108 MiB"  # a card's workspaces
+limit = "88 MiB" if device == "cpu" else "108 MiB"  # a GPU's workspaces
 lesson.check(yours).same_as(whole, relative=1e-3).peak_below(limit)
 
 # %% solution tags=["solution"]
 def yours():
-    y = pictures
+    y = images
     for weight, scale, shift in layers:
         y = nn.functional.conv2d(y, weight * scale[:, None, None, None], shift).relu()
     return torch.autograd.grad(y.mean(), [one for layer in layers for one in layer])
