@@ -47,7 +47,7 @@ print(left.compare(percent, plain))
 used = round(sum(plain.peak_device_bytes) / 2 / plain.peak_allocated_bytes, 1)
 lesson.headline("used on the GPU, over what tensors take, predicted", used)
 if device == "cuda":
-    with memlab.track("on this card"):
+    with memlab.track("on this GPU"):
         train()
 
 # %% empty-cache
@@ -89,7 +89,7 @@ few = full.allocated_bytes < full.total_bytes / 20
 lesson.holds("with a twentieth allocated it is out of memory", failed and few, full)
 
 hole = full.reserved_bytes - full.allocated_bytes
-lesson.account("The card at that moment", full.total_bytes, [
+lesson.account("The GPU at that moment", full.total_bytes, [
     ("in use", "15 x 9 MiB", 15 * 9 * MiB, full.allocated_bytes),
     ("the hole", "(1500 - 15 x 9) MiB", (1500 - 15 * 9) * MiB, hole),
     ("context", "200 MiB", 200 * MiB, full.context_bytes),

@@ -17,19 +17,19 @@ choices = ["too many tensors", "free memory in pieces", "another process"]
 cause = lesson.guess("Why did it fail?", choices=choices)
 
 # %% explain
-told = memlab.explain_oom(old)
-told
+explained = memlab.explain_oom(old)
+explained
 
 # %% account
 MiB = 2**20
-size = {term.name: term.amount.middle for term in told.explanation.terms}
+size = {term.name: term.amount.middle for term in explained.explanation.terms}
 rest = size["capacity"] - size["reserved"] - size["free"]
 places = [size["allocated"], size["cached"], rest]
-print(cause.compare(choices[places.index(max(places))], told))
+print(cause.compare(choices[places.index(max(places))], explained))
 tensors, cached = (round(100 * size[one] / size["capacity"]) for one in ("allocated", "cached"))
 lesson.headline("held by tensors when it failed, in percent of the GPU", tensors)
 too_many = cached < 5 < 80 < tensors
-lesson.holds(f"tensors held {tensors} % of the GPU, the cache {cached} %", too_many, told)
+lesson.holds(f"tensors held {tensors} % of the GPU, the cache {cached} %", too_many, explained)
 for name, nbytes in zip(("tensors", "cache", "context and others"), places):
     print(f"{name:18} {nbytes / MiB:6.0f} MiB")
 
