@@ -70,13 +70,14 @@ def gradient(forward):
     train(forward)
     return net[0].weight.grad
 
-with memlab.track("recomputed", show=False) as recomputed:
-    train(again)
+both = {}
+for name, inside in {"recomputed": 3, "convolution outside": 2}.items():
+    with memlab.track(name, show=False) as both[name]:
+        train(lambda x: again(x, inside))
+recomputed, outside = both.values()
 memlab.compare(plain, recomputed)
 
 # %% compare-recomputed
-with memlab.track("convolution outside", show=False) as outside:
-    train(lambda x: again(x, inside=2))
 is_full = recomputed.breakdown()["activation"] > L * one
 print(left.compare(100 * recomputed.peak_bytes / plain.peak_bytes, plain, recomputed))
 print(moved.compare(moments[0] if is_full else moments[1], recomputed))

@@ -58,7 +58,7 @@ for way, keep in {"kept": lambda loss: loss, "detached": torch.Tensor.detach}.it
             for k in range(batches):
                 losses.append(keep(nn.functional.cross_entropy(model(x[k]), y[k])))
         peak = last.peak_allocated_bytes / MiB
-        print(f"{batches} batches, {way:8}: peak {peak:5.1f} MiB")
+        print(f"{batches} batches, {way:9} peak {peak:5.1f} MiB")
 
 lesson.holds("detached, nothing grows", run.leaks() and not last.leaks(), run, last)
 lesson.saves("detached losses", run, last)

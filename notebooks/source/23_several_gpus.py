@@ -120,11 +120,9 @@ no_help = [run.fits for run in runs.values()] == ["no", "no", "yes", "yes"]
 lesson.holds("64 GPUs with DDP hold no larger model than one", no_help, *runs.values())
 
 # %% account-fsdp
-P, N = Big.P, 64
-whole, row = 4 * P // Big.L, 4 * Big.B * Big.H  # weights of a block, an activation
+P, N, whole, row = Big.P, 64, 4 * Big.P // Big.L, 4 * Big.B * Big.H  # a block, an activation
 expected = {
-    "optimizer": 8 * P // N,
-    "parameter": 4 * P // N + whole,  # shards, and one block
+    "optimizer": 8 * P // N, "parameter": 4 * P // N + whole,  # shards, and one block
     "gradient": 2 * whole + whole // N,  # of two blocks, and one shard
     "activation": (Big.L - 2) * 9 * row,
     "temporary": whole + 5 * row,  # the buffer of the exchange, gradients of activations
