@@ -16,6 +16,7 @@ from in_child import fine
 from torch import nn
 
 import memlab
+from memlab.__main__ import main
 from memlab.api.predict import MOST_RANKS, StepToPredict, corners, predict_step
 from memlab.errors import PredictionError
 from memlab.fake_cuda import FakeCuda
@@ -341,31 +342,28 @@ model(torch.randn(2, 1024, device=DEVICE)).sum().backward()
 
 
 @pytest.mark.slow
-def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path):
+def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path, capsys, refused):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
-    def command(*words: str) -> subprocess.CompletedProcess[str]:
-        given = [sys.executable, "-m", "memlab", "predict", "--card", "RTX 4060", *words, str(script)]
-        return subprocess.run(given, capture_output=True, text=True, check=False)
+    def command(*words: str) -> list[str]:
+        return ["predict", "--card", "RTX 4060", *words, str(script)]
 
-    fits = command("--nproc-per-node", "2", "--json")
-    assert fits.returncode == 0 and '"world_size": 2' in fits.stdout and '"ranks": {"0": [' in fits.stdout
-    table = command("--nproc-per-node", "1,2")
-    assert table.returncode == 0 and "fits on 1 GPU" in table.stdout
-    mesh = command("--mesh", "2,2", "--json")
-    assert mesh.returncode == 0 and sorted(json.loads(mesh.stdout)["ranks"]) == ["0", "1", "2", "3"]
-    refused = {
-        ("--nnodes", "0"): "'0'",
-        ("--mesh", "2;2"): "'2;2'",
-        ("--mesh", "2,2", "--nnodes", "3"): "2,2 has 4 ranks",
-    }
-    for words, why in refused.items():
-        wrong = command(*words)
-        assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1 and why in wrong.stderr
-    alone = command()
-    said, line, hint = alone.stderr.splitlines()
-    assert alone.returncode == 3 and "--nproc-per-node 8" in said and "at train.py:" in said
+    def said(*words: str) -> str:
+        assert main(command(*words)) == 0
+        return capsys.readouterr().out
+
+    fits = json.loads(said("--nproc-per-node", "2", "--json"))
+    assert fits["world_size"] == 2 and "0" in fits["ranks"]
+    assert "fits on 1 GPU" in said("--nproc-per-node", "1,2")
+    assert sorted(json.loads(said("--mesh", "2,2", "--json"))["ranks"]) == ["0", "1", "2", "3"]
+    assert "'0'" in refused(2, *command("--nnodes", "0"))
+    assert "'2;2'" in refused(2, *command("--mesh", "2;2"))
+    assert "2,2 has 4 ranks" in refused(2, *command("--mesh", "2,2", "--nnodes", "3"))
+    with pytest.raises(SystemExit, match="3"):
+        main(command())
+    why, line, hint = capsys.readouterr().err.splitlines()
+    assert "--nproc-per-node 8" in why and "at train.py:" in why
     assert "LOCAL_RANK" in line and "--traceback" in hint
 
 
