@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import textwrap
 import types
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from memlab.references import graphs
+from memlab.references import graphs, roots
 from memlab.references.live_storages import paths
+from memlab.references.walk import Root
 
 
 class Notebook:
@@ -41,15 +43,37 @@ class Notebook:
         return paths(self.value(expression))
 
 
+def few_roots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches meet neither pytest nor the modules that were there before the test.
+
+    Both grow with the number of tests, and a search for what has no name looks through all of it. In a kernel, as
+    tests/magics has it, nothing is left out.
+    """
+    modules, namespaces, known = roots.modules, roots.namespaces, set(sys.modules) - {"__main__"}
+    session, config = request.session, request.config
+    machinery = (session, config, config.pluginmanager, session._fixturemanager, request.node, request)
+
+    def later_modules() -> Iterator[Root]:
+        names = {name: module for name, module in sys.modules.items() if name not in known}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(roots, "sys", types.SimpleNamespace(modules=names))
+            yield from [*modules()]
+
+    monkeypatch.setattr(roots, "modules", later_modules)
+    monkeypatch.setattr(roots, "namespaces", lambda: itertools.chain(namespaces(), machinery))
+
+
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+def notebook(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     """An empty notebook; what was in it is gone when the test ends, and what earlier tests left is gone before it begins.
 
     An earlier test may have come to the end of what may be looked at of graphs (PyTorch 2.13 and later), which holds for
     the process until a search meets no graph; the graph at whose end it came is gone.
     """
     gc.collect()
+    gc.freeze()  # what earlier tests imported would make every search slow
     monkeypatch.setattr(graphs.look_limit, "is_closed", False)
+    few_roots(request, monkeypatch)
     found = Notebook(monkeypatch)
     yield found
     found.names.clear()

@@ -242,7 +242,7 @@ def test_a_dict_that_another_thread_changes(notebook):
         thread.join()
 
 
-def test_threads_that_come_and_go_with_their_frames():
+def test_threads_that_come_and_go_with_their_frames(notebook):
     stop = threading.Event()
 
     def work(depth: int) -> torch.Tensor:
