@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from pathlib import Path
@@ -123,8 +124,15 @@ def work(rank: int, kind: str, folder: str, device: str, backend: str) -> None:
 
 if __name__ == "__main__":
     kinds, folder, *rest = sys.argv[1:]
-    memlab.Run  # noqa: B018  # what it imports is imported once, before the forks
-    # Processes of their own for each kind, as FSDP's cycles keep a model alive; forked, so that torch is imported once.
+    # Processes of their own for each kind, as FSDP's cycles keep a model alive; forked, so that all is imported once.
+    import torch._dynamo  # by every optimizer
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+    with memlab.track("imports", device="cpu", show=False) as run:
+        torch.ones(1)
+    run.save(Path(folder, "imports.memlab"))
+    gc.freeze()  # each search for names would look through all of it
     for kind in kinds.split(","):
         options = (kind, folder, rest[1], "fake") if rest else (kind, folder, "cpu", "gloo")
         torch.multiprocessing.start_processes(work, options, nprocs=1 if rest else 2, start_method="fork")
