@@ -6,13 +6,12 @@ import collections
 import functools
 import gc
 import importlib.util
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch  # here, so that `leftovers` knows torch's functions before any test could have replaced them
+from browser.lab import chromium
 from leftovers import leftovers, record
 
 from memlab.__main__ import main
@@ -127,12 +126,6 @@ def no_gpu() -> str:
 
     found = device_name()
     return f"needs a real GPU: the first device is {found or 'none'}" if not found or is_simulated_gpu(found) else ""
-
-
-def chromium() -> str | None:
-    """The browser that the tests drive: MEMLAB_CHROMIUM, else the one on the path."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return os.environ.get("MEMLAB_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
 
 def no_browser() -> str:

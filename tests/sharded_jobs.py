@@ -127,7 +127,7 @@ if __name__ == "__main__":
     # Processes of their own for each kind, as FSDP's cycles keep a model alive; forked, so that all is imported once.
     import torch._dynamo  # by every optimizer
     import torch.distributed.fsdp
-    import torch.distributed.tensor.parallel  # noqa: F401
+    import torch.distributed.tensor.parallel
 
     with memlab.track("imports", device="cpu", show=False) as run:
         torch.ones(1)

@@ -1,16 +1,16 @@
 """A JupyterLab on loopback, driven by the system's Chromium; every request to anywhere else is refused and listed.
 
-It asserts nothing. Where playwright or a browser is missing the tests skip with the reason (`missing()`).
+It asserts nothing.
 
     lab = Lab(folder, {"PYTHONPATH": "."}); lab.write("a.ipynb", ["1 + 1"]); lab.open("a.ipynb"); lab.run_cell(0)
     lab.text(0); lab.foreign; lab.close()
 
-MEMLAB_CHROMIUM (or CHROMIUM) names the browser where the path has neither chromium, chromium-browser nor google-chrome.
+MEMLAB_CHROMIUM names the browser where the path has neither chromium, chromium-browser nor google-chrome.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -27,8 +27,8 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PICTURES = os.environ.get("MEMLAB_PICTURES")  # a folder: the screenshots are kept there
-NEEDED = ("playwright", "jupyterlab", "nbformat", "ipykernel", "anywidget")
+PICTURES = os.environ.get("MEMLAB_PICTURES")
+"""A folder: the screenshots are kept there."""
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-proxy-server",
@@ -49,19 +49,8 @@ THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 def chromium() -> str | None:
     """The browser to use, or None."""
-    named = os.environ.get("MEMLAB_CHROMIUM") or os.environ.get("CHROMIUM")
-    return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def missing() -> str:
-    """Why a browser test cannot run here; empty when it can."""
-    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if lacking:
-        return f"not installed: {', '.join(lacking)}"
-    return "" if chromium() else "no Chromium on the path and none named by MEMLAB_CHROMIUM"
-
-
-MARKS = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return os.environ.get("MEMLAB_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
 
 @contextmanager
@@ -182,6 +171,7 @@ class Lab:
 
     def open(self, name: str) -> None:
         """Open a notebook and wait until its kernel is idle."""
+        self.name = name
         self.page.goto(f"{self.url}/lab/tree/{name}?token={self.token}&reset")
         self._wait_for_kernel()
 
@@ -189,6 +179,13 @@ class Lab:
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self.page.wait_for_selector(IDLE, timeout=90_000, state="attached")
         self.page.evaluate(ANSWERS)
+
+    def reopen_without_kernel(self) -> None:
+        """Save the notebook, end its kernel and open it again: nothing is run."""
+        self.save()
+        self.page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll(); }")
+        self.page.goto(f"{self.url}/lab/tree/{self.name}?token={self.token}&reset")
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
 
     def cell(self, i: int) -> Any:
         """The locator of cell number `i`."""
@@ -247,6 +244,18 @@ class Lab:
     def save(self) -> None:
         """Save the notebook and wait until it is on disk."""
         self.page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
+
+    def outputs(self, i: int) -> list[dict[str, Any]]:
+        """The outputs of cell `i` as they are on disk."""
+        self.save()
+        return json.loads((self.root / self.name).read_text())["cells"][i]["outputs"]
+
+    def picture(self, name: str, i: int = 0) -> None:
+        """A screenshot of the output of cell `i` in both themes, where a folder for it was named."""
+        for theme in ("dark", "light") if PICTURES else ():
+            self.theme(theme)
+            self.page.wait_for_timeout(1500)
+            self.cell(i).locator(".jp-OutputArea").first.screenshot(path=f"{PICTURES}/{name}-{theme}.png")
 
     def close(self) -> None:
         """End browser and server; nothing of them stays."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from browser import lab as harness
 
-pytestmark = harness.MARKS
+pytestmark = pytest.mark.browser
 
 SETUP = """%load_ext memlab
 import torch, memlab
@@ -57,13 +56,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
         yield lab
 
 
-def picture(lab: harness.Lab, cell: int, name: str) -> None:
-    if harness.PICTURES:
-        lab.cell(cell).scroll_into_view_if_needed()
-        lab.page.wait_for_timeout(800)
-        lab.cell(cell).screenshot(path=str(Path(harness.PICTURES) / f"compare_{name}.png"))
-
-
 def test_the_figure_the_sentence_and_the_tables_are_shown(lab):
     text = lab.text(3)
     assert "<b>with</b> checkpoint: peak " in text
@@ -78,7 +70,7 @@ def test_both_themes_show_it(lab):
     for theme in ("light", "dark"):
         lab.theme(theme)
         assert lab.cell(3).locator(".barlayer .point").first.is_visible()
-        picture(lab, 3, theme)
+    lab.picture("compare", 3)
 
 
 def test_the_switch_changes_the_axis_and_back(lab):
@@ -93,12 +85,11 @@ def test_the_switch_changes_the_axis_and_back(lab):
 
 def test_a_far_shorter_run_opens_with_shares(lab):
     assert "share of each run (one took " in lab.text(4)
-    picture(lab, 4, "short")
+    lab.picture("compare_short", 4)
 
 
 def test_it_is_saved_small_and_shown_without_a_kernel(lab):
-    lab.save()
-    outputs = json.loads((lab.root / "compare.ipynb").read_text())["cells"][3]["outputs"]
+    outputs = lab.outputs(3)
     kinds = [set(output["data"]) for output in outputs]
     assert {PLOTLY, SVG} <= kinds[0]
     assert {"text/html", "text/plain"} == kinds[1]
@@ -107,8 +98,7 @@ def test_it_is_saved_small_and_shown_without_a_kernel(lab):
     print(f"a comparison in a saved notebook: {ours} bytes of ours, {whole} with what JupyterLab added")
     assert ours <= 35_000
     assert whole <= 120_000
-    lab.page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll(); }")
-    lab.page.goto(f"{lab.url}/lab/tree/compare.ipynb?token={lab.token}&reset")
+    lab.reopen_without_kernel()
     figure = lab.cell(3).locator(".jp-RenderedPlotly").first  # until somebody touches it, the PNG that was saved
     figure.wait_for(timeout=60_000)
     lab.page.wait_for_timeout(1000)

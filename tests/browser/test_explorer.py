@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from browser import lab as harness
 
-pytestmark = harness.MARKS
+pytestmark = pytest.mark.browser
 
 SETUP = """%load_ext memlab
 import torch, memlab
@@ -125,14 +125,6 @@ def page(lab: harness.Lab) -> Iterator[Any]:
     context.close()
 
 
-def picture(lab: harness.Lab, cell: int, name: str) -> None:
-    if harness.PICTURES:
-        for theme in ("dark", "light"):
-            lab.theme(theme)
-            lab.page.wait_for_timeout(1500)
-            lab.cell(cell).screenshot(path=str(Path(harness.PICTURES) / f"explorer_{name}-{theme}.png"))
-
-
 def test_the_last_line_of_a_cell_shows_it_once_and_nothing_else(lab: harness.Lab, explorer: Shown) -> None:
     assert lab.cell(3).locator("canvas").count() == 1
     assert lab.cell(3).locator(".jp-OutputArea-child").count() == 1
@@ -146,7 +138,7 @@ def test_the_module_that_holds_the_peak_is_the_first_row(lab: harness.Lab, explo
     explorer.root.get_by_label("Layers").select_option("module")
     explorer.settle()
     assert explorer.rows(0)[0][0] == lab.text(5).strip()
-    picture(lab, 3, "modules")
+    lab.picture("explorer_modules", 3)
 
 
 def test_a_range_names_the_line_that_leaks(explorer: Shown) -> None:
@@ -176,7 +168,7 @@ def test_a_click_on_a_block_says_what_it_is_and_what_keeps_it_alive(lab: harness
         "Kept alive by\ncache",
     ):
         assert words in text, (words, text)
-    picture(lab, 3, "block")
+    lab.picture("explorer_block", 3)
 
 
 def test_search_counts_what_matches(explorer: Shown) -> None:
@@ -251,7 +243,7 @@ def test_two_runs_have_one_scale(lab: harness.Lab) -> None:
     assert shown.root.locator("canvas").count() == 2
     tops = shown.root.evaluate("root => root.memlabExplorer.explorer.plots.map(plot => plot.picture.y1)")
     assert tops[0] == tops[1]
-    picture(lab, 4, "two")
+    lab.picture("explorer_two", 4)
 
 
 def test_a_saved_page_needs_no_kernel_and_no_worker(lab: harness.Lab, page: Any) -> None:

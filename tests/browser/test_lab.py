@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browser import lab as harness
 
-pytestmark = harness.MARKS
+pytestmark = pytest.mark.browser
 FIGURE = ".js-plotly-plot, .jp-RenderedPlotly img"
 """Plotly's extension of JupyterLab shows a picture it kept until the mouse comes near."""
 SAVING, OTHER = "checkpoint_sequential", "checkpoint"
@@ -85,24 +85,6 @@ def choose(lab: harness.Lab, label: str, option: str) -> None:
     lab.cell(0).get_by_label(label, exact=True).first.select_option(label=option)
 
 
-def picture(lab: harness.Lab, name: str) -> None:
-    """A screenshot of the Lab in both themes, where a folder for it was named."""
-    if harness.PICTURES:
-        size = lab.page.viewport_size
-        lab.page.set_viewport_size({"width": size["width"], "height": 1700})  # else the page shows a part of it
-        for theme in ("dark", "light"):
-            lab.theme(theme)
-            lab.page.wait_for_timeout(1500)
-            lab.cell(0).locator(".jp-OutputArea").first.screenshot(path=f"{harness.PICTURES}/{name}-{theme}.png")
-        lab.page.set_viewport_size(size)
-
-
-def outputs(lab: harness.Lab, cell: int = 0) -> list[dict[str, Any]]:
-    """The outputs of a cell as they are on disk."""
-    lab.save()
-    return json.loads((lab.root / "lab.ipynb").read_text())["cells"][cell]["outputs"]
-
-
 def test_a_switch_and_run_by_mouse_give_the_sentence_and_the_figure(lab):
     choose(lab, "Workload", "tiny")
     lab.cell(0).get_by_label(SAVING, exact=True).check()
@@ -111,7 +93,7 @@ def test_a_switch_and_run_by_mouse_give_the_sentence_and_the_figure(lab):
     lab.cell(0).locator(FIGURE).first.wait_for(timeout=30_000)
     assert "results equal" in lab.text(0)
     assert "Runs of this Lab (2)" in lab.text(0)
-    picture(lab, "lab")
+    lab.picture("lab")
 
 
 def test_what_each_would_save_is_predicted_while_nobody_waits_and_what_is_chosen_together(lab):
@@ -177,7 +159,7 @@ def test_a_run_is_stopped(lab):
     press(lab, "Run")
     wait_status(lab, " of 503")
     lab.cell(0).locator(".memlab-lab canvas").first.wait_for(timeout=10_000)  # the live curve
-    picture(lab, "lab-running")
+    lab.picture("lab-running")
     press(lab, "Stop")
     lab.cell(0).get_by_role("alert").get_by_text("Stopped").first.wait_for(timeout=20_000)
     assert "slow" not in status(lab)
@@ -203,7 +185,7 @@ def test_an_error_is_shown_and_not_run_as_html(lab):
     alert.get_by_text("Details").click()
     assert "Traceback" in alert.inner_text()
     assert lab.page.evaluate("window.hacked") is None
-    picture(lab, "lab-error")
+    lab.picture("lab-error")
 
 
 def test_what_is_wrong_is_refused_where_it_was_chosen(lab):
@@ -246,7 +228,7 @@ def test_in_a_narrow_window_nothing_is_cut_off(lab):
     inner, outer = lab.page.evaluate(
         "() => { const box = document.querySelector('.memlab-lab'); return [box.scrollWidth, box.clientWidth]; }"
     )
-    picture(lab, "lab-narrow")
+    lab.picture("lab-narrow")
     lab.page.set_viewport_size({"width": 1300, "height": 1000})
     assert inner <= outer + 1
     # The choice of a device can say more than there is room for.
@@ -269,13 +251,11 @@ def test_running_the_cell_again_leaves_one_lab(lab):
 
 
 def test_a_saved_notebook_shows_the_result_and_words_without_a_kernel(lab):
-    kept = outputs(lab)
+    kept = lab.outputs(0)
     ours = sum(len(json.dumps(one)) for out in kept for mime, one in out["data"].items() if mime != "image/png")
     print(f"the Lab in a saved notebook: {ours} bytes of ours")
     assert ours < 60_000
-    lab.page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll(); }")
-    lab.page.goto(f"{lab.url}/lab/tree/lab.ipynb?token={lab.token}&reset")
-    lab.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    lab.reopen_without_kernel()
     lab.cell(0).get_by_text("Run this cell to use the Lab").wait_for(timeout=30_000)
     lab.cell(0).locator(FIGURE).first.wait_for(timeout=30_000)
     lab.page.wait_for_timeout(3000)
@@ -285,7 +265,7 @@ def test_a_saved_notebook_shows_the_result_and_words_without_a_kernel(lab):
     assert "Error displaying widget" not in seen
     assert "Loading" not in seen
     assert len(shown) == 1 + sum(one.is_visible() for one in shown), "the output without its controls is hidden"
-    picture(lab, "lab-reopened")
+    lab.picture("lab-reopened")
 
 
 def test_it_is_used_again_after_its_cell_was_run_and_leaves_nothing_when_closed(lab):

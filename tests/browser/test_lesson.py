@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from browser import lab as harness
 
-pytestmark = harness.MARKS
+pytestmark = pytest.mark.browser
 FIGURE = ".js-plotly-plot"
 ASK = """
 from memlab.lesson import Lesson
@@ -30,12 +29,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
         yield made
 
 
-def saved(lab: harness.Lab, cell: int) -> list[dict[str, Any]]:
-    """The outputs of a cell as they are on disk."""
-    lab.save()
-    return json.loads((lab.root / "lesson.ipynb").read_text())["cells"][cell]["outputs"]
-
-
 def words(outputs: list[dict[str, Any]]) -> str:
     parts = [one["data"]["text/plain"] if "data" in one else one["text"] for one in outputs]
     return "\n".join("".join(part) for part in parts)
@@ -47,7 +40,7 @@ def test_nothing_is_chosen_for_the_learner_and_no_other_text_is_shown(lab):
     assert lab.cell(0).get_by_role("radio", checked=True).count() == 0
     assert lab.cell(0).get_by_label("or type").input_value() == ""
     assert not lab.cell(0).get_by_text("Not guessed yet").first.is_visible()
-    assert "Not guessed yet" in words(saved(lab, 0)), "what is saved needs no kernel"
+    assert "Not guessed yet" in words(lab.outputs(0)), "what is saved needs no kernel"
 
 
 def test_a_guess_is_typed_committed_and_locked(lab):
@@ -76,24 +69,20 @@ def test_a_value_is_selected_by_keyboard_and_the_picture_follows(lab):
     slider.focus()
     slider.press("ArrowRight")
     lab.cell(2).locator(FIGURE).get_by_text("batch 16: peak 2.00 MiB; 2.00 times that of 8.").wait_for(timeout=10_000)
-    if harness.PICTURES:
-        for theme in ("dark", "light"):
-            lab.theme(theme)
-            lab.page.wait_for_timeout(1000)
-            lab.cell(2).locator(".jp-OutputArea").first.screenshot(path=f"{harness.PICTURES}/sweep-{theme}.png")
+    lab.picture("sweep", 2)
 
 
 def test_the_guesses_are_drawn(lab):
     lab.run_cell(3)
     lab.cell(3).locator(FIGURE).first.wait_for(timeout=30_000)
-    assert "Of 2 questions you answered 1 and skipped 1." in words(saved(lab, 3))
+    assert "Of 2 questions you answered 1 and skipped 1." in words(lab.outputs(3))
 
 
 def test_what_is_saved_needs_no_kernel(lab):
-    assert "You said 64.00 MiB; locked" in words(saved(lab, 0))
-    assert "You said 64.00 MiB, it was 128.0 MiB" in words(saved(lab, 1))
-    assert "batch 16: peak 2.00 MiB" in words(saved(lab, 2))
-    pictures = [one["data"] for cell in (2, 3) for one in saved(lab, cell) if "image/svg+xml" in one.get("data", {})]
+    assert "You said 64.00 MiB; locked" in words(lab.outputs(0))
+    assert "You said 64.00 MiB, it was 128.0 MiB" in words(lab.outputs(1))
+    assert "batch 16: peak 2.00 MiB" in words(lab.outputs(2))
+    pictures = [one["data"] for cell in (2, 3) for one in lab.outputs(cell) if "image/svg+xml" in one.get("data", {})]
     assert len(pictures) == 2 and all("application/vnd.plotly.v1+json" in one for one in pictures)
 
 

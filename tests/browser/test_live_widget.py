@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from browser import lab as harness
 
-pytestmark = harness.MARKS
+pytestmark = pytest.mark.browser
 
 LIVE = """
 import math, threading, time
@@ -75,12 +75,6 @@ def live_cell(seconds: int, capacity_mib: int) -> str:
     return LIVE.replace("SECONDS", str(seconds)).replace("CAPACITY", str(capacity_mib))
 
 
-def picture(lab: harness.Lab, name: str) -> None:
-    """Keep a screenshot of the first cell where a folder for it was named."""
-    if harness.PICTURES:
-        lab.cell(0).locator(".jp-OutputArea").first.screenshot(path=f"{harness.PICTURES}/{name}.png")
-
-
 def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
     lab.run_cell(0, wait=False)
     lab.page.wait_for_function("() => window.__memlab_live && window.__memlab_live.chunks > 8", timeout=30_000)
@@ -90,7 +84,6 @@ def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
         "([n, d]) => window.__memlab_live.data[0].length > n && window.__memlab_live.drawn > d", arg=before
     )
     assert lab.is_running(0)
-    picture(lab, "live-light-running")
     lab.wait_cell(0)
     assert "broken None" in lab.text(0)
     assert lab.page.evaluate("window.__memlab_live.dropped") == 0
@@ -99,9 +92,7 @@ def test_the_curve_moves_before_the_cell_ends(lab: harness.Lab) -> None:
     assert lab.page.evaluate("window.hacked") is None
     label = lab.cell(0).get_by_role("img").first.get_attribute("aria-label")
     assert label.startswith("Memory timeline of training after") and "peak allocated" in label
-    for name in ("dark", "light"):
-        lab.theme(name)
-        picture(lab, f"live-{name}")
+    lab.picture("live")
     assert (lab.foreign, lab.page_errors) == ([], [])
 
 
@@ -117,7 +108,7 @@ def test_stop_works_while_the_kernel_is_busy(lab: harness.Lab) -> None:
     lab.wait_cell(0, 20)
     assert "stopped True" in lab.text(0)
     assert "off the scale" in lab.text(0)
-    picture(lab, "live-off-the-scale")
+    lab.picture("live-off-the-scale")
     assert (lab.foreign, lab.page_errors) == ([], [])
 
 
@@ -133,7 +124,7 @@ def test_a_stop_that_cannot_arrive_says_so(lab: harness.Lab) -> None:
     lab.page.wait_for_function(
         "() => document.querySelector('.memlab-said').textContent.includes('when the cell ends')", timeout=4000
     )
-    picture(lab, "live-deaf")
+    lab.picture("live-deaf")
     lab.wait_cell(0)
 
 

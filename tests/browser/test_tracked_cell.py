@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from browser import lab as harness
 
-pytestmark = harness.MARKS
-ARTIFACTS = harness.REPOSITORY / "artifacts"
+pytestmark = pytest.mark.browser
 
 SETUP = "%load_ext memlab\nimport torch\nfrom memlab.workloads import transformer\nstep = transformer()\nstep();"
 TRAIN = """%%memtrack --name training
@@ -49,21 +48,14 @@ FIGURE = ".jp-OutputArea-output .main-svg"
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
-    ARTIFACTS.mkdir(exist_ok=True)
     cells = [SETUP, TRAIN, FAIL, NOISY, MODULES, ICICLE]
     with harness.opened(tmp_path_factory, "cell.ipynb", cells) as lab:
         yield lab
 
 
-def saved_outputs(lab: harness.Lab, cell: int) -> list[dict[str, Any]]:
-    """The outputs of a cell as they are on disk."""
-    lab.save()
-    return json.loads((lab.root / "cell.ipynb").read_text())["cells"][cell]["outputs"]
-
-
 def weights(lab: harness.Lab, cell: int) -> tuple[int, int]:
     """The bytes of a cell's outputs on disk: those that are ours, and all."""
-    outputs = saved_outputs(lab, cell)
+    outputs = lab.outputs(cell)
     ours = sum(len(json.dumps(out["data"][mime])) for out in outputs for mime in OURS if mime in out.get("data", {}))
     whole = len(json.dumps(outputs))
     print(f"cell {cell} in a saved notebook: {ours} bytes of ours, {whole} with what JupyterLab added")
@@ -73,15 +65,6 @@ def weights(lab: harness.Lab, cell: int) -> tuple[int, int]:
 def legend(lab: harness.Lab, cell: int) -> set[str]:
     """The words in the legends of a cell's figure."""
     return set(lab.cell(cell).locator(".legendtext, .legend2text").all_text_contents())
-
-
-def picture(lab: harness.Lab, cell: int, name: str) -> None:
-    """A screenshot of a cell in both themes."""
-    for theme in ("dark", "light"):
-        lab.theme(theme)
-        lab.page.wait_for_timeout(1500)
-        lab.cell(cell).scroll_into_view_if_needed()
-        lab.cell(cell).screenshot(path=ARTIFACTS / f"{name}-{theme}.png")
 
 
 def mime_types(outputs: list[dict[str, Any]]) -> set[str]:
@@ -94,8 +77,6 @@ def test_the_curve_moves_before_the_cell_ends(lab):
     lab.page.wait_for_function(CURVE_IS_DRAWN, timeout=60_000)
     assert lab.is_running(1)
     lab.cell(1).scroll_into_view_if_needed()
-    lab.page.wait_for_timeout(2500)
-    lab.page.screenshot(path=ARTIFACTS / "live.png")
     lab.wait_cell(1)
     assert lab.page.evaluate("window.__memlab_live.dropped") == 0
 
@@ -106,7 +87,6 @@ def test_the_report_replaces_the_live_view(lab):
     text = lab.text(1)
     assert "allocated" in text
     assert "exact" in text
-    lab.page.screenshot(path=ARTIFACTS / "tracked_cell.png")
 
 
 def test_a_failing_cell_shows_report_and_error(lab):
@@ -121,12 +101,11 @@ def test_the_figure_survives_a_change_of_theme(lab):
     lab.page.wait_for_timeout(1500)
     lab.cell(1).scroll_into_view_if_needed()
     assert lab.cell(1).locator(FIGURE).first.bounding_box()["height"] > 150
-    lab.page.screenshot(path=ARTIFACTS / "dark.png")
     lab.theme("light")
 
 
 def test_a_saved_notebook_is_light_and_holds_no_widget(lab):
-    outputs = saved_outputs(lab, 1)
+    outputs = lab.outputs(1)
     assert {PLOTLY, SVG, "text/plain", "text/html"} <= mime_types(outputs)
     assert "application/vnd.jupyter.widget-view+json" not in mime_types(outputs)
     ours, whole = weights(lab, 1)
@@ -137,7 +116,7 @@ def test_a_saved_notebook_is_light_and_holds_no_widget(lab):
 def test_the_allocated_curve_stands_on_the_categories_that_held_it(lab):
     assert legend(lab, 1) >= CATEGORIES | {"allocated"}
     assert "peak by category" in lab.text(1)
-    picture(lab, 1, "areas")
+    lab.picture("areas", 1)
     assert lab.cell(1).locator(FIGURE).first.bounding_box()["height"] > 150
 
 
@@ -147,7 +126,7 @@ def test_a_long_and_noisy_cell_is_light_too(lab):
     lab.page.wait_for_timeout(2000)
     assert legend(lab, 3) >= CATEGORIES
     ours, whole = weights(lab, 3)
-    picture(lab, 3, "noisy")
+    lab.picture("noisy", 3)
     assert ours <= LIMIT_OURS
     assert whole <= LIMIT_NOISY
 
@@ -160,7 +139,7 @@ def test_the_modules_are_a_tree_to_unfold(lab):
     assert not inner.is_visible()
     lab.cell(4).locator("details details details summary").first.click()
     assert inner.is_visible()
-    picture(lab, 4, "modules")
+    lab.picture("modules", 4)
     assert weights(lab, 4)[1] <= LIMIT_OURS
 
 
@@ -168,34 +147,23 @@ def test_the_icicle_of_the_modules_draws(lab):
     lab.run_cell(5)
     lab.cell(5).locator(FIGURE).first.wait_for(timeout=20_000)
     lab.page.wait_for_timeout(1500)
-    picture(lab, 5, "icicle")
+    lab.picture("icicle", 5)
     assert weights(lab, 5)[1] <= LIMIT_CELL
 
 
 def test_a_notebook_opened_without_its_kernel_shows_the_figure(lab):
-    lab.save()
-    lab.page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll(); }")
-    lab.page.goto(f"{lab.url}/lab/tree/cell.ipynb?token={lab.token}&reset")
+    lab.reopen_without_kernel()
     # Until somebody touches it the extension shows the PNG that it saved.
     figure = lab.cell(1).locator(".jp-RenderedPlotly").first
     figure.wait_for(timeout=60_000)
     lab.page.wait_for_timeout(1000)
     assert figure.bounding_box()["height"] > 150
     assert "Peak allocated" in lab.text(1)
-    lab.page.screenshot(path=ARTIFACTS / "reopened.png")
 
 
 def test_nbconvert_shows_the_svg_and_the_table(lab, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "nbconvert",
-        "--to",
-        "html",
-        str(lab.root / "cell.ipynb"),
-        "--output-dir",
-        str(tmp_path),
-    ]
+    options = ("--to", "html", "--output-dir", str(tmp_path))
+    command = [sys.executable, "-m", "nbconvert", *options, str(lab.root / "cell.ipynb")]
     subprocess.run(command, check=True, capture_output=True)
     page = (tmp_path / "cell.html").read_text()
     assert 'src="data:image/svg+xml;base64,' in page
