@@ -133,7 +133,7 @@ def test_errors_deaths_limits_and_the_sandbox(tmp_path):
             os.system("echo deep; echo x > new")
             open("new", "w").write("diverted")
             return open("new").read().encode()
-        print(run(fails).error, "script.py" in "".join(run(fails).error.traceback))
+        print((error := run(fails).error), "script.py" in "".join(error.traceback))
         print(run(lambda channel: os.abort()).ended.replace(os.getcwd(), ""))
         print(run(hangs, limit_s=1).ended.replace(os.getcwd(), ""))
         outcome = run(writes)
