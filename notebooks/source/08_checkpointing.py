@@ -79,8 +79,8 @@ for reentrant in (True, False):
     print(f"use_reentrant={reentrant}: {missing} of 16 parameters got no gradient.")
     for warning in warned:
         print(f"  Warned: {str(warning.message)[:52]}")
-    is_so = missing == (8 if reentrant else 0)
-    lesson.holds(f"use_reentrant={reentrant} loses {missing} gradients", is_so)
+    lost = 8 if reentrant else 0
+    lesson.holds(f"use_reentrant={reentrant} loses {missing} gradients", missing == lost)
 
 # %% segments
 MiB = 2**20
