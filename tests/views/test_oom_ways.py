@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from memlab.analysis.oom.ways import WayOut, WaysOut
+
 from memlab.analysis.oom.explain import explain
 from memlab.analysis.oom.facts import Failure
 from memlab.analysis.oom.text import read_message
-from memlab.analysis.oom.ways import WayOut, WaysOut
 from memlab.units import ByteRange
 from memlab.views.oom import oom_page
 
