@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from memlab.analysis.oom.ways import WayOut, WaysOut
-
+from memlab.analysis.oom.actions import WayOut, WaysOut
 from memlab.analysis.oom.explain import explain
 from memlab.analysis.oom.facts import Failure
 from memlab.analysis.oom.text import read_message
