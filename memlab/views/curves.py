@@ -54,8 +54,8 @@ def timeline_scene(curves: Curves, title: str = "") -> Scene:
     if peak.time_ns >= 0:
         text = f"peak {'' if peak.is_exact else '≥ '}{format_bytes(peak.low_bytes)}"
         at, colour = scale * peak.time_ns / 1e9, theme.SERIES["allocated"]
-        is_crossed = any(0 <= limit - peak.low_bytes < _LABEL_SHARE * height for limit in limits.values())
-        items.append(Label(at, peak.low_bytes, text, colour, True, points=True, is_level=is_crossed))
+        crossing = [limit for limit in limits.values() if 0 <= limit - peak.low_bytes < _LABEL_SHARE * height]
+        items.append(Label(at, peak.low_bytes, text, colour, True, points=True, over=max(crossing, default=0)))
     y = Axis.of_bytes(height)
     panel = Panel(y, {"": (axis,)}, tuple(items))
     present = [names[code] for code in np.unique(curves.phases) if code]

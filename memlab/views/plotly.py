@@ -131,8 +131,9 @@ def _beside(item: Item, panel: Panel, axis: str) -> Iterator[tuple[str, dict[str
             look = {"showarrow": False, "yanchor": "bottom", "font": {"size": 11, "color": item.colour}}
             if item.points:
                 aside = -56 if item.x > (panel.axes[0].low + panel.axes[0].high) / 2 else 56
-                up = 0 if item.is_level else 16
-                look = {"showarrow": True, "arrowhead": 2, "ax": aside, "ay": -up, "arrowcolor": item.colour}
+                look = {"showarrow": True, "arrowhead": 2, "ax": aside, "ay": -16, "arrowcolor": item.colour}
+                if item.over:
+                    look |= {"ayref": "y", "ay": float(_counted(item.over, panel.y)), "yanchor": "bottom"}
                 look["font"] = {"color": item.colour}
             yield "annotations", {**place, **look}
 

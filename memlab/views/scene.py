@@ -137,7 +137,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label above a point; with `points` the point is marked, and with `is_level` too the label stands next to it."""
+    """A label above a point, and above the value `over` if that is higher; with `points` the point is marked."""
 
     x: float
     y: float
@@ -145,7 +145,7 @@ class Label:
     colour: str = theme.TEXT
     is_bold: bool = False
     points: bool = False
-    is_level: bool = False
+    over: float = 0.0
 
 
 Item = Line | Bands | Bars | Strip | Shade | Rule | Mark | Label

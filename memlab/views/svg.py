@@ -192,7 +192,7 @@ def _label(label: Label, space: Space) -> Iterator[str]:
     look = f'text-anchor="{anchor}"{size} fill="{label.colour}"{weight}'
     lines = label.text.split("\n")
     for number, line in enumerate(lines):
-        up = max(y + (4 if label.is_level else -5) - 13 * (len(lines) - 1 - number), 11)
+        up = max(min(y, int(space.y(label.over))) - 5 - 13 * (len(lines) - 1 - number), 11)
         yield f'<text x="{x + dx}" y="{up}" {look}>{_text(line)}</text>'
 
 

@@ -129,14 +129,19 @@ def test_the_name_of_the_capacity_stands_away_from_the_peak(share, x, anchor):
     assert text.get("text-anchor") == anchor
 
 
-@pytest.mark.parametrize(("size_mib", "above"), [(7.9, -4), (5, 5)])
-def test_the_name_of_the_peak_is_not_crossed_by_the_capacity(size_mib, above):
+@pytest.mark.parametrize("size_mib", [8, 7.9, 7.5, 5])
+def test_the_name_of_the_peak_is_not_crossed_by_the_capacity(size_mib):
     script = Script(Device(0, "small", capacity_bytes=8 << 20))
     script.free(script.alloc(int(size_mib * (1 << 20)), at=500_000_000), at=1_000_000_000)
-    svg = picture(drawn(script))
+    found = drawn(script)
+    svg = picture(found)
     (dot,) = svg.iter(f"{NAMESPACE}circle")
     (text,) = (one for one in svg.iter(f"{NAMESPACE}text") if (one.text or "").startswith("peak "))
-    assert int(dot.get("cy")) - int(text.get("y")) == above
+    (rule,) = (one for one in svg.iter(f"{NAMESPACE}path") if one.get("stroke-dasharray") == "6 3")
+    line, baseline = int(re.findall(r" (\d+)H", rule.get("d", ""))[0]), int(text.get("y", ""))
+    assert baseline == min(int(dot.get("cy", "")), line if size_mib > 7 else 999) - 5 and baseline > 20
+    (named,) = (one for one in plotted(found)["layout"]["annotations"] if one["text"].startswith("peak "))
+    assert named["ay"] == (8 if size_mib > 7 else -16)
 
 
 def test_the_capacity_is_a_line_where_the_curves_come_near_it():
