@@ -192,7 +192,7 @@ LIBRARY = {
     "choosing.py": "def chosen(mask):\n    return mask.nonzero()\n\n\ndef both(mask):\n    return mask.nonzero()\n",
     "layers.py": (
         "from choosing import both, chosen\n\n\ndef first(rows, mask):\n    return rows[chosen(mask)[:, 0]]\n\n\n"
-        "def second(rows, mask):\n    return rows[chosen(mask)[:, 0]] + rows[both(mask)[:, 0]]\n"
+        "def second(rows, mask, other):\n    return rows[chosen(mask)[:, 0]], rows[both(other)[:, 0]]\n"
     ),
 }
 
@@ -213,13 +213,16 @@ def library(tmp_path, monkeypatch):
 
 def test_what_a_library_reads_has_its_lines_in_the_key_and_is_set_by_any_of_them(library):
     def step() -> None:
-        rows, mask = torch.randn(1000, WIDTH, device="cuda"), torch.randn(1000, device="cuda") > 0
-        kept.extend((library.first(rows, mask), library.second(rows, mask)))
+        rows, *masks = (
+            torch.randn(1000, WIDTH, device="cuda"),
+            *(torch.randn(1000, device="cuda") > 0 for _ in range(3)),
+        )
+        kept.extend((library.first(rows, masks[0]), library.second(rows, *masks[1:])))
 
     def most(assume: dict[str, float] | None = None) -> dict[str, int]:
         return {one.key: one.high for one in memlab.predict(step, CARD, assume=assume).assumptions.values}
 
-    kept: list[torch.Tensor] = []
+    kept: list[object] = []
     user = f"{FILE}:{step.__code__.co_firstlineno + 2}"
     first, second, both = (f"{user} layers.py:{at} choosing.py:{read} nonzero" for at, read in ((5, 2), (9, 2), (9, 6)))
     assert most() == {first: 1000, second: 1000, both: 1000}

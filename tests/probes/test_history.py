@@ -168,7 +168,7 @@ def test_losses_belong_to_the_tracks_that_were_open():
 def test_a_recorder_that_never_came_to_cuda_has_nothing():
     one = history.Recorder()
     one.read()
-    one.quiet_moment()
+    one.quiet_moment("optimizer")
     assert (one.is_open, one.devices, one.entries_read) == (False, [], 0)
 
 
