@@ -213,17 +213,15 @@ def library(tmp_path, monkeypatch):
 
 def test_what_a_library_reads_has_its_lines_in_the_key_and_is_set_by_any_of_them(library):
     def step() -> None:
-        rows, *masks = (
-            torch.randn(1000, WIDTH, device="cuda"),
-            *(torch.randn(1000, device="cuda") > 0 for _ in range(3)),
-        )
+        rows = torch.randn(1000, WIDTH, device="cuda")
+        masks = [torch.randn(1000, device="cuda") > 0 for _ in range(3)]
         kept.extend((library.first(rows, masks[0]), library.second(rows, *masks[1:])))
 
     def most(assume: dict[str, float] | None = None) -> dict[str, int]:
         return {one.key: one.high for one in memlab.predict(step, CARD, assume=assume).assumptions.values}
 
     kept: list[object] = []
-    user = f"{FILE}:{step.__code__.co_firstlineno + 2}"
+    user = f"{FILE}:{step.__code__.co_firstlineno + 3}"
     first, second, both = (f"{user} layers.py:{at} choosing.py:{read} nonzero" for at, read in ((5, 2), (9, 2), (9, 6)))
     assert most() == {first: 1000, second: 1000, both: 1000}
     assert most({f"{user} nonzero": 10}) == {first: 10, second: 10, both: 10}
