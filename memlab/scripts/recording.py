@@ -192,6 +192,8 @@ class Recording:
 
         explained: OomExplained | None = note_oom(error, self.run, goes_on=False)
         kept = self.file(".memlab")
+        if explained is not None:
+            run_page.keep(self.run, explained)
         if keep_names(self.run, explained) and kept is not None:
             self.run.save(kept)
         if not self.wanted.quiet and (explained is not None or not is_quiet):

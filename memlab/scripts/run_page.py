@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlab.api.ranks import Ranks
 from memlab.errors import MemlabError
-from memlab.units import UNBOUNDED
+from memlab.units import UNBOUNDED, plain
 from memlab.views.curves import timeline_scene
 from memlab.views.page import document
 from memlab.views.svg import svg
@@ -28,11 +28,26 @@ if TYPE_CHECKING:
     from memlab.scripts.step_times import StepTimes
 
 
+_EXPLAINED = "explained"
+"""Among the notes of a run: why memory ran out, as text and as data."""
+
+
+def keep(run: Run, explained: OomExplained) -> None:
+    """Store with the run why memory ran out, for whoever reads its file."""
+    run.note(_EXPLAINED, {"text": explained.text, "facts": _out_of_memory(explained.explanation)})
+
+
+def _kept_text(run: Run) -> str:
+    """What was stored; a file may say anything, so no terminal escapes are left."""
+    return "\n".join(map(plain, str(run.trace.noted(_EXPLAINED).get("text", "")).splitlines()))
+
+
 def as_text(run: Run | Ranks, explained: OomExplained | None = None, times: StepTimes | None = None) -> str:
     """The report; if memory ran out, the explanation comes first."""
     if isinstance(run, Ranks):
         return run.text
-    parts = (explained.text if explained is not None else "", run.report().text, _step_times(run, times))
+    why = explained.text if explained is not None else _kept_text(run)
+    parts = (why, run.report().text, _step_times(run, times))
     return "\n\n".join(filter(None, parts))
 
 
@@ -42,6 +57,8 @@ def as_html(run: Run | Ranks, explained: OomExplained | None = None, times: Step
         return document(run.job.name, [run.svg(), run.html])
     report = run.report()
     sections = [explained.html] if explained is not None else []
+    if explained is None and (why := _kept_text(run)):
+        sections.append(f"<pre>{escape(why)}</pre>")
     if run.devices:
         sections.append(svg(timeline_scene(report.curves, report.title)))
     sections.append(report.html)
@@ -73,6 +90,8 @@ def as_json(run: Run | Ranks, explained: OomExplained | None = None, times: Step
     }
     if explained is not None:
         facts["out_of_memory"] = _out_of_memory(explained.explanation)
+    elif (kept := run.trace.noted(_EXPLAINED).get("facts")) is not None:
+        facts["out_of_memory"] = kept
     return json.dumps(facts)
 
 

@@ -103,6 +103,14 @@ def test_after_out_of_memory_the_script_is_spoken_of_and_its_line_is_the_last_sh
     for shown in (run[2], page):
         assert "before the run" in shown
         assert not re.search(r"\bcells?\b|%mem|%%mem", shown.replace("table-cell", ""))
+    (first, *_), facts = (
+        memlab_ran(folder, "show", *how, "runs/fails.memlab")[1].splitlines() for how in ((), ("--json",))
+    )
+    assert "ran out of memory" in first and first in run[2]
+    assert json.loads(facts[0])["out_of_memory"]["title"] in first
+    memlab_ran(folder, "show", "--html", "shown.html", "runs/fails.memlab")
+    html = (folder / "shown.html").read_text()
+    assert html.index("ran out of memory") < html.index("<svg")
 
 
 def test_ctrl_c_ends_it_as_it_ends_python(folder):
