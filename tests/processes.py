@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
 from simulated_machines import machine_at
 
 TESTS = Path(__file__).resolve().parent
@@ -53,3 +54,14 @@ def read_until(stream: IO[str] | None, text: str) -> None:
     assert stream is not None
     while (line := stream.readline()) and text not in line:
         pass
+
+
+def pytest_session(folder: Path, output: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run pytest in a folder, in a process of its own, which ends with its status; what it prints goes to a file."""
+    os.chdir(folder)
+    os.environ.update(environment)
+    sys.dont_write_bytecode = True  # a file of the same size may follow within the second
+    target = os.open(output, os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(target, stream)
+    sys.exit(pytest.main([*arguments]))

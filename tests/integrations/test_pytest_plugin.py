@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pickle
+import multiprocessing
+import multiprocessing.context
 import re
+import time
 from pathlib import Path
 
 import pytest
-import torch
-
-import memlab
+from processes import pytest_session
 
 pytest_plugins = ["pytester"]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -30,30 +28,25 @@ def step(device, width=300, rows=500):
 
 
 @pytest.fixture(scope="module")
-def imported() -> None:
-    """What sessions need is imported once, before they are forked."""
-    memlab.predict(lambda: None, "T4")
-    with memlab.track(show=False):
-        torch.ones(1)
+def server() -> multiprocessing.context.ForkServerContext:
+    """A process that has imported what sessions need, and used none of it: a fork of one that has computed may hang."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["memlab.api.predict", "memlab.api.track", "memlab.integrations.pytest_plugin"])
+    return context
 
 
 @pytest.fixture
-def session(imported: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+def session(server: multiprocessing.context.ForkServerContext, pytester: pytest.Pytester):
     """Write a test file and run pytest on it: the result of the session."""
-
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
 
     def run(text: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_it=MODEL + text)
-        result = pytester.path / "result"
-        if not (pid := os.fork()):  # a fresh process would import torch again, and one process cannot
-            with contextlib.suppress(BaseException):
-                ended = pytester.runpytest_inprocess(*PLUGIN, *options)
-                result.write_bytes(pickle.dumps((ended.ret, ended.outlines, ended.errlines, ended.duration)))
-            os._exit(0)
-        os.waitpid(pid, 0)
-        return pytest.RunResult(*pickle.loads(result.read_bytes()))
+        output, began = pytester.path / "output", time.monotonic()
+        environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(REPOSITORY)}
+        process = server.Process(target=pytest_session, args=(pytester.path, output, [*PLUGIN, *options], environment))
+        process.start()
+        process.join()
+        return pytest.RunResult(process.exitcode or 0, output.read_text().splitlines(), [], time.monotonic() - began)
 
     return run
 
