@@ -61,7 +61,7 @@ def pytest_session(folder: Path, output: Path, arguments: Sequence[str], environ
     os.chdir(folder)
     os.environ.update(environment)
     sys.dont_write_bytecode = True  # a file of the same size may follow within the second
-    target = os.open(output, os.O_WRONLY | os.O_CREAT)
+    target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(target, stream)
     sys.exit(pytest.main([*arguments]))
