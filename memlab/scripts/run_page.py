@@ -33,7 +33,7 @@ _EXPLAINED = "explained"
 
 
 def keep(run: Run, explained: OomExplained) -> None:
-    """Store with the run why memory ran out, for whoever reads its file."""
+    """Store with the run why memory ran out, for those who read its file."""
     run.note(_EXPLAINED, {"text": explained.text, "facts": _out_of_memory(explained.explanation)})
 
 

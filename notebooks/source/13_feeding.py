@@ -118,6 +118,7 @@ for fetch in (one_by_one, together):
     lesson.headline(f"fetched {fetch.__name__}: times the host waits", waits)
     print(f"{fetch.__name__}: {waits} calls of item()")
     assert rows["aten::mm"] == 50
+lesson.headline("operators that torch.profiler names", len(rows))
 print(profile.key_averages().table("self_cpu_time_total", row_limit=4, max_src_column_width=0))
 
 # %% exercise-1 tags=["exercise"]
