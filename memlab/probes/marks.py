@@ -106,9 +106,9 @@ def _owner_of(module: torch.nn.Module) -> torch.nn.Module | None:
 class Marker:
     """Sets marks while it has users, and calls its listeners in the working thread.
 
-    `quiet` is called after each optimizer step and backward, and after a module if the time that it gave before has come;
-    `at_module` before each forward of a module. The `backwards` get `at_output`
-    after it, with the module's path and output, and `at_engine` before and after the engine runs (see `backward.Backward`).
+    `quiet` is called after each optimizer step and backward, and after a module once the time that it returned has come;
+    `at_module` before each forward of a module. The `backwards` get `at_output` after it, with the module's path and output,
+    and `at_engine` before and after the engine runs (see `backward.Backward`).
     `watch` is notified of objects (see `tell` and `tensor_labels.TensorLabels`). The time of a mark is that of the last of
     `clocks`, all of which are called: a tracker dates its events so far with it.
     """
@@ -259,7 +259,7 @@ class Marker:
             for one in self.backwards:
                 one.at_output(self._texts[code // _KINDS], more[-1])
             if now > self._quiet_from_ns:
-                self._is_quiet("module")
+                self._let_read("module")
 
         return before, after
 
@@ -281,7 +281,7 @@ class Marker:
                 return
             add((self._now(), code_of(args, kwargs) + MarkKind.PHASE_END, get_ident()))
             self.tell("stepped", optimizer)
-            self._is_quiet(OPTIMIZER)
+            self._let_read(OPTIMIZER)
 
         return before, after
 
@@ -303,7 +303,7 @@ class Marker:
                 finally:
                     add((self._now(), code + MarkKind.PHASE_END, get_ident()))
                     self.tell("backward_ended")
-                    self._is_quiet(BACKWARD)
+                    self._let_read(BACKWARD)
             finally:
                 for one in self.backwards:
                     one.at_engine(begins=False)
@@ -320,10 +320,14 @@ class Marker:
         except Exception as error:
             self.watch_failures[f"{what} ({type(error).__name__})"] += 1
 
-    def _is_quiet(self, after: str) -> None:
-        """Nothing is being computed for the user: who listens may look at the allocator."""
-        if self._quiet is not None:
+    def _let_read(self, after: str) -> None:
+        """Between two operators the listener may read the allocator's history. An error there never reaches the user."""
+        if self._quiet is None:
+            return
+        try:
             self._quiet_from_ns = self._quiet(after)
+        except Exception as error:
+            self.watch_failures[f"reading history ({type(error).__name__})"] += 1
 
     def setter(self, kind: MarkKind, text: str) -> Callable[[], int]:
         """A fast function that sets this mark and returns its time; it works as long as the marker has users."""
