@@ -61,9 +61,9 @@ class FitTable(Shown):
     capability: tuple[int, int] | None = None
     """Its compute capability, None if that is not known."""
     advice: str = ""
-    """What to do where a run that raised is not known to fit."""
+    """What to do where a run that raised, or that fills what is free on its GPU, is not known to fit on others."""
     condition: str = ""
-    """What the answer depends on: assumed values that decide how long a predicted run is, how many GPUs, what is free on one."""
+    """The assumed values on which the length of a predicted run depends, and how many GPUs it takes if several."""
 
     def __getitem__(self, card: str) -> Fit:
         name = find(card).name
@@ -88,6 +88,8 @@ class FitTable(Shown):
             middle, card = smallest, rows[smallest].card
             size = "" if "iB" in card.name else f", {short_bytes(card.total_bytes)}"
             found = f"smallest GPU: {card.name}{size}; {numbers['yes']} of {count} fit"
+        elif numbers["yes"] and self.advice:
+            found = f"{numbers['yes']} of {count} fit what it takes on {self.own}"
         elif numbers["yes"]:
             found = (
                 f"fits only GPUs that are older than {self.own}, whose kernels may need more: predict for one of them"
@@ -107,7 +109,7 @@ class FitTable(Shown):
     def _is_answer(self, row: Fit) -> bool:
         """Whether it fits, also with the kernels of that card, of which older ones may need more than those of the run."""
         is_older = _is_newer(self.capability or (0, 0)) and not _is_newer(row.card.compute_capability)
-        return row.fits == "yes" and not is_older
+        return row.fits == "yes" and not is_older and not self.advice
 
     def _table(self, shown: Sequence[Fit]) -> Table:
         rows = []
@@ -183,12 +185,9 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
             which, need = f"below compute capability {border}", "more"
         assumed += (f"kernels of GPUs {which} may need {need}: predict for one of them",)
     condition = length_condition(chosen.trace) + (f", with {several} of each" if several > 1 else "")
-    if isinstance(chosen, Prediction) and any(text.startswith(ASKED_FREE) for text in chosen.assumptions):
-        is_sized = chosen.allocated_bytes.low < chosen.allocated_bytes.high
-        condition += (
-            f"; its code sizes itself by what is free on {own}: predict it for the other GPU" if is_sized else ""
-        )
     name, remark, advice = chosen.name or "the run", chosen.trace.remark, _advice(chosen, own) if raised else ""
+    if not raised and isinstance(chosen, Prediction) and _fills_what_is_free(chosen):
+        advice = f"Its code sizes itself by what is free on {own}: for another GPU predict it there."
     return FitTable(name, tuple(rows), assumed, remark, own, capability, advice, condition)
 
 
@@ -210,6 +209,12 @@ def _advice(chosen: Run, own: str) -> str:
     if isinstance(chosen, Prediction):
         how = f"correct the error, predict it again, then {'%memfit' if is_notebook else 'memlab fit'}"
     return f"Its whole step needs at least what is shown, and may fit on none. To know: {how}."
+
+
+def _fills_what_is_free(found: Prediction) -> bool:
+    """Whether it asked for free memory, and took more where more was free."""
+    is_asking = any(text.startswith(ASKED_FREE) for text in found.assumptions)
+    return is_asking and found.allocated_bytes.low < found.allocated_bytes.high
 
 
 def _is_newer(capability: tuple[int, int]) -> bool:

@@ -306,8 +306,9 @@ def test_a_cache_that_fills_what_is_free_covers_every_size_of_the_context():
     filled, printed = memlab.predict(fills, card), memlab.predict(prints, card)
     assert filled.allocated_bytes == halves
     assert printed.allocated_bytes == ByteRange(4 * MiB, 4 * MiB)
-    told = [str(memlab.fit(one)).splitlines()[0] for one in (filled, printed)]
+    told = [str(memlab.fit(one)) for one in (filled, printed)]
     assert ["by what is free on mine" in one for one in told] == [True, False]
+    assert ["smallest GPU" in one for one in told] == [False, True]
 
 
 VAGUE = memlab.Card("mine", 24 * GiB, (8, 6), 0, 24 * GiB, 24 * GiB, 0)
