@@ -184,7 +184,7 @@ def test_generation_goes_to_its_length(beams):
     found = memlab.predict(step, CARD)
     assert found.fits == "yes"
     assert "if it runs as long as was assumed (test_third_party.py:" in found.verdict
-    line = f"test_third_party.py:{generating.__code__.co_firstlineno + 3} item: "
-    read = [text for text in found.assumptions if text.startswith(line)]
+    line = f"test_third_party.py:{generating.__code__.co_firstlineno + 3} utils.py:"
+    read = [text for text in found.assumptions if text.startswith(line) and text.endswith(" times)")]
     times = [int(text.rpartition("(")[2].removesuffix(" times)")) for text in read]
     assert 19 <= max(times) <= 21, "it asks once per token whether all sequences have ended"
