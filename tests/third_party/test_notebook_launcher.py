@@ -54,7 +54,8 @@ def test_the_cell_shows_both_ranks(notebook):
     reply = notebook.run(f"%%memtrack --name job\n{LAUNCH.format(arguments='()')}")
     assert reply.status == "ok", reply.said
     (peaks,) = notebook.value("[[one.peak.low for one in job.ranks] for job in memlab.runs['job'].started_ranks]")
-    assert peaks[1] - peaks[0] == KEPT_BYTES
+    # DDP's threads free the scalars of a step when they come to it: one may be there at a peak (seen: 4 bytes).
+    assert abs(peaks[1] - peaks[0] - KEPT_BYTES) <= 64
     _, ranks, parent = reply.shown
     assert ranks["text/plain"].startswith("job · 2 ranks · measured · peak allocated ")
     assert "DistributedDataParallel.module.0" in ranks["text/plain"]
