@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 
 import pytest
 import torch
@@ -224,7 +225,8 @@ def test_each_graph_keeps_what_its_own_backward_needs(fake, between):
     assert fake.assumptions[COMPILED]
 
 
-def test_where_dynamo_fails_a_function_is_one_graph_and_the_report_says_so(fake, monkeypatch):
+@pytest.mark.skipif("MEMLAB_DYNAMO_FAILS" not in os.environ, reason="runs in the process of the test below")
+def test_dynamo_fails(fake, monkeypatch):
     def fails(translator):
         raise ValueError("no such instruction")
 
@@ -237,3 +239,10 @@ def test_where_dynamo_fails_a_function_is_one_graph_and_the_report_says_so(fake,
     assert held(disabled, function) == whole
     (text,) = [one for one in fake.assumptions if one.startswith(WHOLE)]
     assert text.endswith("ValueError: no such instruction")
+
+
+def test_where_dynamo_fails_a_function_is_one_graph_and_the_report_says_so():
+    # After an error in its callback, PyTorch (2.13) leaves Dynamo's frame evaluator on: callers then hold what they pass.
+    here = f"{__file__}::{test_dynamo_fails.__name__}"
+    said = python("-m", "pytest", "-q", "-p", "no:cacheprovider", here, MEMLAB_DYNAMO_FAILS="1")
+    assert "1 passed" in said
