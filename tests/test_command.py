@@ -50,6 +50,7 @@ def test_help_needs_no_torch():
         (["show", "nothing"], "there is no file 'nothing'"),
         (["show", "."], "there is no run in '.'"),
         (["check", "a", "--baseline", "b", "--tolerance", "much"], "'much'"),
+        (["check", "a", "--baseline", "b", "--tolerance", "-2%"], "one that begins with '-' is written after '='"),
         (["compare", "a", "b"], "'a'"),
         (["fit", "train.py"], "not a memlab trace"),
         (["show", ""], "argument FILE|DIR: it is empty"),

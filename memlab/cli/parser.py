@@ -26,6 +26,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line, as everywhere in memlab."""
+        if message.endswith("expected one argument"):  # none came, or one that looks like an option
+            message += " (one that begins with '-' is written after '=')"
         self.exit(WRONG_USAGE, f"{self.prog}: {message}. {self.prog} --help shows how it is used.\n")
 
     @contextlib.contextmanager
