@@ -12,7 +12,6 @@ from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.api.runs import last_run, runs
 from memlab.errors import PredictionError
-from memlab.fake_cuda.devices import ASKED_FREE
 from memlab.prediction.assumptions import length_condition
 from memlab.prediction.cards import KERNELS_CHANGE, Card, cards, find, name_of
 from memlab.prediction.forecast import ANSWERS, DeviceForecast, Known, on_devices
@@ -186,7 +185,7 @@ def fit(run: Run | None = None, on: Iterable[str | Card] | None = None, conf: st
         assumed += (f"kernels of GPUs {which} may need {need}: predict for one of them",)
     condition = length_condition(chosen.trace) + (f", with {several} of each" if several > 1 else "")
     name, remark, advice = chosen.name or "the run", chosen.trace.remark, _advice(chosen, own) if raised else ""
-    if not raised and isinstance(chosen, Prediction) and _fills_what_is_free(chosen):
+    if not raised and isinstance(chosen, Prediction) and chosen.fills_what_is_free:
         advice = f"Its code sizes itself by what is free on {own}: for another GPU predict it there."
     return FitTable(name, tuple(rows), assumed, remark, own, capability, advice, condition)
 
@@ -209,12 +208,6 @@ def _advice(chosen: Run, own: str) -> str:
     if isinstance(chosen, Prediction):
         how = f"correct the error, predict it again, then {'%memfit' if is_notebook else 'memlab fit'}"
     return f"Its whole step needs at least what is shown, and may fit on none. To know: {how}."
-
-
-def _fills_what_is_free(found: Prediction) -> bool:
-    """Whether it asked for free memory, and took more where more was free."""
-    is_asking = any(text.startswith(ASKED_FREE) for text in found.assumptions)
-    return is_asking and found.allocated_bytes.low < found.allocated_bytes.high
 
 
 def _is_newer(capability: tuple[int, int]) -> bool:

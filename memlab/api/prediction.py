@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from memlab.analysis.summary import has_raised
 from memlab.api.run import Run
 from memlab.errors import DoesNotApply, MemlabError, PredictionError
+from memlab.fake_cuda.devices import ASKED_FREE
 from memlab.fake_cuda.process_groups import HOW, ThisRank
 from memlab.prediction.assumptions import Assumptions, length_condition
 from memlab.prediction.cards import KERNELS_CHANGE, Card, cards, find
@@ -101,6 +102,12 @@ class Prediction(Run):
             return f"fits {card} with {ByteRange(max(low, 0), max(high, 0))} to spare{on}"
         between = f": {format_bytes(-low)} missing to {format_bytes(high)} left{on}" if low < 0 < high else ""
         return f"too close to call on {card}{between}"
+
+    @property
+    def fills_what_is_free(self) -> bool:
+        """Whether it asked for free memory, and took more where more was free: on another card it takes something else."""
+        is_asking = any(text.startswith(ASKED_FREE) for text in self.forecast.assumptions)
+        return is_asking and self.allocated_bytes.low < self.allocated_bytes.high
 
     @property
     def assumptions(self) -> Assumptions:
@@ -258,6 +265,10 @@ def _needs(one: Prediction) -> tuple[int, int]:
     return one.peak_device_bytes.high, one.allocated_bytes.high
 
 
+def _fits(one: Prediction | None) -> bool:
+    return one is not None and one.fits == "yes" and not has_raised(one.trace)
+
+
 _NEWER = "RTX 4090"
 """A card with the kernels of compute capability 8.0 and above, which are most alike."""
 
@@ -268,8 +279,14 @@ def smallest_card(found: Prediction, predicted: Callable[[Card], Prediction | No
     The requests of one prediction are replayed on other cards, one of each size, from those that have what is allocated at the peak
     to those that have all that it needs on its own card: a full card releases its cache, and may need less. A card of another
     compute capability has other kernels (before 8.0 attention in bfloat16 is a matrix of all scores): the first one that would
-    fit is predicted by itself, and so on until one does. `predicted` gives None if the step fails there.
+    fit is predicted by itself, and so on until one does. What fills free memory is predicted on each card that is looked at.
+    `predicted` gives None if the step fails there.
     """
+    if found.fills_what_is_free:
+        known = sorted(cards.values(), key=lambda card: (card.usable_bytes, card.name))
+        there = functools.cache(lambda place: predicted(known[place]))
+        place = bisect.bisect_left(range(len(known)), True, key=lambda place: _fits(there(place)))
+        return there(place) if place < len(known) else None
     base: Prediction | None = found
     if found.card.compute_capability < KERNELS_CHANGE:  # newer cards need less: all of them would be missed
         base = predicted(find(_NEWER))

@@ -121,7 +121,9 @@ class WaysSearch:
         if as_it_is.fits == "yes":
             self._add(WayOut("free", "`%memoom release`, then the same cell again", as_it_is.peak_device_bytes))
             return
-        for look in (self._larger_gpu, self._without_leftovers, self._smaller_batch, self._with_techniques):
+        here = (self._without_leftovers, self._smaller_batch, self._with_techniques)
+        # What fills free memory takes a search of its own on each GPU: what can be done here is worth the time more.
+        for look in (*here, self._larger_gpu) if as_it_is.fills_what_is_free else (self._larger_gpu, *here):
             look(as_it_is)
 
     def _add(self, way: WayOut) -> None:

@@ -19,6 +19,7 @@ from memlab.api import largest_batch
 from memlab.api import predict as step_module
 from memlab.api.display import Progress
 from memlab.api.predict import StepToPredict, predict_step
+from memlab.api.prediction import smallest_card
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction import child, dry_run
 from memlab.prediction.child import Child
@@ -309,6 +310,19 @@ def test_a_cache_that_fills_what_is_free_covers_every_size_of_the_context():
     told = [str(memlab.fit(one)) for one in (filled, printed)]
     assert ["by what is free on mine" in one for one in told] == [True, False]
     assert ["smallest GPU" in one for one in told] == [False, True]
+
+
+def test_the_smallest_card_of_what_fills_what_is_free_was_predicted_there():
+    def fills() -> None:
+        weights = torch.empty(9 * GiB, dtype=torch.uint8, device="cuda")
+        cache = torch.empty(torch.cuda.mem_get_info()[0] // 2, dtype=torch.uint8, device="cuda")
+        del weights, cache
+
+    found = smallest_card(memlab.predict(fills, "A100 40GB"), lambda card: memlab.predict(fills, card))
+    assert found is not None and found.fits == "yes"
+    smaller = [card for card in memlab.cards.values() if card.usable_bytes < found.card.usable_bytes]
+    assert memlab.predict(fills, max(smaller, key=lambda card: card.usable_bytes)).fits != "yes"
+    assert found.allocated_bytes.high < 12 * GiB  # as on that card, not on the one it was predicted for first
 
 
 VAGUE = memlab.Card("mine", 24 * GiB, (8, 6), 0, 24 * GiB, 24 * GiB, 0)
