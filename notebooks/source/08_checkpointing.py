@@ -37,7 +37,9 @@ best = lesson.guess("Which number of segments has the lowest peak?", choices=seg
 %%memtrack --name plain
 def train(forward):
     net.zero_grad()
-    nn.functional.mse_loss(forward(x), y).backward()
+    loss = nn.functional.mse_loss(forward(x), y)
+    loss.backward()
+    return loss.item()
 
 train(net)
 
@@ -47,7 +49,7 @@ def halves(x):
     return net[500:](middle)  # its backward comes at once: forgetting would save nothing
 
 with memlab.track("two halves", show=False) as two:
-    train(halves)
+    two.result(train(halves))
 memlab.compare(memlab.runs["plain"], two)
 
 # %% account

@@ -37,7 +37,9 @@ moved = lesson.guess("When is the new peak?", choices=moments)
 %%memtrack --name plain
 def train(forward):
     net.zero_grad()
-    forward(x).square().mean().backward()
+    loss = forward(x).square().mean()
+    loss.backward()
+    return loss.item()
 
 train(net)
 
@@ -73,7 +75,7 @@ def gradient(forward):
 both = {}
 for name, inside in {"recomputed": 3, "convolution outside": 2}.items():
     with memlab.track(name, show=False) as both[name]:
-        train(lambda x: again(x, inside))
+        both[name].result(train(lambda x: again(x, inside)))
 recomputed, outside = both.values()
 memlab.compare(plain, recomputed)
 

@@ -36,15 +36,19 @@ where = lesson.guess(question, choices=["forward", "backward"])
 # %% whole
 %%memtrack --name whole
 def train(net, x, y, n):
+    total = 0
     net.zero_grad()
     for xs, ys in zip(x.chunk(n), y.chunk(n)):
-        (loss(net(xs), ys) * len(xs) / len(x)).backward()
+        part = loss(net(xs), ys) * len(xs) / len(x)
+        part.backward()
+        total += part.item()
+    return total
 
 train(net, x, y, 1)
 
 # %% four-pieces
 with memlab.track("four pieces", show=False) as four:
-    train(net, x, y, 4)
+    four.result(train(net, x, y, 4))
 
 whole = memlab.runs["whole"]
 memlab.compare(whole, four)

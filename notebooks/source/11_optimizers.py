@@ -23,8 +23,10 @@ def network():
 def train(model, optimizer, rows=B):
     for _ in range(2):
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(x[:rows]), y[:rows]).backward()
+        loss = nn.functional.mse_loss(model(x[:rows]), y[:rows])
+        loss.backward()
         optimizer.step()
+    return loss.item()
 
 def training(make, **settings):
     model = network()
@@ -68,9 +70,10 @@ lesson.account("At the peak of training with Adam", run, expected)
 # %% measured
 def measured(name, make, rows=B, **settings):
     with memlab.track(name, show=False) as run:
+        torch.manual_seed(0)  # so that the losses can be compared
         model = network()
         optimizer = make(model.parameters(), **settings)
-        train(model, optimizer, rows)
+        run.result(train(model, optimizer, rows))
     print(f"{name:>22}: peak {peak_of(run):.2f}, left {left_by(run):.3f}")
     return run
 
