@@ -23,7 +23,7 @@ BOUNDS = {
 }  # fmt: skip
 """Lessons with more, and the percent that they have, which may only fall: a measured claim is worth more than a short list."""
 NAMES = {"memlab", "lesson", "Lesson", "CachingAllocator", "lab"}
-METHODS = {"compare", "breakdown"}
+METHODS = {"compare", "breakdown", "result"}
 """What lessons ask of a guess and of a run."""
 
 
