@@ -176,7 +176,7 @@ def square_root(layers: int) -> int:
     return max(2, round(math.sqrt(layers)))
 
 
-def _longest(model: nn.Module) -> nn.Sequential:
+def longest_chain(model: nn.Module) -> nn.Sequential:
     """The Sequential with the most layers whose forward does no more than go through them: a subclass may have a shortcut."""
     chains = [one for one in model.modules() if isinstance(one, nn.Sequential) and len(one) >= SHORTEST]
     plain = nn.Sequential.forward
@@ -227,7 +227,7 @@ def _segmented(chain: nn.Sequential, count: Count, value: Any) -> Any:
 
 def _segment(count: Count, job: Job) -> None:
     only_training(job)
-    chain = _longest(job.model)
+    chain = longest_chain(job.model)
     chain.forward = functools.partial(_segmented, chain, count)  # type: ignore[method-assign]
 
 
@@ -241,7 +241,7 @@ def _patch_segments(count: Count) -> Iterator[None]:
         return _segmented(self, count, input) if id(self) in chosen else plain(self, input)
 
     replaced = mock.patch.object(nn.Sequential, "forward", forward)
-    with replaced, on_models(lambda model: chosen.add(id(_longest(model)))):
+    with replaced, on_models(lambda model: chosen.add(id(longest_chain(model)))):
         yield
 
 
@@ -274,7 +274,7 @@ TECHNIQUES = (
             demo,
             functools.partial(_segment, count),
             patch=functools.partial(_patch_segments, count),
-            change=_longest,
+            change=longest_chain,
         )
         for name, demo, count in (
             ("checkpoint_sequential", Demo("gpt", share=0.35), four),

@@ -10,7 +10,10 @@ import ast
 import difflib
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+from memlab.saving_techniques.checkpoint import EXPENSIVE, four, square_root
 
 CHUNKED = '''
 import torch.nn.functional as F
@@ -27,14 +30,71 @@ def chunked_cross_entropy(hidden, targets, head, chunks=8):
 '''
 
 
-class _Cell:
-    """A cell's text that is being edited."""
+OFFLOADED = '''
+from torch.autograd.graph import save_on_cpu
 
-    def __init__(self, text: str, models: Mapping[str, Mapping[str, Any]]) -> None:
-        self.lines, self.models = text.splitlines(), models
+def offloaded(forward):
+    """What forward saves for backward waits in the host's memory."""
+    def call(*args, **kwargs):
+        with save_on_cpu(pin_memory=True):
+            return forward(*args, **kwargs)
+    return call
+'''
+IN_BFLOAT16 = '''
+import torch
+
+def in_bfloat16(forward):
+    """Matrix products and convolutions in bfloat16; weights and the result stay in float32."""
+    def call(*args, **kwargs):
+        with torch.autocast("DEVICE", dtype=torch.bfloat16):
+            output = forward(*args, **kwargs)
+        return output.float() if isinstance(output, torch.Tensor) else output
+    return call
+'''
+IN_HALF = '''
+import torch
+
+def in_half(model):
+    """Weights and inputs in HALF."""
+    forward = model.to(torch.HALF).forward
+    def call(*args, **kwargs):
+        is_float = [isinstance(one, torch.Tensor) and one.is_floating_point() for one in args]
+        args = [one.to(torch.HALF) if cast else one for one, cast in zip(args, is_float)]
+        return forward(*args, **kwargs)
+    return call
+'''
+STEP_IN_BACKWARD = '''
+def step_in_backward(optimizer):
+    """Update each parameter as soon as its gradient is there, and free that: optimizer.step() then finds nothing to do."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            def step(parameter, own=type(optimizer)([{**group, "params": [parameter]}])):
+                own.step()
+                parameter.grad = None
+            parameter.register_post_accumulate_grad_hook(step)
+'''
+KEEP_PRODUCTS = f'''
+from functools import partial
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+def keep_products(context, operator, *args, **kwargs):
+    """Products, convolutions and attention are kept; what is cheap is run again."""
+    name = getattr(getattr(operator, "overloadpacket", None), "__name__", "")
+    return CheckpointPolicy.MUST_SAVE if name in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+products = {sorted(EXPENSIVE)!r}
+'''
+
+
+class _Cell:
+    """A cell's text that is being edited; `facts` are those of `observed.Observer`, `names` the techniques asked for."""
+
+    def __init__(self, text: str, facts: Mapping[str, Any], names: Sequence[str]) -> None:
+        self.source, self.lines, self.names, self.facts = text, text.splitlines(), names, facts
+        self.models: Mapping[str, Mapping[str, Any]] = facts.get("models", {})
         self.tree = ast.parse(text)
         self.inserted: dict[int, list[str]] = {}
-        self.replaced: list[tuple[ast.expr, str]] = []
+        self.replaced: list[tuple[ast.expr | ast.stmt, str]] = []
 
     def model(self) -> str:
         """The name of the only model of the cell, "" if there are several or none."""
@@ -50,9 +110,29 @@ class _Cell:
         found = [one for one in tops if any(one.lineno <= row <= (one.end_lineno or 0) for row in stored)]
         return found[-1].end_lineno if len(found) == len(stored) else None
 
+    def is_edited(self, edit: Callable[[_Cell], bool]) -> bool:
+        """Make an edit; one that cannot be made leaves nothing behind."""
+        before = {row: list(lines) for row, lines in self.inserted.items()}, list(self.replaced)
+        if not (done := edit(self)):
+            self.inserted, self.replaced = before
+        return done
+
+    def calls(self, name: str) -> list[ast.Call]:
+        """The calls of functions and methods of this name."""
+        called = [one for one in ast.walk(self.tree) if isinstance(one, ast.Call)]
+        return [one for one in called if ast.unparse(one.func).rpartition(".")[2] == name]
+
+    def replace(self, node: ast.expr | ast.stmt, text: str) -> bool:
+        """Put this in the place of a node; False if some of it has been replaced."""
+        ends = node.end_lineno or node.lineno
+        if any(one.lineno <= ends and node.lineno <= (one.end_lineno or 0) for one, _ in self.replaced):
+            return False
+        self.replaced.append((node, text))
+        return True
+
     def insert(self, behind: int, text: str) -> None:
-        """Insert lines behind a line; 0 is the beginning of the cell."""
-        self.inserted.setdefault(behind, []).extend(text.strip("\n").split("\n"))
+        """Insert lines behind a line; 0 is the beginning of the cell, where a definition is followed by an empty line."""
+        self.inserted.setdefault(behind, []).extend(text.strip("\n").split("\n") + [""] * text.startswith("\n"))
 
     def text(self) -> str:
         """The changed text."""
@@ -69,15 +149,10 @@ class _Cell:
         return "\n".join(lines) + "\n"
 
 
-def _checkpoint(cell: _Cell) -> bool:
+def _over_blocks(cell: _Cell, imports: str, more: str = "") -> bool:
     name = cell.model()
     facts, behind = cell.models.get(name, {}), cell.place(name)
-    if behind is None or not facts.get("blocks"):
-        return False
-    if facts["is_transformers"]:
-        cell.insert(behind, f"{name}.gradient_checkpointing_enable()  # recomputes each block in backward")
-        return True
-    if facts["has_statistics"]:  # PyTorch's checkpoint would update them twice
+    if behind is None or not facts.get("blocks") or facts["has_statistics"]:  # a checkpoint would update them twice
         return False
     paths = facts["blocks"]
     parents = {path.rpartition(".")[0] for path in paths}
@@ -86,13 +161,136 @@ def _checkpoint(cell: _Cell) -> bool:
     if len(parents) == 1 and (parent := parents.pop()) and counted:
         over = _attribute(name, parent)
     lines = [
-        "from functools import partial",
-        "from torch.utils.checkpoint import checkpoint",
         f"for block in {over}:  # keep only each block's input, and recompute the rest in backward",
-        "    block.forward = partial(checkpoint, type(block).forward, block, use_reentrant=False)",
+        f"    block.forward = partial(checkpoint, type(block).forward, block, use_reentrant=False{more})",
+    ]
+    cell.insert(behind, "\n".join([imports, *lines]))
+    return True
+
+
+def _checkpoint(cell: _Cell) -> bool:
+    name = cell.model()
+    behind = cell.place(name)
+    if behind is not None and cell.models.get(name, {}).get("blocks") and cell.models[name]["is_transformers"]:
+        cell.insert(behind, f"{name}.gradient_checkpointing_enable()  # recomputes each block in backward")
+        return True
+    return _over_blocks(cell, "from functools import partial\nfrom torch.utils.checkpoint import checkpoint")
+
+
+def _selective_checkpoint(cell: _Cell) -> bool:
+    contexts = "partial(create_selective_checkpoint_contexts, keep_products)"
+    return _over_blocks(cell, KEEP_PRODUCTS, f", context_fn={contexts}")
+
+
+def _segments(count: Callable[[int], int], cell: _Cell) -> bool:
+    """PyTorch's own segments may begin with a layer that works in place, and would change what they are run again from."""
+    name = cell.model()
+    facts, behind = cell.models.get(name, {}), cell.place(name)
+    if behind is None or not facts.get("chain") or "in_place" in cell.names:
+        return False
+    path, layers = facts["chain"]
+    chain, cut = _attribute(name, path) if path else name, count(layers)
+    lines = [
+        "from functools import partial",
+        "from torch.utils.checkpoint import checkpoint_sequential",
+        f"# {cut} segments: only their inputs are kept, the rest is run again in backward",
+        f"{chain}.forward = partial(checkpoint_sequential, list({chain}), {cut}, use_reentrant=False)",
     ]
     cell.insert(behind, "\n".join(lines))
     return True
+
+
+def _in_place(cell: _Cell) -> bool:
+    name = cell.model()
+    paths, behind = cell.models.get(name, {}).get("in_place"), cell.place(name)
+    if behind is None or not paths:
+        return False
+    cell.insert(behind, f"for path in {paths!r}:\n    {name}.get_submodule(path).inplace = True")
+    return True
+
+
+def _around_forward(call: str, text: str, cell: _Cell) -> bool:
+    """The forward of the only model is what a call gives for MODEL, of a function that is defined first."""
+    name = cell.model()
+    behind = cell.place(name)
+    if behind is None or not name:
+        return False
+    device = cell.models[name]["device"]
+    cell.insert(0, text.replace("DEVICE", device).replace("HALF", "bfloat16" if device == "cpu" else "float16"))
+    cell.insert(behind, f"{name}.forward = {call.replace('MODEL', name)}")
+    return True
+
+
+def _without_graph(mode: str, cell: _Cell) -> bool:
+    """The statements in which a model is called, each in the mode; a text over several lines would be indented, too."""
+    found = []
+    for one in cell.tree.body:
+        inside = list(ast.walk(one))
+        called = {ast.unparse(node.func).split(".")[0] for node in inside if isinstance(node, ast.Call)}
+        if called & cell.models.keys():
+            found.append(one)
+            constants = (node for node in inside if isinstance(node, ast.Constant | ast.JoinedStr))
+            if any(node.lineno != node.end_lineno for node in constants):
+                return False
+    texts = [ast.get_source_segment(cell.source, one) or "" for one in found]
+    if not any(isinstance(one, ast.Name) and one.id == "torch" for one in ast.walk(cell.tree)):
+        cell.insert(0, "import torch")
+    within = [f"with torch.{mode}():\n{textwrap.indent(text, '    ')}" for text in texts]
+    return bool(found) and all(map(cell.replace, found, within))
+
+
+def _set_to_none(cell: _Cell) -> bool:
+    calls = [one for one in cell.calls("zero_grad") if one.args or one.keywords]
+    return bool(calls) and all(cell.replace(one, f"{ast.unparse(one.func)}()") for one in calls)
+
+
+def _retain_graph(cell: _Cell) -> bool:
+    calls = [one for one in cell.calls("backward") if any(word.arg == "retain_graph" for word in one.keywords)]
+    for one in calls:
+        one.keywords = [word for word in one.keywords if word.arg != "retain_graph"]
+    return bool(calls) and all(cell.replace(one, ast.unparse(one)) for one in calls)
+
+
+def _mmap_loading(cell: _Cell) -> bool:
+    calls = [one for one in cell.calls("load") if ast.unparse(one.func) == "torch.load"]
+    return bool(calls) and all(cell.replace(one, _with_keyword(cell, one, "mmap=True")) for one in calls)
+
+
+def _optimizer_setting(settings: str, cell: _Cell) -> bool:
+    """In the call that makes the only optimizer, or else in its groups."""
+    known = cell.facts.get("optimizers", {})
+    if len(known) != 1:
+        return False
+    ((name, kind),) = known.items()
+    calls, behind = cell.calls(kind), cell.place(name)
+    if len(calls) == 1 and not any(word.arg in (None, "foreach", "fused") for word in calls[0].keywords):
+        return cell.replace(calls[0], _with_keyword(cell, calls[0], settings))
+    if behind is None:
+        return False
+    settings = settings if "foreach" in settings else f"foreach=False, {settings}"
+    cell.insert(behind, f"for group in {name}.param_groups:\n    group.update({settings})")
+    return True
+
+
+def _step_in_backward(cell: _Cell) -> bool:
+    """Only an optimizer that the cell makes: each run of the cell would add hooks to another one."""
+    known = cell.facts.get("optimizers", {})
+    behind = cell.place(next(iter(known))) if len(known) == 1 else None
+    words = ("clip_grad", "GradScaler", "lr_scheduler", "Scheduler", "closure")
+    if not behind or not cell.facts.get("steps_after_each_backward") or any(one in cell.source for one in words):
+        return False
+    cell.insert(0, STEP_IN_BACKWARD)
+    cell.insert(behind, f"step_in_backward({next(iter(known))})")
+    return True
+
+
+def _with_keyword(cell: _Cell, call: ast.Call, word: str) -> str:
+    """The text of a call with one more argument."""
+    text = ast.get_source_segment(cell.source, call) or ""
+    if "#" in text:
+        text = ast.unparse(call)
+    inside = text[:-1].rstrip().removesuffix(",")
+    return f"{inside}{'' if inside.endswith('(') else ', '}{word})"
 
 
 def _chunked_loss(cell: _Cell) -> bool:
@@ -102,8 +300,8 @@ def _chunked_loss(cell: _Cell) -> bool:
         return False
     head = _attribute(name, facts["head"])
     passes = f"{head}.forward = lambda hidden: hidden  # the loss below makes the logits, a chunk at a time"
-    called = [one for one in ast.walk(cell.tree) if isinstance(one, ast.Call)]
-    calls = [one for one in called if ast.unparse(one.func).rpartition(".")[2] == "cross_entropy"]
+    named = [one for name in cell.facts.get("losses", ()) for one in cell.calls(name) if isinstance(one.func, ast.Name)]
+    calls = cell.calls("cross_entropy") + named
     if len(calls) != 1 or calls[0].keywords or len(calls[0].args) != 2:
         return False
     logits, targets = calls[0].args
@@ -117,10 +315,11 @@ def _chunked_loss(cell: _Cell) -> bool:
             return False
     elif not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == name):
         return False
+    hidden, wanted = ast.unparse(inner), ast.unparse(targets)
+    if not cell.replace(calls[0], f"chunked_cross_entropy({hidden}, {wanted}, {head})"):
+        return False
     cell.insert(0, CHUNKED)
     cell.insert(behind, passes)
-    hidden, wanted = ast.unparse(inner), ast.unparse(targets)
-    cell.replaced.append((calls[0], f"chunked_cross_entropy({hidden}, {wanted}, {head})"))
     return True
 
 
@@ -132,18 +331,38 @@ def _attribute(name: str, path: str) -> str:
     return "".join([name, *(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))])
 
 
-EDITS: dict[str, Callable[[_Cell], bool]] = {"chunked_loss": _chunked_loss, "checkpoint": _checkpoint}
+EDITS: dict[str, Callable[[_Cell], bool]] = {
+    "chunked_loss": _chunked_loss,
+    "checkpoint": _checkpoint,
+    "selective_checkpoint": _selective_checkpoint,
+    "checkpoint_sequential": partial(_segments, four),
+    "sqrt_segments": partial(_segments, square_root),
+    "in_place": _in_place,
+    "autocast_bf16": partial(_around_forward, "in_bfloat16(MODEL.forward)", IN_BFLOAT16),
+    "offload": partial(_around_forward, "offloaded(MODEL.forward)", OFFLOADED),
+    "retain_graph": _retain_graph,
+    "set_to_none": _set_to_none,
+    "mmap_loading": _mmap_loading,
+    "foreach_off": partial(_optimizer_setting, "foreach=False"),
+    "fused": partial(_optimizer_setting, "fused=True"),
+    "step_in_backward": _step_in_backward,
+    "half_inference": partial(_around_forward, "in_half(MODEL)", IN_HALF),
+    "no_grad": partial(_without_graph, "no_grad"),
+    "inference_mode": partial(_without_graph, "inference_mode"),
+}
 """Technique -> edits the cell; False if it cannot be written into this one."""
+FIRST = ("chunked_loss", "checkpoint")
+"""What most often reaches a target, at a small price."""
 
 
 def edited(text: str, facts: Mapping[str, Any], names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The cell's text with these techniques, as far as they can be written into it, and the names of those."""
     try:
-        cell = _Cell(textwrap.dedent(text), facts.get("models", {}))
+        cell = _Cell(textwrap.dedent(text), facts, names)
     except (SyntaxError, ValueError):  # magics: such a cell is left as it is
         return text, ()
-    done = tuple(name for name in EDITS if name in names and EDITS[name](cell))
-    return (cell.text(), done) if done else (text, ())
+    done = [name for name in EDITS if name in names and cell.is_edited(EDITS[name])]
+    return (cell.text(), tuple(done)) if done else (text, ())
 
 
 def diff(before: str, after: str) -> str:

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from memlab.errors import DoesNotApply
 from memlab.saving_techniques import techniques
-from memlab.saving_techniques.checkpoint import blocks
+from memlab.saving_techniques.checkpoint import blocks, longest_chain
+from memlab.saving_techniques.in_place import changeable
 from memlab.torch_internals.layers import BatchNorm, NormWithStatistics
 from memlab.torch_internals.objects import storage_id
 
@@ -39,10 +41,12 @@ class Observer:
         self._models: list[weakref.ref[nn.Module]] = []
         self._applies: dict[str, list[str]] = {}
         self._depth = 0
+        self._outermost: weakref.ref[nn.Module] | None = None
         self._last: _Made | None = None  # a Linear layer that may make logits
         self._whole: _Made | None = None  # a model whose output they are
         self._heads: set[tuple[int, int]] | None = None
-        self.calls_backward = self.retains = self.loads = self.concatenates = self.has_batch_norm = False
+        self.backwards, self._steps = 0, list[weakref.ref[Optimizer]]()
+        self.retains = self.loads = self.concatenates = self.has_batch_norm = False
 
     @contextlib.contextmanager
     def on(self) -> Iterator[Observer]:
@@ -50,7 +54,7 @@ class Observer:
         backward, load, loss, cat = autograd.backward, torch.load, functional.cross_entropy, torch.cat
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            self.calls_backward = True
+            self.backwards += 1
             self.retains |= bool(kwargs.get("retain_graph") or args[2:3] == (True,))
             return backward(*args, **kwargs)
 
@@ -62,13 +66,15 @@ class Observer:
             self.concatenates = True
             return cat(*args, **kwargs)
 
-        def lost(input: Any, *args: Any, **kwargs: Any) -> Any:
-            self._note_loss(input)
-            return loss(input, *args, **kwargs)
+        def lost(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            of_classes = isinstance(target, Tensor) and not target.is_floating_point()
+            self._note_loss(input if of_classes else None)
+            return loss(input, target, *args, **kwargs)
 
         hooks = [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, always_call=True),
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._steps.append(weakref.ref(optimizer))),
         ]
         try:
             with (
@@ -83,8 +89,11 @@ class Observer:
 
     def _before(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
-        # A block that is recomputed in backward is part of a model that was called before.
-        if self._depth == 1 and not any(known is not None and module in known.modules() for known in self._known()):
+        if self._depth > 1:
+            return
+        self._outermost = weakref.ref(module)
+        # A loss has nothing to change. A block that is recomputed in backward is part of a model that was called before.
+        if _has_tensors(module) and not any(known is not None and module in known.modules() for known in self._known()):
             self._models.append(weakref.ref(module))
             self.has_batch_norm |= any(isinstance(one, BatchNorm) for one in module.modules())
             for name, why in _not_changeable(module).items():
@@ -103,8 +112,9 @@ class Observer:
         """Note which model and layer made the input of a loss, if nothing was computed with it since."""
         pair = (0, 0)
         if self._last is not None and _shares(input, self._last):
-            if self._depth and (known := self._known()):  # the model computes its own loss
-                pair = id(known[-1]), id(self._last[0]())
+            outermost = self._outermost() if self._depth and self._outermost is not None else None
+            if outermost is not None and _has_tensors(outermost):  # the model computes its own loss
+                pair = id(outermost), id(self._last[0]())
             elif self._whole is not None and _shares(input, self._whole):
                 pair = id(self._whole[0]()), id(self._last[0]())
         self._heads = (self._heads or set()) | {pair}
@@ -116,7 +126,7 @@ class Observer:
         """Everything as plain values; `names` are those of the cell."""
         # Of several models one that can be changed is enough.
         reasons = {name: why[0] for name, why in self._applies.items() if why and all(why)}
-        if self.calls_backward:
+        if self.backwards:
             reasons |= dict.fromkeys(FOR_INFERENCE, "this calls backward, and it is for inference")
             if not self.retains:
                 reasons["retain_graph"] = "no backward retains its graph"
@@ -127,7 +137,14 @@ class Observer:
             if not self.concatenates:
                 reasons["densenet"] = "there is no BatchNorm and no concatenation"
         models = {name: one for name, one in names.items() if isinstance(one, nn.Module) and one in self._known()}
-        return {"reasons": reasons, "models": {name: self._of_model(one) for name, one in models.items()}}
+        stepped = {id(one()) for one in self._steps}
+        return {
+            "reasons": reasons,
+            "models": {name: self._of_model(one) for name, one in models.items()},
+            "losses": [name for name, one in names.items() if isinstance(one, nn.CrossEntropyLoss) and _is_plain(one)],
+            "optimizers": {name: type(one).__name__ for name, one in names.items() if id(one) in stepped},
+            "steps_after_each_backward": len(self._steps) == self.backwards,
+        }
 
     def _of_model(self, model: nn.Module) -> dict[str, Any]:
         """What edits need: its blocks, and the layer that makes the logits of every loss."""
@@ -137,7 +154,16 @@ class Observer:
         if self._heads is not None and len(self._heads) == 1:
             of, layer = next(iter(self._heads))
             head = paths.get(layer, "") if of == id(model) else ""
+        chain = None
+        with contextlib.suppress(DoesNotApply):
+            chain = longest_chain(model)
+        if chain is not None and any(isinstance(one, NormWithStatistics) for one in chain.modules()):
+            chain = None
+        first = next(model.parameters(), None)
         return {
+            "chain": (paths[id(chain)], len(chain)) if chain is not None else (),
+            "in_place": [paths[id(one)] for one in changeable(model)],
+            "device": first.device.type if first is not None else "",
             "blocks": [paths[id(one)] for one in found],
             "has_statistics": any(isinstance(one, NormWithStatistics) for top in found for one in top.modules()),
             "head": head,
@@ -161,6 +187,16 @@ def _not_changeable(model: nn.Module) -> dict[str, str]:
         except Exception:  # it cannot be copied: then it is tried
             found[one.name] = ""
     return found
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    return any(True for tensors in (module.parameters(), module.buffers()) for _ in tensors)
+
+
+def _is_plain(loss: nn.CrossEntropyLoss) -> bool:
+    """Whether it computes what `cross_entropy(input, target)` does."""
+    given = (loss.weight, loss.ignore_index, loss.reduction, loss.label_smoothing)
+    return given == (None, -100, "mean", 0.0)
 
 
 def _blank(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from memlab import simulated_gpu
 from memlab.analysis.advice import Findings, Tried, cheapest, least_saving, ranked, saved
+from memlab.api.advise.edits import FIRST
 from memlab.api.advise.subject import OfStep, Subject, Tell, TimeUp
 from memlab.api.compare import compare, step_seconds
 from memlab.api.prediction import Prediction
@@ -74,18 +75,23 @@ class Search:
     def each(self, names: Sequence[str]) -> Iterator[Tried]:
         """Try each of these alone, then together; yield the result of each run as it ends. Raises TimeUp at the deadline.
 
-        With a target, those come first that can be written into the cell: if they reach it, the others are not tried.
+        With a target, those come first that can be written into the cell, and of them those that most often reach it: what
+        comes after is not tried if they do.
         """
         written = [name for name in names if self.target_bytes is not None and _is_written(self.subject, name)]
-        others = [name for name in names if name not in written]
-        for some in filter(None, (written, others)):
+        parts = [[name for name in written if (name in FIRST) == often] for often in (True, False)]
+        parts.append([name for name in names if name not in written])
+        for number, some in enumerate(parts):
+            if not some:
+                continue
             for name in some:
                 self._count = f"{len(self.tried) + 1} of {len(names)}: "
                 self.tried.append(self.attempt((name,)))
                 yield self.tried[-1]
             yield from self._combine()
-            if some is written and any(map(self.is_enough, (*self.tried, *self.combined))):
-                self.unneeded = others
+            later = [name for part in parts[number + 1 :] for name in part]
+            if later and any(map(self.is_enough, (*self.tried, *self.combined))):
+                self.unneeded = later
                 return
 
     def is_enough(self, one: Tried) -> bool:

@@ -143,8 +143,7 @@ class OfStep:
             return f"does not apply: {why}"
         if technique.patch is None and not technique.conf and not self.changed([technique.name])[1]:
             if technique.name in EDITS and self.text:
-                what = "the layer that makes its logits, or its loss"
-                return f"cannot be written into this cell: {what}, was not recognized"
+                return "cannot be written into this cell: what it would change was not recognized"
             return "cannot be switched on from outside: pass the workload (a function of model, optimizer, batch, loss)"
         return ""
 

@@ -1,0 +1,212 @@
+"""Techniques as edits of a cell: each changed cell is run on the CPU, with real values, and compared with the cell as it was."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+import memlab
+from memlab.analysis.timeline import timeline
+from memlab.api.advise.edits import EDITS, edited
+from memlab.api.advise.observed import Observer
+
+MODEL = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+TRAINS = """
+torch.manual_seed(1)
+model = Net(LAYERS)
+optimizer = torch.optim.AdamW(
+    model.parameters(),
+    lr=1e-3,  # as in the paper
+)
+x, y = torch.randn(512, 64), torch.randint(10, (512,))
+for step in range(2):
+    optimizer.zero_grad(set_to_none=False)
+    loss = F.cross_entropy(model(x), y)
+    loss.backward(retain_graph=True)
+    optimizer.step()
+del x, y
+"""
+SERVES = """
+torch.manual_seed(1)
+model = Net(LAYERS).eval()
+answers = []
+# four batches
+for _ in range(4):
+    answers.append(model(torch.randn(512, 64)))
+loss = torch.cat(answers).square().mean()
+"""
+BLOCKS = "*(Block() for _ in range(6)), nn.Linear(64, 10)"
+CHAIN = "*(one for _ in range(12) for one in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 10)"
+TRAINING = {
+    "checkpoint": (BLOCKS, 0.8),
+    "selective_checkpoint": (BLOCKS, 0.9),
+    "checkpoint_sequential": (CHAIN, 0.9),
+    "sqrt_segments": (CHAIN, 0.9),
+    "in_place": (CHAIN, 1.0),
+    "autocast_bf16": (BLOCKS, 0.9),
+    "offload": (BLOCKS, 1.2),  # here the host's copies are in the memory that is measured
+    "retain_graph": (BLOCKS, 1.0),
+    "set_to_none": (BLOCKS, 1.0),
+    "foreach_off": (BLOCKS, 1.0),
+    "fused": (BLOCKS, 1.0),
+    "step_in_backward": (CHAIN, 1.0),
+}
+"""Technique -> layers of the model, and what share of the peak is left on the CPU at most."""
+SERVING = {"no_grad": 0.5, "inference_mode": 0.5, "half_inference": 0.8}
+
+
+def run(cell: str, observer: Observer | None = None) -> tuple[dict[str, Any], int]:
+    """The names that a cell leaves, and its peak above what was there before."""
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    gc.collect()
+    with memlab.track(show=False) as found:
+        if observer is None:
+            exec(cell, names)
+        else:
+            with observer.on():
+                exec(cell, names)
+    return names, found.peak_allocated_bytes - timeline(found.trace, found.trace.device_indices[0]).start_bytes
+
+
+def changed(cell: str, *names: str) -> tuple[str, dict[str, Any]]:
+    """The cell with these techniques, and what the cell as it was left."""
+    observer = Observer()
+    before, peak = run(cell, observer)
+    text, done = edited(cell, observer.facts(before), names)
+    assert set(done) == set(names), text
+    return text, before | {"peak": peak}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_changed_cell_trains_to_the_same_weights_with_less(name: str):
+    layers, share = TRAINING[name]
+    cell = TRAINS.replace("LAYERS", layers)
+    if name == "step_in_backward":  # it needs one backward for each step, and no gradient of the step before
+        cell = cell.replace("retain_graph=True", "").replace("set_to_none=False", "")
+    text, before = changed(cell, name)
+    after, peak = run(text)
+    near = 0.05 if name == "autocast_bf16" else 1e-5
+    torch.testing.assert_close(after["loss"], before["loss"], rtol=near, atol=near)
+    if name != "autocast_bf16":
+        pairs = zip(after["model"].parameters(), before["model"].parameters(), strict=True)
+        assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in pairs)
+    assert peak <= share * before["peak"]
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_a_changed_cell_answers_the_same_with_less(name: str):
+    text, before = changed(SERVES.replace("LAYERS", BLOCKS), name)
+    after, peak = run(text)
+    assert after["loss"].item() == pytest.approx(before["loss"].item(), rel=0.05 if name == "half_inference" else 1e-6)
+    assert not after["loss"].requires_grad or name == "half_inference"
+    assert peak <= SERVING[name] * before["peak"]
+
+
+TEACHES = """
+torch.manual_seed(1)
+model = nn.Sequential(nn.Embedding(5000, 32), nn.Linear(32, 5000))
+criterion = nn.CrossEntropyLoss(SETTINGS)
+tokens = torch.randint(5000, (400,))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+outputs = model(tokens)
+loss = criterion(outputs, TARGETS)
+loss.backward()
+optimizer.step()
+"""
+
+
+def test_the_loss_of_a_loss_module_is_chunked():
+    text, before = changed(TEACHES.replace("SETTINGS", "").replace("TARGETS", "tokens"), "chunked_loss", "foreach_off")
+    assert "loss = chunked_cross_entropy(outputs, tokens, model[1])" in text
+    after, peak = run(text)
+    torch.testing.assert_close(after["loss"], before["loss"])
+    torch.testing.assert_close(after["model"][1].weight, before["model"][1].weight)
+    assert peak < 0.5 * before["peak"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "targets"),
+    [("label_smoothing=0.1", "tokens"), ('reduction="sum"', "tokens"), ("", "F.one_hot(tokens, 5000).float()")],
+)
+def test_a_loss_that_is_another_one_is_left(settings: str, targets: str):
+    text, observer = TEACHES.replace("SETTINGS", settings).replace("TARGETS", targets), Observer()
+    names, _ = run(text, observer)
+    assert edited(text, observer.facts(names), ["chunked_loss"]) == (text, ())
+
+
+def test_several_edits_of_one_cell_are_made_together():
+    text, before = changed(TRAINS.replace("LAYERS", BLOCKS), "checkpoint", "foreach_off", "retain_graph", "set_to_none")
+    assert "    lr=1e-3, foreach=False)" in text or "lr=0.001, foreach=False)" in text
+    assert "loss.backward()" in text and "optimizer.zero_grad()" in text
+    assert run(text)[1] < 0.8 * before["peak"]
+
+
+def test_a_file_is_mapped(tmp_path):
+    path = str(tmp_path / "weights.pt")
+    torch.save({"a": torch.ones(1000)}, path)
+    text, done = edited(f"weights = torch.load({path!r})\n", {}, ["mmap_loading"])
+    assert done == ("mmap_loading",) and text == f"weights = torch.load({path!r}, mmap=True)\n"
+    assert run(text)[0]["weights"]["a"].sum() == 1000
+
+
+NORMED = "*(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)) for _ in range(6)), nn.Linear(64, 10)"
+AGAIN = "F.cross_entropy(model(torch.ones(1, 64)), torch.ones(1, dtype=int)).backward()\n"
+UNWRITABLE = {
+    "two optimizers": ("fused", TRAINS + "other = torch.optim.SGD(model.parameters(), lr=1.0)\nother.step()\n"),
+    "gradients that are clipped": ("step_in_backward", TRAINS + "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"),
+    "two backwards for a step": ("step_in_backward", TRAINS + AGAIN),
+    "layers that keep statistics": ("checkpoint_sequential", TRAINS.replace("LAYERS", NORMED)),
+    "two models": ("offload", TRAINS + "twin = nn.Linear(64, 64)\ntwin(torch.ones(1, 64))\n"),
+    "a text over several lines": (
+        "no_grad",
+        SERVES.replace("    answers", '    """\n    a batch\n    """\n    answers'),
+    ),
+    "a keyword that is there": ("set_to_none", TRAINS.replace("set_to_none=False", "")),
+}
+
+
+@pytest.mark.parametrize(("name", "cell"), UNWRITABLE.items())
+def test_what_cannot_be_written_leaves_the_cell_as_it_was(name: str, cell: tuple[str, str]):
+    technique, text = cell
+    text = text.replace("LAYERS", BLOCKS)
+    observer = Observer()
+    names, _ = run(text, observer)
+    assert edited(text, observer.facts(names), [technique]) == (text, ()), name
+
+
+def test_every_edit_is_tried_here_or_with_a_language_model():
+    assert {*TRAINING, *SERVING, "mmap_loading", "chunked_loss"} == EDITS.keys()
+
+
+@pytest.mark.parametrize("text", ["model(x", "%time model(x)", "", "\0"])
+def test_a_cell_that_is_no_python_is_left_as_it_is(text: str):
+    assert edited(text, {}, list(EDITS)) == (text, ())
+    with pytest.raises((SyntaxError, ValueError)):
+        ast.parse(text or "(")
