@@ -57,12 +57,18 @@ def card_here(failure: Failure) -> Card:
         known = find(facts.name)
     except PredictionError:
         known = Card(facts.name, total, capability, multiprocessors=facts.multi_processor_count)
+    context = known.context_bytes
+    if (seen := failure.beside) is not None:  # it may still grow, as kernels are loaded at their first call
+        context = ByteRange(seen.low, max(seen.high, context.high))
+    # A prediction packs what is there into segments of its own; here, parts of them may be of no use.
+    context = ByteRange(context.low, context.high + failure.pinned_bytes)
     usable, allowed = total - (failure.others_bytes or 0), failure.message.allowed
     if allowed is not None:  # a limit on what PyTorch reserves
-        usable = min(usable, allowed.low + known.context_bytes.low)
+        usable = min(usable, allowed.low + context.low)
     return dataclasses.replace(
         known,
         total_bytes=total,
+        context_bytes=context,
         compute_capability=capability,
         usable_bytes=usable,
         usable_high_bytes=usable,

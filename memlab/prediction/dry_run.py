@@ -197,11 +197,11 @@ def adopt(fake: FakeCuda) -> None:
 
 
 _SAVED: dict[int, dict[int, Any]] = {}
-"""Id of a result -> what stands for the tensors that its graph saved, as long as the result is alive."""
+"""Id of a result -> what stands for the tensors that its graph holds, as long as the result is alive."""
 
 
 def _keep_saved(results: list[torch.Tensor], stand_in: Callable[[torch.Tensor], Any]) -> None:
-    """Let each result hold what its graph saved for backward; what several share is freed with the last of them."""
+    """Let each result hold its graph's leaves, and what that saved for backward; what several share goes with the last of them."""
     owners: dict[int, dict[int, Any]] = {}  # id of a node -> what is held by the result that led to it first
     nodes: list[Any] = []  # held, or another node could get the id of a freed one
     for result in results:
@@ -217,8 +217,11 @@ def _keep_saved(results: list[torch.Tensor], stand_in: Callable[[torch.Tensor], 
             nodes.append(node)
             if (getters := graph.node_getters(type(node))) is None:
                 continue
-            waiting += graph.following(node, getters[0])
-            for _, saved in graph.saved_by(node, getters[1]):
+            following, saves, leaf = getters
+            if leaf is not None and (one := leaf(node)) is not None:
+                held[id(one)] = one  # itself, as its gradient lives as long
+            waiting += graph.following(node, following)
+            for _, saved in graph.saved_by(node, saves):
                 if graph.is_plain(saved) and (made := stand_in(saved)) is not None:
                     held[id(made)] = made
                     waiting.append(graph.node_of(saved))

@@ -54,7 +54,8 @@ del x, y
 """
 SERVES = """
 torch.manual_seed(1)
-model = Net(LAYERS).eval()
+model = Net(LAYERS)
+model.eval()
 answers = []
 # four batches
 for _ in range(4):
@@ -127,6 +128,7 @@ def test_a_changed_cell_answers_the_same_with_less(name: str):
     assert after["loss"].item() == pytest.approx(before["loss"].item(), rel=0.05 if name == "half_inference" else 1e-6)
     assert not after["loss"].requires_grad or name == "half_inference"
     assert peak <= SERVING[name] * before["peak"]
+    assert "\nmodel.eval()" in text
 
 
 TEACHES = """

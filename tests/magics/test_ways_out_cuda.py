@@ -36,7 +36,7 @@ for _ in range(2):
 """
 FORGET = """
 %memoom release
-for name in ("net", "optimizer", "held", "out"):
+for name in ("net", "optimizer", "held", "out", "x", "loss", "logits", "inputs", "outputs", "targets", "tokens"):
     globals().pop(name, None)
 import gc; gc.collect(); torch.cuda.empty_cache()
 """
@@ -131,6 +131,69 @@ for _ in range(2):
     assert found, notebook.ok("%memoom").out
     assert [diff for diff, _ in found if "checkpoint" in diff and diff.count("\n+") > 2], found
     for _, changed in found:
+        assert ends(notebook, changed), changed
+
+
+TUTORIALS = {
+    "classifies images": """
+from torch import nn, optim
+net = nn.Sequential(
+    nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
+).cuda()
+criterion = nn.CrossEntropyLoss()
+optimizer = optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+images, labels = torch.randn(64, 3, 128, 128), torch.randint(10, (64,))
+for epoch in range(2):
+    inputs, targets = images.cuda(), labels.cuda()
+    optimizer.zero_grad()
+    outputs = net(inputs)
+    loss = criterion(outputs, targets)
+    loss.backward()
+    optimizer.step()
+""",
+    "learns words": """
+from torch import nn
+net = nn.Sequential(nn.Embedding(30000, 256), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 30000)).cuda()
+loss_fn = nn.CrossEntropyLoss()
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+tokens = torch.randint(30000, (4097,), device="cuda")
+for _ in range(2):
+    logits = net(tokens[:-1])
+    loss = loss_fn(logits, tokens[1:])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    "keeps the graph of what it predicts": """
+from torch import nn
+net = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.GELU()))).cuda()
+net.eval()
+out = []
+for _ in range(10):
+    out.append(net(torch.randn(4096, 1024, device="cuda")).mean(0))
+""",
+    "has a large optimizer": """
+from torch import nn
+net = nn.Sequential(nn.Linear(4096, 7168), nn.ReLU(), nn.Linear(7168, 4096)).cuda()
+optimizer = torch.optim.Adam(net.parameters())
+for _ in range(2):
+    loss = net(torch.randn(16, 4096, device="cuda")).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+}
+
+
+@pytest.mark.parametrize("kind", TUTORIALS)
+def test_every_changed_cell_of_a_tutorial_can_be_run(notebook: Kernel, kind: str):
+    notebook.ok(FORGET)
+    failed(notebook, TUTORIALS[kind])
+    found = notebook.value("[way.cell for way in memlab.explain_oom().ways.ways if way.diff]")
+    assert found, notebook.ok("%memoom").out
+    for changed in found:
         assert ends(notebook, changed), changed
 
 

@@ -88,6 +88,16 @@ class Failure:
         return count
 
     @property
+    def pinned_bytes(self) -> int:
+        """The free pieces of segments in which something stays after `%memoom release`: what is larger finds no room there."""
+        released = {one.address for one in self.holders if one.path.startswith("traceback ")}
+        count = 0
+        for one in self.segments:
+            stays = sum(size for address, size in one.used.items() if address not in released)
+            count += one.nbytes - stays if stays and not one.is_expandable else 0
+        return count
+
+    @property
     def alive_bytes(self) -> int:
         """The sum of the storages found."""
         return sum(holder.nbytes for holder in self.holders)

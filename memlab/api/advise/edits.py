@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from memlab.saving_techniques.checkpoint import EXPENSIVE, four, square_root
 
 CHUNKED = '''
@@ -226,8 +228,8 @@ def _without_graph(mode: str, cell: _Cell) -> bool:
     found = []
     for one in cell.tree.body:
         inside = list(ast.walk(one))
-        called = {ast.unparse(node.func).split(".")[0] for node in inside if isinstance(node, ast.Call)}
-        if called & cell.models.keys():
+        called = [ast.unparse(node.func).split(".") for node in inside if isinstance(node, ast.Call)]
+        if any(path[0] in cell.models and path[-1] not in _COMPUTES_NOTHING for path in called):
             found.append(one)
             constants = (node for node in inside if isinstance(node, ast.Constant | ast.JoinedStr))
             if any(node.lineno != node.end_lineno for node in constants):
@@ -237,6 +239,10 @@ def _without_graph(mode: str, cell: _Cell) -> bool:
         cell.insert(0, "import torch")
     within = [f"with torch.{mode}():\n{textwrap.indent(text, '    ')}" for text in texts]
     return bool(found) and all(map(cell.replace, found, within))
+
+
+_COMPUTES_NOTHING = frozenset(dir(nn.Module)) - {"forward"}
+"""The methods that every module has: none of them runs it."""
 
 
 def _set_to_none(cell: _Cell) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memlab import simulated_gpu
 from memlab.analysis.advice import Findings, Tried, cheapest, least_saving, ranked, saved
@@ -263,8 +263,15 @@ def acts_on_peak(one: Technique, shares: Mapping[str, int]) -> bool:
 
 
 def shares_of(run: Run) -> dict[str, int]:
-    """Who held the peak of *allocated*, by category; empty if its events are unknown."""
+    """Who held the peak of *allocated*, by category; empty if its events are unknown.
+
+    Of a prediction that runs out of memory it is the peak of all of the work: what is there when memory runs out can be less.
+    """
     try:
+        if isinstance(run, Prediction) and run.forecast.out_of_memory:
+            enough = 2 * run.peak_device_bytes.high
+            roomy = replace(run.card, total_bytes=enough, usable_bytes=enough, usable_high_bytes=enough)
+            run = run.for_card(roomy)
         return dict(run.breakdown("category"))
     except MemlabError:
         return {}
