@@ -11,11 +11,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
+from memlab.api.cell_names import names_read, parsed
 from memlab.units import listed, one_line
 
 _SHORT = frozenset({"b", "bs", "bsz", "n"})
@@ -23,7 +23,6 @@ _NO_SIZE = re.compile(r"batches|num|count|norm|idx|index|accum|step|log|every")
 _FACTORIES = frozenset({"rand", "randn", "randint", "zeros", "ones", "empty", "full"})
 _LINES, _WIDTH = 2, 70
 """How many changed lines are quoted, and how much of each."""
-_MAGIC = re.compile(r"^(\s*)[%!].*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Batch:
 
 def batches(text: str, names: dict[str, Any]) -> Iterator[Batch]:
     """The candidates for a cell's text and the notebook's names, the most explicit first."""
-    tree = _parsed(text)
+    tree = parsed(text)
     yield from _written(text, _named_sizes(tree), "`{what}{n}`")
     read = names_read(text, names)
     for name in read:
@@ -55,14 +54,6 @@ def batches(text: str, names: dict[str, Any]) -> Iterator[Batch]:
     yield from _of_loaders(text, names, read)
     yield from _written(text, _first_dimensions(tree), "a batch of {n}: {lines}")
     yield from _of_tensors(text, names, read)
-
-
-def _parsed(text: str) -> ast.Module:
-    """The text without magics; what cannot be read is empty."""
-    try:
-        return ast.parse(_MAGIC.sub(r"\1pass", text))
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
 
 
 def _is_batch(name: str) -> bool:
@@ -142,28 +133,6 @@ def _written(text: str, found: Iterator[_Place], change: str) -> Iterator[Batch]
 
 
 # --- sizes in what the cell reads ---
-
-
-def names_read(text: str, names: Mapping[str, Any]) -> list[str]:
-    """The notebook's names that a cell reads, itself or in functions of the notebook, before it assigns them."""
-    tree = _parsed(text)
-    assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    waiting = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    read: dict[str, None] = {}
-    while waiting:
-        name = waiting.pop(0)
-        if name in read or name in assigned or name not in names:
-            continue
-        read[name] = None
-        value = names[name]
-        if type(value) is FunctionType and value.__globals__ is names:
-            waiting += _globals_of(value.__code__)
-    return list(read)
-
-
-def _globals_of(code: CodeType) -> list[str]:
-    inside = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return [*code.co_names, *(name for one in inside for name in _globals_of(one))]
 
 
 def _setter(names: dict[str, Any], made: Mapping[str, Callable[[int], Any]]) -> Callable[[int], None]:

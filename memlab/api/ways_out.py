@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ from memlab.api.advise.edits import diff
 from memlab.api.advise.observed import FOR_INFERENCE, NO_GRAPH
 from memlab.api.advise.search import Search, candidates, one_reason
 from memlab.api.advise.subject import OfStep, TimeUp, as_after_release, card_of, gpus_of
-from memlab.api.cell_batch import Batch, batches, names_read
+from memlab.api.cell_batch import Batch, batches
+from memlab.api.cell_names import names_made_anew, names_read
 from memlab.api.display import Progress
 from memlab.api.largest_batch import Bracket
 from memlab.api.oom import OomExplained, keep_oom
@@ -31,14 +34,18 @@ from memlab.api.run import Run
 from memlab.errors import MemlabError, PredictionError
 from memlab.prediction.cards import Card, find
 from memlab.prediction.torch_versions import other_version
+from memlab.prediction.workspaces import BlasRules
 from memlab.saving_techniques import techniques
+from memlab.simulated_gpu import is_simulated
 from memlab.torch_internals.traceback import running_shell
-from memlab.units import ByteRange, format_seconds
+from memlab.units import ByteRange, format_seconds, listed
 
 LIMIT_S = 30.0
 """How long the search may take."""
 MOST_BATCHES = 7
 """How many sizes of one batch are predicted at most."""
+LEAST_FREED = 0.02
+"""What share of the GPU a cell must have left behind for that to be freed first."""
 MOST_FAILED = 3
 """How many techniques that are not enough are listed."""
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -49,8 +56,8 @@ _EXACT_TO = 0.05
 Show = Callable[[WaysOut], None]
 
 
-def card_here(failure: Failure) -> Card:
-    """The GPU on which memory ran out, with what this process can have of it."""
+def card_here(failure: Failure, freed: Collection[str] = ()) -> Card:
+    """The GPU on which memory ran out, with what this process can have of it once frames and these variables are released."""
     facts = torch.cuda.get_device_properties(failure.message.device or 0)
     total, capability = facts.total_memory, (facts.major, facts.minor)
     try:
@@ -59,9 +66,12 @@ def card_here(failure: Failure) -> Card:
         known = Card(facts.name, total, capability, multiprocessors=facts.multi_processor_count)
     context = known.context_bytes
     if (seen := failure.beside) is not None:  # it may still grow, as kernels are loaded at their first call
-        context = ByteRange(seen.low, max(seen.high, context.high))
+        context = seen if is_simulated() else ByteRange(seen.low, max(seen.high, context.high))
     # A prediction packs what is there into segments of its own; here, parts of them may be of no use.
-    context = ByteRange(context.low, context.high + failure.pinned_bytes)
+    released = [one.address for one in failure.holders if root_of(one.path) in (OF_ERRORS, *freed)]
+    blas = BlasRules.of(known, torch.__version__, os.environ)
+    pinned = failure.pinned_bytes(released, (blas.workspace_bytes, blas.lt_bytes))
+    context = ByteRange(context.low, context.high + pinned)
     usable, allowed = total - (failure.others_bytes or 0), failure.message.allowed
     if allowed is not None:  # a limit on what PyTorch reserves
         usable = min(usable, allowed.low + context.low)
@@ -95,6 +105,7 @@ class WaysSearch:
         self._began = time.monotonic()
         self._card = card_here(failure)
         self._subject = OfStep("the cell", self._card, text=text, before=as_after_release)
+        self._first = ""
         self.found = WaysOut(self._card.name, self._card.usable_bytes)
 
     def run(self) -> WaysOut:
@@ -127,6 +138,9 @@ class WaysSearch:
         if as_it_is.fits == "yes":
             self._add(WayOut("free", "`%memoom release`, then the same cell again", as_it_is.peak_device_bytes))
             return
+        as_it_is = self._without_its_own(as_it_is)
+        if as_it_is.fits == "yes":
+            return
         here = (self._without_leftovers, self._smaller_batch, self._with_techniques)
         # What fills free memory takes a search of its own on each GPU: what can be done here is worth the time more.
         for look in (*here, self._larger_gpu) if as_it_is.fills_what_is_free else (self._larger_gpu, *here):
@@ -158,6 +172,37 @@ class WaysSearch:
         return found
 
     # --- what to free first ---
+
+    def _without_its_own(self, as_it_is: Prediction) -> Prediction:
+        """The cell that first frees what it made in the run before; all that follows starts from this one."""
+        shell: Any = running_shell()
+        anew = [name for name in names_made_anew(self._text, shell.user_ns) if not name.startswith("_")]
+        names = [name for name in anew if _may_hold(shell.user_ns[name])]
+        held = sum(one.nbytes for one in self._failure.holders if root_of(one.path) in names)
+        if (
+            held < LEAST_FREED * self._card.usable_bytes
+            or self._text.lstrip().startswith("%%")
+            or "from __future__" in self._text
+        ):
+            return as_it_is
+        # Without the last call, what the cell makes next would be put into the pieces, and pin them.
+        line = f"import torch; {' = '.join(names)} = None; torch.cuda.empty_cache()  # free what the run before left\n"
+        line = line.removeprefix("import torch; " if shell.user_ns.get("torch") is torch else "")
+        card, text = card_here(self._failure, names), line + self._text
+        there = dataclasses.replace(self._subject, on=card, text=text, original=self._text, asked={})
+        self._tell(f"the cell without its own {listed(names, 3)}")
+        try:
+            freed = self._predict(there)
+        except TimeUp:
+            raise
+        except MemlabError:  # it needs one of them in a way that does not show
+            return as_it_is
+        self._card, self._subject, self._first = card, there, " (what the run before left is freed first)"
+        self.found = dataclasses.replace(self.found, needs=freed.peak_device_bytes)
+        if freed.fits == "yes":
+            change = f"first free what the run before left: `{line.partition('  #')[0]}`"
+            self._add(WayOut("free", change, freed.peak_device_bytes, "", diff(self._text, text), text))
+        return freed
 
     def _without_leftovers(self, as_it_is: Prediction) -> None:
         """Delete variables that neither the cell nor a function of it names, the largest first, until it fits."""
@@ -194,7 +239,7 @@ class WaysSearch:
 
     def _smaller_batch(self, as_it_is: Prediction) -> None:
         shell: Any = running_shell()
-        for batch in batches(self._text, shell.user_ns):
+        for batch in batches(self._subject.text, shell.user_ns):
             try:
                 half = self._with_batch(batch, batch.size // 2)
             except TimeUp:
@@ -228,7 +273,16 @@ class WaysSearch:
             price += ": gradient accumulation keeps the effective batch" if self._failure.trains else ""
             changed = batch.text_with(low)
             change, cell = (diff(self._text, changed), changed) if changed != self._text else ("", "")
-            self._add(WayOut("batch", f"{batch.said(low)}; {over}", tried[low].peak_device_bytes, price, change, cell))
+            self._add(
+                WayOut(
+                    "batch",
+                    f"{batch.said(low)}{self._first}; {over}",
+                    tried[low].peak_device_bytes,
+                    price,
+                    change,
+                    cell,
+                )
+            )
         else:
             self._fails(f"{batch.said(high)}: needs {tried[high].peak_device_bytes}")
         if ended:
@@ -256,7 +310,7 @@ class WaysSearch:
                 sorted((name for name in names if not (trains and name in FOR_INFERENCE)), key=rank)
             ):
                 if search.is_enough(one):
-                    change = " + ".join(f"`{name}`: {techniques[name].idea}" for name in one.names)
+                    change = " + ".join(f"`{name}`: {techniques[name].idea}" for name in one.names) + self._first
                     kind: Kind = "slower" if one.costs else "technique"
                     lines = self._subject.diff(one.names)
                     cell = self._subject.changed(one.names)[0] if lines else ""
@@ -285,6 +339,13 @@ class WaysSearch:
         if there is not None:
             change = f"the same cell on {there.card.name}, the smallest on which it fits"
             self._add(WayOut("gpu", change, there.peak_device_bytes, "another GPU"))
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether something of the notebook can keep memory of a GPU alive."""
+    if isinstance(value, torch.Tensor):
+        return value.is_cuda
+    return not isinstance(value, int | float | str | bytes | type | types.ModuleType | types.FunctionType | None)
 
 
 # --- a cell that raised, whatever the error ---

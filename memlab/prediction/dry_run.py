@@ -12,10 +12,12 @@ import dataclasses
 import functools
 import gc
 import math
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -157,9 +159,8 @@ _REAL: list[Any] = []
 
 def adopt(fake: FakeCuda) -> None:
     """Make every CUDA tensor of the parent that Python knows a fake one, in place: same objects, same sharing."""
-    kinds = (torch.Tensor, torch.nn.Parameter)
     there = gpus.GPUS[: fake.devices]
-    known = [one for one in gc.get_objects() if type(one) in kinds and _is_real(one, there)]
+    known = _known_to_python(there)
     gradients = [(one, one.grad) for one in known if one.is_leaf and one.grad is not None]
     found = {id(one): one for one in (*known, *(grad for _, grad in gradients)) if _is_real(one, there)}
     built = [one for one in found.values() if one.grad_fn is not None]
@@ -196,37 +197,74 @@ def adopt(fake: FakeCuda) -> None:
         fake.dispatcher.assume(f"{len(built)} of them were {what}")
 
 
+def _known_to_python(there: Sequence[torch.device]) -> list[torch.Tensor]:
+    """The tensors on these GPUs that something in Python refers to, and those that no graph keeps either.
+
+    PyTorch keeps the Python object of a tensor that is left to a graph alone, and nothing would ever free its fake.
+    """
+    kinds, objects = (torch.Tensor, torch.nn.Parameter), gc.get_objects()
+    found = {id(one): one for one in objects if type(one) in kinds and _is_real(one, there)}
+    if not found:
+        return []
+    held = set[int]()
+    for start in range(0, len(objects), _AT_ONCE):
+        held |= found.keys() & map(id, gc.get_referents(*objects[start : start + _AT_ONCE]))
+    frames: list[FrameType | None] = [*sys._current_frames().values()]
+    while frames:
+        if (frame := frames.pop()) is not None:
+            held |= found.keys() & map(id, frame.f_locals.values())
+            frames.append(frame.f_back)
+    results = [one for one in found.values() if one.grad_fn is not None]
+    saved = {id(thing) for _, what, thing in _held_by_graphs(results) if what == "saved"}
+    return [one for key, one in found.items() if key in held or key not in saved]
+
+
+_AT_ONCE = 1000
+"""How many objects are asked for what they refer to at once."""
+
 _SAVED: dict[int, dict[int, Any]] = {}
 """Id of a result -> what stands for the tensors that its graph holds, as long as the result is alive."""
 
 
 def _keep_saved(results: list[torch.Tensor], stand_in: Callable[[torch.Tensor], Any]) -> None:
     """Let each result hold its graph's leaves, and what that saved for backward; what several share goes with the last of them."""
-    owners: dict[int, dict[int, Any]] = {}  # id of a node -> what is held by the result that led to it first
+    holds = [dict[int, Any]() for _ in results]
+    for number, what, thing in _held_by_graphs(results):
+        # A leaf is held itself, as its gradient lives as long.
+        kept = holds[thing] if what == "result" else thing if what == "leaf" else stand_in(thing)
+        if kept is not None:
+            holds[number][id(kept)] = kept
+    for result, held in zip(results, holds, strict=True):
+        _SAVED[id(result)] = held
+        weakref.finalize(result, _SAVED.pop, id(result), None).atexit = False
+
+
+def _held_by_graphs(results: Sequence[torch.Tensor]) -> Iterator[tuple[int, str, Any]]:
+    """What the graph of each result holds: its number, and a "leaf", a "saved" tensor, or the number of a "result" that has it."""
+    owners: dict[int, int] = {}  # id of a node -> the result that led to it first
     nodes: list[Any] = []  # held, or another node could get the id of a freed one
-    for result in results:
-        held, waiting = dict[int, Any](), [graph.node_of(result)]
+    for number, result in enumerate(results):
+        waiting = [graph.node_of(result)]
         while waiting:
             node = waiting.pop()
-            if node is None or owners.get(id(node)) is held:
+            if node is None:
                 continue
-            if (others := owners.get(id(node))) is not None:
-                held[id(others)] = others
+            if id(node) in owners:
+                if (owner := owners[id(node)]) != number:
+                    yield number, "result", owner
                 continue
-            owners[id(node)] = held
+            owners[id(node)] = number
             nodes.append(node)
             if (getters := graph.node_getters(type(node))) is None:
                 continue
             following, saves, leaf = getters
             if leaf is not None and (one := leaf(node)) is not None:
-                held[id(one)] = one  # itself, as its gradient lives as long
+                yield number, "leaf", one
             waiting += graph.following(node, following)
             for _, saved in graph.saved_by(node, saves):
-                if graph.is_plain(saved) and (made := stand_in(saved)) is not None:
-                    held[id(made)] = made
+                if graph.is_plain(saved):
+                    yield number, "saved", saved
                     waiting.append(graph.node_of(saved))
-        _SAVED[id(result)] = held
-        weakref.finalize(result, _SAVED.pop, id(result), None).atexit = False
 
 
 def _is_real(tensor: torch.Tensor, there: Sequence[torch.device]) -> bool:

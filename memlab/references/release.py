@@ -88,6 +88,7 @@ def release(outputs: bool = True) -> Released:
     after = _levels()
     if torch.cuda.is_initialized():
         with contextlib.suppress(RuntimeError):  # while a graph is captured
+            torch_internals.clear_cublas_workspaces()  # one of 8 MiB can keep a segment of hundreds
             torch.cuda.empty_cache()
     levels = tuple(HeldLevel(device, size, after.get(device, 0)) for device, size in before.items())
     held = tuple(Holding(one.path, one.category, one.device, one.nbytes) for one in found.storages)

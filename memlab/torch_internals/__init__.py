@@ -152,6 +152,16 @@ def has_primary_context(device: int) -> bool:
     return ask is not None and bool(ask(device))
 
 
+def clear_cublas_workspaces() -> None:
+    """Free the workspaces that cuBLAS keeps; the next product makes new ones. A captured graph may use one: then they stay."""
+    import gc
+
+    import torch
+
+    if not any(isinstance(one, torch.cuda.CUDAGraph) for one in gc.get_objects()):
+        private("torch._C._cuda_clearCublasWorkspaces")()
+
+
 # --- the autograd engine ---
 
 

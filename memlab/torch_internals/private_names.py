@@ -21,6 +21,7 @@ class MissingPrivateName(MemlabError, AttributeError):
 
 MEASURING = {
     # the allocator, and the start of CUDA
+    "torch._C._cuda_clearCublasWorkspaces": "let cuBLAS give back what it keeps between products",
     "torch._C._cuda_getDeviceCount": "count devices without initializing CUDA's runtime again",
     "torch._C._cuda_hasPrimaryContext": "ask whether a device has a context, without making one",
     "torch._C._cuda_isHistoryEnabled": "leave history that the user records alone",

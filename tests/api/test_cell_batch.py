@@ -7,7 +7,8 @@ import ast
 import pytest
 import torch
 
-from memlab.api.cell_batch import batches, names_read
+from memlab.api.cell_batch import batches
+from memlab.api.cell_names import names_read
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -82,6 +84,13 @@ TRAINING = {
 SERVING = {"no_grad": 0.5, "inference_mode": 0.5, "half_inference": 0.8}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections():
+    gc.freeze()  # what is there by now: garbage is collected often here
+    yield
+    gc.unfreeze()
+
+
 def run(cell: str, observer: Observer | None = None) -> tuple[dict[str, Any], int]:
     """The names that a cell leaves, and its peak above what was there before."""
     names: dict[str, Any] = {}
@@ -96,13 +105,20 @@ def run(cell: str, observer: Observer | None = None) -> tuple[dict[str, Any], in
     return names, found.peak_allocated_bytes - timeline(found.trace, found.trace.device_indices[0]).start_bytes
 
 
+@functools.cache
+def observed(cell: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is known of a cell once it has run, and what that left."""
+    observer = Observer()
+    names, peak = run(cell, observer)
+    return observer.facts(names), names | {"peak": peak}
+
+
 def changed(cell: str, *names: str) -> tuple[str, dict[str, Any]]:
     """The cell with these techniques, and what the cell as it was left."""
-    observer = Observer()
-    before, peak = run(cell, observer)
-    text, done = edited(cell, observer.facts(before), names)
+    facts, before = observed(cell)
+    text, done = edited(cell, facts, names)
     assert set(done) == set(names), text
-    return text, before | {"peak": peak}
+    return text, before
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -119,6 +135,19 @@ def test_a_changed_cell_trains_to_the_same_weights_with_less(name: str):
         pairs = zip(after["model"].parameters(), before["model"].parameters(), strict=True)
         assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in pairs)
     assert peak <= share * before["peak"]
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_changed_cell_that_is_run_again_frees_what_it_made(name: str):
+    cell = TRAINS.replace("LAYERS", TRAINING[name][0])
+    if name == "step_in_backward":
+        cell = cell.replace("retain_graph=True", "").replace("set_to_none=False", "")
+    text, names = changed(cell, name)[0], dict[str, Any]()
+    exec(MODEL + text, names)
+    made = [weakref.ref(one) for one in names["model"].parameters()]
+    exec(text, names)
+    gc.collect()
+    assert not any(one() is not None for one in made)
 
 
 @pytest.mark.parametrize("name", SERVING)
@@ -158,9 +187,8 @@ def test_the_loss_of_a_loss_module_is_chunked():
     [("label_smoothing=0.1", "tokens"), ('reduction="sum"', "tokens"), ("", "F.one_hot(tokens, 5000).float()")],
 )
 def test_a_loss_that_is_another_one_is_left(settings: str, targets: str):
-    text, observer = TEACHES.replace("SETTINGS", settings).replace("TARGETS", targets), Observer()
-    names, _ = run(text, observer)
-    assert edited(text, observer.facts(names), ["chunked_loss"]) == (text, ())
+    text = TEACHES.replace("SETTINGS", settings).replace("TARGETS", targets)
+    assert edited(text, observed(text)[0], ["chunked_loss"]) == (text, ())
 
 
 def test_several_edits_of_one_cell_are_made_together():
@@ -198,9 +226,7 @@ UNWRITABLE = {
 def test_what_cannot_be_written_leaves_the_cell_as_it_was(name: str, cell: tuple[str, str]):
     technique, text = cell
     text = text.replace("LAYERS", BLOCKS)
-    observer = Observer()
-    names, _ = run(text, observer)
-    assert edited(text, observer.facts(names), [technique]) == (text, ()), name
+    assert edited(text, observed(text)[0], [technique]) == (text, ()), name
 
 
 def test_every_edit_is_tried_here_or_with_a_language_model():

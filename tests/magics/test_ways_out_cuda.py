@@ -144,7 +144,7 @@ net = nn.Sequential(
 ).cuda()
 criterion = nn.CrossEntropyLoss()
 optimizer = optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-images, labels = torch.randn(64, 3, 128, 128), torch.randint(10, (64,))
+images, labels = torch.randn(96, 3, 128, 128), torch.randint(10, (96,))
 for epoch in range(2):
     inputs, targets = images.cuda(), labels.cuda()
     optimizer.zero_grad()
@@ -176,7 +176,7 @@ for _ in range(10):
 """,
     "has a large optimizer": """
 from torch import nn
-net = nn.Sequential(nn.Linear(4096, 7168), nn.ReLU(), nn.Linear(7168, 4096)).cuda()
+net = nn.Sequential(nn.Linear(4096, 9216), nn.ReLU(), nn.Linear(9216, 4096)).cuda()
 optimizer = torch.optim.Adam(net.parameters())
 for _ in range(2):
     loss = net(torch.randn(16, 4096, device="cuda")).pow(2).mean()
@@ -255,7 +255,8 @@ def test_advice_on_a_run_that_raised_does_not_count_what_its_frames_hold(noteboo
     failed(notebook, cell.replace("\nstep", "\n\nstep"))
     whole = notebook.value("[*memlab.explain_oom().ways.needs]")
     notebook.ok("advice = memlab.advise(memlab.last_run(), '1400MiB', limit_s=90, techniques=['expandable_segments'])")
-    assert notebook.value("[*advice.before.peak_device_bytes]") == whole
+    there = notebook.value("[*advice.before.peak_device_bytes]")  # of a card whose context is assumed, not known
+    assert all(abs(a - b) < 0.06 * b for a, b in zip(there, whole, strict=True)), (there, whole)
 
 
 def test_what_a_function_of_the_cell_reads_is_not_to_be_deleted(notebook: Kernel):

@@ -396,3 +396,17 @@ def test_the_size_of_a_workspace_follows_its_variable(monkeypatch, config):
         of = {7: {8519680}, 8: {8519680}, 9: {33554432}, 10: sizes[""], 12: sizes[""]}
         assert {major: torch_internals.blas_workspace_sizes({major}) for major in of} == of
         assert torch_internals.blas_workspace_sizes({8, 9}) == sizes[""]
+
+
+@pytest.mark.simulated
+def test_cublas_gives_its_workspaces_back_where_no_graph_can_use_them():
+    square = torch.ones(64, 64, device="cuda")
+    torch_internals.clear_cublas_workspaces()
+    before = torch.cuda.memory_allocated()
+    square @ square
+    graph = torch.cuda.CUDAGraph()
+    torch_internals.clear_cublas_workspaces()
+    kept = torch.cuda.memory_allocated()
+    del graph
+    torch_internals.clear_cublas_workspaces()
+    assert kept > before + (1 << 20) and torch.cuda.memory_allocated() == before

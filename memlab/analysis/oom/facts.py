@@ -87,13 +87,17 @@ class Failure:
                 count += one.nbytes
         return count
 
-    @property
-    def pinned_bytes(self) -> int:
-        """The free pieces of segments in which something stays after `%memoom release`: what is larger finds no room there."""
-        released = {one.address for one in self.holders if one.path.startswith("traceback ")}
-        count = 0
+    def pinned_bytes(self, released: Collection[int], sizes: Collection[int]) -> int:
+        """The free pieces of segments in which something stays after these blocks are free: what is larger finds no room.
+
+        So are blocks of these sizes that nothing is known to hold.
+        """
+        known, count = {one.address for one in self.holders}, 0
         for one in self.segments:
-            stays = sum(size for address, size in one.used.items() if address not in released)
+            goes = (
+                address in released or (size in sizes and address not in known) for address, size in one.used.items()
+            )
+            stays = sum(size for size, gone in zip(one.used.values(), goes, strict=True) if not gone)
             count += one.nbytes - stays if stays and not one.is_expandable else 0
         return count
 

@@ -66,13 +66,17 @@ def in_half(model):
     return call
 '''
 STEP_IN_BACKWARD = '''
+from weakref import ref
+
 def step_in_backward(optimizer):
     """Update each parameter as soon as its gradient is there, and free that: optimizer.step() then finds nothing to do."""
+    optimizer.of, kept = {}, ref(optimizer)  # a hook that held parameters would keep them forever
+    def step(parameter):
+        kept().of[parameter].step()
+        parameter.grad = None
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            def step(parameter, own=type(optimizer)([{**group, "params": [parameter]}])):
-                own.step()
-                parameter.grad = None
+            optimizer.of[parameter] = type(optimizer)([{**group, "params": [parameter]}])
             parameter.register_post_accumulate_grad_hook(step)
 '''
 KEEP_PRODUCTS = f'''

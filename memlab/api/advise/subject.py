@@ -117,6 +117,8 @@ class OfStep:
     torch_version: str = ""
     """The PyTorch that it is predicted for, "" for the one that runs here."""
     devices: int = 1
+    original: str = ""
+    """What a diff shows the change of, if not `text`."""
     observed: dict[str, Any] = field(default_factory=dict)
     """What the first run has shown: why techniques do not apply, what edits of the text need, whether it gives `PARTS`."""
     asked: dict[Any, tuple[ChildOutcome, list[Trace]]] = field(default_factory=dict)
@@ -133,7 +135,7 @@ class OfStep:
         """
         text, done = self.changed(names)
         left = [one for one in names if one not in done and not techniques[one].conf]
-        return diff(self.text, text) if done and not left else ""
+        return diff(self.original or self.text, text) if done and not left else ""
 
     def why_not(self, technique: Technique) -> str:
         """Why this technique cannot be tried on it; "" where it can."""
