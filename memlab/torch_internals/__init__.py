@@ -158,7 +158,7 @@ def clear_cublas_workspaces() -> None:
 
     import torch
 
-    if not any(isinstance(one, torch.cuda.CUDAGraph) for one in gc.get_objects()):
+    if not any(issubclass(type(one), torch.cuda.CUDAGraph) for one in gc.get_objects()):  # isinstance runs properties
         private("torch._C._cuda_clearCublasWorkspaces")()
 
 

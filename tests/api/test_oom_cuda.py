@@ -343,6 +343,7 @@ def compare(make, sizes, limit):
     number, wanted = int((births(work.run.trace) < moment.row).sum()), moment.allocated_bytes + moment.asked_bytes
     oom.release()
     sizes = sizes[:getattr(compare, "at", None)]
+    work(make, sizes)  # the workspaces again, which were given back
     full, less = level(make, sizes, number), level(make, [*sizes[:-1], sizes[-1] // 2], number)
     saves = failure.half_the_batch()
     advice = [[a.gives.low, a.gives.high, a.is_enough] for a in told.explanation.actions if "half" in a.text]

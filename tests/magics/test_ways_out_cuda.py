@@ -255,8 +255,9 @@ def test_advice_on_a_run_that_raised_does_not_count_what_its_frames_hold(noteboo
     failed(notebook, cell.replace("\nstep", "\n\nstep"))
     whole = notebook.value("[*memlab.explain_oom().ways.needs]")
     notebook.ok("advice = memlab.advise(memlab.last_run(), '1400MiB', limit_s=90, techniques=['expandable_segments'])")
-    there = notebook.value("[*advice.before.peak_device_bytes]")  # of a card whose context is assumed, not known
-    assert all(abs(a - b) < 0.06 * b for a, b in zip(there, whole, strict=True)), (there, whole)
+    low, high = notebook.value("[*advice.before.peak_device_bytes]")
+    # The context is assumed there, and known here.
+    assert whole[0] <= low <= whole[0] + (200 << 20) and whole[1] <= high <= whole[1] + (450 << 20), (low, high, whole)
 
 
 def test_what_a_function_of_the_cell_reads_is_not_to_be_deleted(notebook: Kernel):

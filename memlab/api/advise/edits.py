@@ -361,7 +361,7 @@ EDITS: dict[str, Callable[[_Cell], bool]] = {
     "inference_mode": partial(_without_graph, "inference_mode"),
 }
 """Technique -> edits the cell; False if it cannot be written into this one."""
-FIRST = ("chunked_loss", "checkpoint")
+FIRST = ("no_grad", "inference_mode", "chunked_loss", "checkpoint")
 """What most often reaches a target, at a small price."""
 
 
