@@ -45,7 +45,7 @@ LIMIT_S = 30.0
 MOST_BATCHES = 7
 """How many sizes of one batch are predicted at most."""
 LEAST_FREED = 0.02
-"""What share of the GPU a cell must have left behind for that to be freed first."""
+"""What share of the GPU a cell must still hold from the run before for that to be freed first."""
 MOST_FAILED = 3
 """How many techniques that are not enough are listed."""
 _WORD = re.compile(r"[^\W\d]\w*")

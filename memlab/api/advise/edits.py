@@ -58,10 +58,10 @@ import torch
 
 def in_half(model):
     """Weights and inputs in HALF."""
-    forward = model.to(torch.HALF).forward
+    forward = model.to(HALF).forward
     def call(*args, **kwargs):
         is_float = [isinstance(one, torch.Tensor) and one.is_floating_point() for one in args]
-        args = [one.to(torch.HALF) if cast else one for one, cast in zip(args, is_float)]
+        args = [one.to(HALF) if cast else one for one, cast in zip(args, is_float)]
         return forward(*args, **kwargs)
     return call
 '''
@@ -222,7 +222,9 @@ def _around_forward(call: str, text: str, cell: _Cell) -> bool:
     if behind is None or not name:
         return False
     device = cell.models[name]["device"]
-    cell.insert(0, text.replace("DEVICE", device).replace("HALF", "bfloat16" if device == "cpu" else "float16"))
+    cell.insert(
+        0, text.replace("DEVICE", device).replace("HALF", "torch.bfloat16" if device == "cpu" else "torch.float16")
+    )
     cell.insert(behind, f"{name}.forward = {call.replace('MODEL', name)}")
     return True
 
@@ -241,7 +243,7 @@ def _without_graph(mode: str, cell: _Cell) -> bool:
     texts = [ast.get_source_segment(cell.source, one) or "" for one in found]
     if not any(isinstance(one, ast.Name) and one.id == "torch" for one in ast.walk(cell.tree)):
         cell.insert(0, "import torch")
-    within = [f"with torch.{mode}():\n{textwrap.indent(text, '    ')}" for text in texts]
+    within = [f"with {mode}():\n{textwrap.indent(text, '    ')}" for text in texts]
     return bool(found) and all(map(cell.replace, found, within))
 
 
@@ -357,8 +359,8 @@ EDITS: dict[str, Callable[[_Cell], bool]] = {
     "fused": partial(_optimizer_setting, "fused=True"),
     "step_in_backward": _step_in_backward,
     "half_inference": partial(_around_forward, "in_half(MODEL)", IN_HALF),
-    "no_grad": partial(_without_graph, "no_grad"),
-    "inference_mode": partial(_without_graph, "inference_mode"),
+    "no_grad": partial(_without_graph, "torch.no_grad"),
+    "inference_mode": partial(_without_graph, "torch.inference_mode"),
 }
 """Technique -> edits the cell; False if it cannot be written into this one."""
 FIRST = ("no_grad", "inference_mode", "chunked_loss", "checkpoint")
