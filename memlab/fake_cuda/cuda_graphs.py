@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 import torch.cuda.graphs
 
+from memlab.allocator.rules import release
 from memlab.errors import PredictionError
 from memlab.fake_cuda import gpus
 from memlab.fake_cuda.gpus import State, with_index
@@ -75,10 +76,33 @@ def refuse_waiting() -> None:
         )
 
 
-def _seeds() -> list[Any]:
-    """What the generator of random numbers keeps on the GPU for each graph (CUDAGeneratorCaptureState)."""
-    with torch.cuda.stream(torch.cuda.default_stream()):
-        return [torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)]
+class Seeds(list[Any]):
+    """What the generator of random numbers keeps on the GPU for a graph (CUDAGeneratorCaptureState).
+
+    Before 2.12 all graphs of a GPU share them, from the first capture, on its stream, to the end of the last graph.
+    """
+
+    shared: ClassVar[weakref.WeakValueDictionary[int, Seeds]] = weakref.WeakValueDictionary()
+
+    @classmethod
+    def of_graph(cls) -> Seeds:
+        """Those of a graph that is about to be captured on the current stream."""
+        if not cls.are_shared():
+            with torch.cuda.stream(torch.cuda.default_stream()):
+                return cls._made()
+        found = cls.shared.get(gpus.current())
+        if found is None:
+            found = cls.shared[gpus.current()] = cls._made()
+        return found
+
+    @staticmethod
+    def are_shared() -> bool:
+        """As in the PyTorch that the prediction is for."""
+        return release(State.active.dispatcher.torch_version) < (2, 12)
+
+    @classmethod
+    def _made(cls) -> Seeds:
+        return cls(torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2))
 
 
 _numbers = itertools.count(1)
@@ -110,7 +134,7 @@ class CUDAGraph:
             )
         if stream == 0:
             raise RuntimeError(_ON_DEFAULT)
-        self._seeds = _seeds()
+        self._seeds = Seeds.of_graph()
         self._pool, self._capture = pool or (next(_numbers), 0), Capture(stream)
         number = max(self._pool)
         log.begin_pool(number, device, self._capture.takes)
@@ -132,7 +156,9 @@ class CUDAGraph:
     def reset(self) -> None:
         """Forget what was captured."""
         self._release()
-        self._release, self._seeds, self.is_captured = nothing, None, False
+        self._release, self.is_captured = nothing, False
+        if not Seeds.are_shared():
+            self._seeds = None
 
     def pool(self) -> Handle:
         """Its pool, for another graph."""
@@ -181,6 +207,7 @@ def capture_graphs(cuda: Any, patches: Patches) -> None:
     """Let PyTorch's functions for graphs and pools find these."""
     graphs, memory = torch.cuda.graphs, torch.cuda.memory
     patches.callback(Capture.underway.clear)
+    patches.callback(Seeds.shared.clear)
     patches.put(
         graphs, CUDAGraph=CUDAGraph, _cuda_isCurrentStreamCapturing=is_capturing, _graph_pool_handle=graph_pool_handle
     )

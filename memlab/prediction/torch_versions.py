@@ -45,7 +45,7 @@ def other_version(trace: Trace) -> str:
 
 def what_follows(trace: Trace) -> str:
     """What of a prediction is as in the PyTorch that it is for, and what as in the one that ran."""
-    own = "the order of equal free blocks, the workspaces of cuBLAS and the choice of attention's kernel"
+    own = "the order of equal free blocks, the workspaces of cuBLAS, the seeds of CUDA graphs and the choice of attention's kernel"
     other = f"operators and their other kernels are those of {trace.made_by.versions[HERE]}, which ran here"
     return f"{own} are those of PyTorch {other_version(trace)}; {other}"
 

@@ -12,6 +12,7 @@ from processes import python
 import memlab
 from memlab.allocator import CachingAllocator, OutOfMemory
 from memlab.allocator.private_pools import in_pool
+from memlab.allocator.rules import release
 from memlab.errors import PredictionError
 from memlab.units import GiB, MiB
 
@@ -30,7 +31,10 @@ TRUTH = {
     "memory_pool_deleted": [121_638_912, 155_189_248, 121_638_912, 123_731_968],
     "pool_of_both": [25_171_456, 83_886_080, 16_779_776, 67_108_864],
 }
-"""What torch 2.12.1 had on a simulated GPU of capability 8.0: the peaks of *allocated* and *reserved*, and both at the end."""
+"""What torch 2.12.1 had on a simulated GPU of capability 8.0: the peaks of *allocated* and *reserved*, and both at the end.
+
+Before, cuBLASLt had a workspace of its own, and graphs shared the seeds of their random numbers.
+"""
 
 
 @pytest.mark.simulated
@@ -42,12 +46,12 @@ def test_graphs_and_pools_hold_what_they_hold_there(name, conf):
     given = {"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {}
     there, here = (json.loads(python(graph_programs.__file__, way, name, **given)) for way in ("measured", "predicted"))
     assert here == there
-    assert conf or there == TRUTH[name]
+    assert conf or release(torch.__version__) < (2, 12) or there == TRUTH[name]
 
 
 @pytest.mark.parametrize("name", graph_programs.PROGRAMS)
 def test_the_prediction_is_what_was_measured(name):
-    assert graph_programs.predicted(graph_programs.PROGRAMS[name], CARD) == TRUTH[name]
+    assert graph_programs.predicted(graph_programs.PROGRAMS[name], CARD, torch_version="2.12") == TRUTH[name]
 
 
 def captured(work) -> torch.cuda.CUDAGraph:
