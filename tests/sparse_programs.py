@@ -189,8 +189,8 @@ def keys_of_counts(step: Steps, on: memlab.Card) -> dict[str, int]:
     return {one.key: 0 for one in found if one.key.endswith(" coalesce")}
 
 
-def predicted(step: Steps, on: memlab.Card = CARD) -> list[int]:
-    return peaks_and_ends.predicted(step, on, assume=keys_of_counts(step, on))
+def predicted(step: Steps, on: memlab.Card = CARD, **how: Any) -> list[int]:
+    return peaks_and_ends.predicted(step, on, assume=keys_of_counts(step, on), **how)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from processes import python
 from torch import nn
 
 import memlab
+from memlab.allocator.rules import release
 from memlab.errors import PredictionError
 
 CARD = sparse_programs.CARD
@@ -28,7 +29,10 @@ TRUTH = {
     "totals": [38_003_712, 44_040_192, 26_002_432, 44_040_192],
     "compressed": [8_907_776, 25_165_824, 6_307_840, 25_165_824],
 }
-"""What torch 2.12.1 had on a simulated GPU of capability 8.0: the peaks of *allocated* and *reserved*, and both at the end."""
+"""What torch 2.12.1 had on a simulated GPU of capability 8.0: the peaks of *allocated* and *reserved*, and both at the end.
+
+Before, cuBLASLt had a workspace of its own.
+"""
 
 
 @pytest.mark.simulated
@@ -41,13 +45,13 @@ def test_sparse_programs_hold_what_they_hold_there(name, capability):
     gpu = {"capability": capability}
     there, here = (json.loads(python(sparse_programs.__file__, way, name, capability, gpu=gpu)) for way in ways)
     assert here == there
-    assert capability != "8.0" or there == TRUTH[name]
+    assert capability != "8.0" or release(torch.__version__) < (2, 12) or there == TRUTH[name]
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("name", sparse_programs.PROGRAMS)
 def test_the_prediction_is_what_was_measured(name):
-    assert sparse_programs.predicted(sparse_programs.PROGRAMS[name]) == TRUTH[name]
+    assert sparse_programs.predicted(sparse_programs.PROGRAMS[name], torch_version="2.12") == TRUTH[name]
 
 
 def ones(indices: torch.Tensor, *size: int, **how: bool) -> torch.Tensor:
