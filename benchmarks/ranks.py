@@ -63,7 +63,8 @@ def measured(name: str, rank: int) -> Record:
     program, size, _ = PROGRAMS[name]
     job = ThisRank(rank, size, min(size, 8))
     os.environ.update(job.environment, LOCAL_RANK="0", TORCH_NCCL_RANKS_PER_ROOT=str(size))  # one root is asked
-    store, begin, warm_up = Alone(), dist.init_process_group, schedules._PipelineSchedule._warmup_p2p
+    store, begin = Alone(), dist.init_process_group
+    warm_up = getattr(schedules._PipelineSchedule, "_warmup_p2p", None)  # since 2.12, which lets stages vote
 
     def alone(*args: Any, **kwargs: Any) -> None:
         begin("nccl", store=store, rank=rank, world_size=size)
@@ -85,7 +86,8 @@ def measured(name: str, rank: int) -> Record:
             else _utils._StageForwardMeta(metas)
         )
 
-    schedules._PipelineSchedule._warmup_p2p, PipelineStage._recv_meta = vote, shapes
+    if warm_up:
+        schedules._PipelineSchedule._warmup_p2p, PipelineStage._recv_meta = vote, shapes
     for module in (dist, distributed_c10d, device_mesh):
         module.init_process_group = alone  # type: ignore[union-attr]
     program()

@@ -17,6 +17,7 @@ from torch import nn
 
 import memlab
 from memlab.__main__ import main
+from memlab.allocator.rules import release
 from memlab.api.predict import MOST_RANKS, StepToPredict, corners, predict_step
 from memlab.errors import PredictionError
 from memlab.fake_cuda import FakeCuda
@@ -388,6 +389,8 @@ def test_a_script_of_torchrun_is_predicted_unchanged(tmp_path, capsys, refused):
 def test_peaks_are_those_of_nccl_and_the_real_allocator(name):
     from benchmarks.rank_programs import PROGRAMS
 
+    if name.endswith("without shapes") and release(torch.__version__) < (2, 12):
+        pytest.skip("before PyTorch 2.12 stages send each other shapes as values, of which neither side has any")
     sides = []
     for side in ("measured", "predicted"):
         rank = str(PROGRAMS[name][2][-1])
