@@ -100,7 +100,7 @@ import os, torch
 {first}
 os.environ["CUDA_VISIBLE_DEVICES"] = "1"
 torch.ones(1, device="cuda")
-print(torch.cuda.device_count())
+print(torch._C._cuda_getDeviceCount())  # before 2.12 torch.cuda.device_count() reads the variable once more
 """
 
 
