@@ -85,6 +85,9 @@ class GraphRecorder:
         if self._checkpoint:
             # What Dynamo's operator for it tells the partitioner (torch/_higher_order_ops/wrap.py).
             node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": self._checkpoint}
+        else:  # before 2.12 the operator runs a graph whose nodes say so, without a checkpoint
+            told = fx.traceback.get_current_meta()
+            node.meta |= {key: told[key] for key in ("recompute", "ac_graph_id") if key in told}
         self._put(out, node)
         return out
 
