@@ -138,7 +138,8 @@ class CUDAGraph:
         self._pool, self._capture = pool or (next(_numbers), 0), Capture(stream)
         number = max(self._pool)
         log.begin_pool(number, device, self._capture.takes)
-        self._release = weakref.finalize(self, log.release_pool, number, device, stream)
+        clears = None if Seeds.are_shared() else stream  # since 2.12 workspaces of cuBLAS go with a graph
+        self._release = weakref.finalize(self, log.release_pool, number, device, clears)
 
     def capture_end(self) -> None:
         """It ends here."""

@@ -104,13 +104,13 @@ def workspaces(
 ) -> Workspaces:
     """The workspaces of a dry run: `events` are its rows, `operators` the logged operators, in order.
 
-    `communicators` is the number of process groups between GPUs; `cleared` has (row, stream) where a CUDA graph that was captured
-    on a stream went, and with it the stream's workspaces.
+    `communicators` is the number of process groups between GPUs; `cleared` has (row, stream) where the workspaces of a
+    stream went, as with a CUDA graph that was captured on it.
     """
     noted = list(operators)
     version = str(torch_version or torch.__version__)
     rules = BlasRules.of(card, version, os.environ if environment is None else environment)
-    blas = tuple(_blas(events, noted, rules, cleared if version and release(version) >= (2, 12) else ()))
+    blas = tuple(_blas(events, noted, rules, cleared))
     bounds = tuple(_bounds(noted, len(events)))
     sources = {CUBLAS: rules.source, CUBLASLT: rules.source}
     for whose, why in _UNKNOWN.items():
