@@ -414,7 +414,9 @@ def test_a_result_inside_of_a_run_does_not_change_its_figures():
 def test_a_run_of_the_cpu_against_one_of_cuda_and_against_a_prediction():
     with memlab.track("cpu", device="cpu", show=False) as cpu:
         torch.ones(MiB)
-    predicted = memlab.predict(lambda: torch.empty(MiB, device="cuda"), "RTX 4060", name="predicted")
+    # Before 2.12 a peak is a range, as it hangs on where the driver puts segments.
+    how = {"name": "predicted", "torch_version": "2.12"}
+    predicted = memlab.predict(lambda: torch.empty(MiB, device="cuda"), "RTX 4060", **how)
     for other in (tracked("cuda", 8 * MiB), predicted):
         found = compare(cpu, other)
         assert found.results.verdict == "not checked"
