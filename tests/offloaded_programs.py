@@ -77,11 +77,11 @@ def measured(program: Any) -> list[int]:
 
 
 def predicted(program: Any) -> list[list[int]]:
-    """By memlab, for the GPU that `simulated_machines` describes."""
+    """By memlab, for the GPU that `simulated_machines` describes: ranges, and the peak of segments placed as there."""
     import memlab
 
     found = memlab.predict(program, memlab.Card("GPU", 8 << 30, (8, 0), multiprocessors=108))
-    return [list(found.allocated_bytes), list(found.reserved_bytes)]
+    return [list(found.allocated_bytes), list(found.reserved_bytes), [found.peak_allocated_bytes]]
 
 
 if __name__ == "__main__":

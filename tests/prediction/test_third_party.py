@@ -15,6 +15,7 @@ import torch
 from processes import python
 
 import memlab
+from memlab.allocator.rules import release
 from memlab.units import GiB
 
 PACKAGES = {"hugging_face": "transformers", "vision": "torchvision"}
@@ -58,6 +59,7 @@ OFFLOADED = {
     "cpu_offload": ("accelerate", 115_738_624), "model_cpu_offload": ("diffusers", 18_272_768),
     "sequential_cpu_offload": ("diffusers", 15_436_800),
 }  # fmt: skip
+"""With PyTorch 2.12.1. Before, cuBLASLt had a workspace of its own, and *allocated* is a range, as the driver's places matter."""
 
 
 @pytest.mark.simulated
@@ -68,7 +70,8 @@ def test_offloaded_models_take_what_they_take_on_the_simulated_gpu(name):
     package, peak = OFFLOADED[name]
     pytest.importorskip(package)
     measured, predicted = both_ways(name)
-    assert measured[0] == predicted[0][0] == predicted[0][1] == peak
+    assert predicted[0][0] <= measured[0] == predicted[2][0] <= predicted[0][1]
+    assert release(torch.__version__) < (2, 12) or predicted[0] == [peak, peak]
     assert predicted[1][0] <= measured[1] <= predicted[1][1]
 
 
@@ -76,7 +79,7 @@ def test_offloaded_models_take_what_they_take_on_the_simulated_gpu(name):
 def test_a_cache_that_fills_what_is_free_lies_in_the_range():
     pytest.importorskip("transformers")
     measured, predicted = both_ways("paged_cache")
-    for there, (low, high) in zip(measured, predicted, strict=True):
+    for there, (low, high) in zip(measured, predicted[:2], strict=True):
         assert 4 * GiB < low <= there <= high < 1.2 * low
 
 
