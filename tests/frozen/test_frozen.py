@@ -79,7 +79,8 @@ def test_the_same_steps_recorded_today(tmp_path):
 
 @pytest.mark.simulated
 @pytest.mark.skipif(
-    release(torch.__version__) < (2, 12), reason="the runs are of PyTorch 2.12; before, cuBLASLt had a workspace of its own"
+    release(torch.__version__) < (2, 12),
+    reason="the runs are of PyTorch 2.12; before, cuBLASLt had a workspace of its own",
 )
 def test_the_same_steps_recorded_today_on_cuda(tmp_path):
     recorded("record-cuda", tmp_path)
