@@ -57,7 +57,7 @@ def main(out, culprit="none", how=""):
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
     print("trained", trainer.global_step)
     if how == "predict":
-        print("bytes", callbacks[0].prediction.allocated_bytes.high, callbacks[0].run.peak_bytes)
+        print("bytes", callbacks[0].prediction.peak_bytes, callbacks[0].run.peak_bytes)
 
 
 if __name__ == "__main__":

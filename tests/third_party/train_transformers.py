@@ -68,7 +68,7 @@ def main(out, culprit="none", how="", accumulated="1"):
     trainer.train()
     print("trained", trainer.state.global_step)
     if how == "predict":
-        print("bytes", callbacks[0].prediction.allocated_bytes.high, callbacks[0].run.peak_bytes)
+        print("bytes", callbacks[0].prediction.peak_bytes, callbacks[0].run.peak_bytes)
 
 
 if __name__ == "__main__":
