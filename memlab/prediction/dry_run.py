@@ -204,19 +204,16 @@ def _known_to_python(there: Sequence[torch.device]) -> list[torch.Tensor]:
     """
     kinds, objects = (torch.Tensor, torch.nn.Parameter), gc.get_objects()
     found = {id(one): one for one in objects if type(one) in kinds and _is_real(one, there)}
-    if not found:
-        return []
-    held = set[int]()
-    for start in range(0, len(objects), _AT_ONCE):
-        held |= found.keys() & map(id, gc.get_referents(*objects[start : start + _AT_ONCE]))
-    frames: list[FrameType | None] = [*sys._current_frames().values()]
+    results = [one for one in found.values() if one.grad_fn is not None]
+    unknown = found.keys() & {id(thing) for _, what, thing in _held_by_graphs(results) if what == "saved"}
+    frames: list[FrameType | None] = [*sys._current_frames().values()] if unknown else []
     while frames:
         if (frame := frames.pop()) is not None:
-            held |= found.keys() & map(id, frame.f_locals.values())
+            unknown -= set(map(id, frame.f_locals.values()))
             frames.append(frame.f_back)
-    results = [one for one in found.values() if one.grad_fn is not None]
-    saved = {id(thing) for _, what, thing in _held_by_graphs(results) if what == "saved"}
-    return [one for key, one in found.items() if key in held or key not in saved]
+    for start in range(0, len(objects) if unknown else 0, _AT_ONCE):
+        unknown -= set(map(id, gc.get_referents(*objects[start : start + _AT_ONCE])))
+    return [one for key, one in found.items() if key not in unknown]
 
 
 _AT_ONCE = 1000

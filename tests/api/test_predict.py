@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import subprocess
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -525,6 +527,35 @@ def test_who_would_hold_the_device() -> None:
     shares = found.breakdown(of="device")
     assert sum(shares.values()) == found.peak_device_bytes[0]
     assert shares["context"] == found.peak_device_bytes[0] - found.peak_reserved_bytes > 0
+
+
+@pytest.mark.simulated
+def test_what_only_a_graph_refers_to_lives_as_long_as_its_result():
+    def made() -> dict[str, Any]:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8))).cuda()
+        seen: list[Any] = []
+        for layer in model:
+            layer.register_forward_hook(lambda module, args, output: seen.append(output))
+        out = model(torch.ones(4096, WIDTH, device="cuda"))
+        seen.clear()  # PyTorch keeps the Python objects of what the graph saved
+        return {"model": model, "out": out}
+
+    def then(names: dict[str, Any], *gone: str) -> int:
+        def step() -> None:
+            for name in gone:
+                del names[name]
+            gc.collect()
+            torch.empty(512 * MiB, dtype=torch.uint8, device="cuda")
+
+        with memlab.track("measured", show=False) as measured:
+            found = memlab.predict(step, CARD, limit_s=300).peak_allocated_bytes
+            step()
+        assert abs(found - measured.peak_allocated_bytes) < 17 * MiB  # workspaces of cuBLAS
+        return found
+
+    kept = then(made(), "model")  # its weights are in the graph
+    assert abs(kept - then(made())) < MiB
+    assert abs(then(made(), "out", "model") - 512 * MiB) < MiB
 
 
 @pytest.mark.simulated
