@@ -84,17 +84,32 @@ TRAINING = {
 SERVING = {"no_grad": 0.5, "inference_mode": 0.5, "half_inference": 0.8}
 
 
+namespaces: list[dict[str, Any]] = []
+
+
+def namespace() -> dict[str, Any]:
+    """Names in which a cell can be run, with its model's class."""
+    namespaces.append({})
+    exec(MODEL, namespaces[-1])
+    return namespaces[-1]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _quick_collections():
     gc.freeze()  # what is there by now: garbage is collected often here
     yield
+    # The hooks of a parameter refer to functions, and these to the names: the collector does not look there.
+    for names in namespaces:
+        names.clear()
+    namespaces.clear()
+    observed.cache_clear()
     gc.unfreeze()
+    gc.collect()
 
 
 def run(cell: str, observer: Observer | None = None) -> tuple[dict[str, Any], int]:
     """The names that a cell leaves, and its peak above what was there before."""
-    names: dict[str, Any] = {}
-    exec(MODEL, names)
+    names = namespace()
     gc.collect()
     with memlab.track(show=False) as found:
         if observer is None:
@@ -142,8 +157,8 @@ def test_a_changed_cell_that_is_run_again_frees_what_it_made(name: str):
     cell = TRAINS.replace("LAYERS", TRAINING[name][0])
     if name == "step_in_backward":
         cell = cell.replace("retain_graph=True", "").replace("set_to_none=False", "")
-    text, names = changed(cell, name)[0], dict[str, Any]()
-    exec(MODEL + text, names)
+    text, names = changed(cell, name)[0], namespace()
+    exec(text, names)
     made = [weakref.ref(one) for one in names["model"].parameters()]
     exec(text, names)
     gc.collect()
