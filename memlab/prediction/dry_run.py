@@ -45,7 +45,12 @@ NEWS_EVERY_S = 0.25
 
 @functools.cache
 def prepare() -> None:
-    """Import in the parent what PyTorch imports for the first fake tensor, or each child would do it again: 1.7 s."""
+    """Do in the parent what comes first: imports for fake tensors, which each child would do again (1.7 s), and an error of C++.
+
+    The first takes a lock of libc (`atexit`). In a child that was forked while another thread had it, it would wait forever.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.device("none")
     with contextlib.suppress(Exception):  # the child reports errors
         FakeTensorMode()
         import_scripts()
