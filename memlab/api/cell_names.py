@@ -56,11 +56,13 @@ def names_made_anew(text: str, names: Mapping[str, Any]) -> list[str]:
             continue
         read.add(name)
         value = names.get(name)
-        kind = value if isinstance(value, type | FunctionType) else type(value)
-        inside = vars(kind).values() if isinstance(kind, type) and kind.__module__ == "__main__" else ()
-        for one in (kind, *inside):
-            function = getattr(one, "__func__", one)
-            if isinstance(function, FunctionType) and function.__globals__ is names:
+        # No isinstance and no getattr on what is the user's: they run properties.
+        kind = value if issubclass(type(value), type) else type(value)
+        inside = type.__dict__["__dict__"].__get__(kind)
+        methods = inside.values() if inside.get("__module__") == "__main__" else ()
+        for one in (value, *methods):
+            function = one.__func__ if type(one) in (staticmethod, classmethod) else one
+            if type(function) is FunctionType and function.__globals__ is names:
                 waiting += _globals_of(function.__code__)
     return [name for name in made if name not in read]
 

@@ -343,9 +343,10 @@ class WaysSearch:
 
 def _may_hold(value: Any) -> bool:
     """Whether something of the notebook can keep memory of a GPU alive."""
-    if isinstance(value, torch.Tensor):
-        return value.is_cuda
-    return not isinstance(value, int | float | str | bytes | type | types.ModuleType | types.FunctionType | None)
+    kind = type(value)
+    if kind is torch.Tensor:
+        return bool(value.is_cuda)
+    return not issubclass(kind, int | float | str | bytes | type | types.ModuleType | types.FunctionType | None)
 
 
 # --- a cell that raised, whatever the error ---

@@ -14,7 +14,14 @@ def shows(): return net
 def asks(): return shows()
 class Trainer:
     def fit(self): return optimizer
+    @staticmethod
+    def helps(): return loss
 trainer = Trainer()
+class Strange:
+    @property
+    def __class__(self): raise RuntimeError("nothing may ask")
+    def __getattr__(self, name): raise RuntimeError("nothing may ask")
+strange = Strange()
 """
 
 
@@ -36,6 +43,8 @@ trainer = Trainer()
         "del net\nnet = 1": "",
         "asks()\nnet = 1\nloss = 2": "loss",
         "trainer.fit()\noptimizer = 1": "",
+        "Trainer.helps()\nloss = 1": "",
+        "strange\nnet = 1": "net",
         "Trainer().fit()\noptimizer = 1": "",
         "globals()['net']\nnet = 1": "",
         "try:\n    net = 1\nexcept Exception:\n    net": "",
