@@ -58,8 +58,8 @@ def names_made_anew(text: str, names: Mapping[str, Any]) -> list[str]:
         value = names.get(name)
         # No isinstance and no getattr on what is the user's: they run properties.
         kind = value if issubclass(type(value), type) else type(value)
-        inside = type.__dict__["__dict__"].__get__(kind)
-        methods = inside.values() if inside.get("__module__") == "__main__" else ()
+        scopes = (type.__dict__["__dict__"].__get__(base) for base in type.__dict__["__mro__"].__get__(kind))
+        methods = (one for scope in scopes if scope.get("__module__") == "__main__" for one in scope.values())
         for one in (value, *methods):
             function = one.__func__ if type(one) in (staticmethod, classmethod) else one
             if type(function) is FunctionType and function.__globals__ is names:

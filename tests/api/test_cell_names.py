@@ -16,7 +16,8 @@ class Trainer:
     def fit(self): return optimizer
     @staticmethod
     def helps(): return loss
-trainer = Trainer()
+class Faster(Trainer): pass
+trainer, faster = Trainer(), Faster()
 class Strange:
     @property
     def __class__(self): raise RuntimeError("nothing may ask")
@@ -45,6 +46,7 @@ strange = Strange()
         "trainer.fit()\noptimizer = 1": "",
         "Trainer.helps()\nloss = 1": "",
         "strange\nnet = 1": "net",
+        "faster.fit()\noptimizer = 1": "",
         "Trainer().fit()\noptimizer = 1": "",
         "globals()['net']\nnet = 1": "",
         "try:\n    net = 1\nexcept Exception:\n    net": "",

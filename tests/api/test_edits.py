@@ -165,6 +165,26 @@ def test_a_changed_cell_that_is_run_again_frees_what_it_made(name: str):
     assert not any(one() is not None for one in made)
 
 
+def test_with_the_step_in_backward_a_schedule_and_a_saved_state_are_as_before():
+    cell = """
+torch.manual_seed(1)
+model = nn.Linear(64, 10)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+for step in range(4):
+    loss = F.cross_entropy(model(torch.ones(8, 64)), torch.ones(8, dtype=int))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    scheduler.step()
+saved = optimizer.state_dict()
+"""
+    text, before = changed(cell, "step_in_backward")
+    after, _ = run(text)
+    torch.testing.assert_close(after["model"].weight, before["model"].weight)
+    torch.testing.assert_close(after["saved"], before["saved"])
+
+
 @pytest.mark.parametrize("name", SERVING)
 def test_a_changed_cell_answers_the_same_with_less(name: str):
     text, before = changed(SERVES.replace("LAYERS", BLOCKS), name)
@@ -219,6 +239,7 @@ def test_a_file_is_mapped(tmp_path):
     text, done = edited(f"weights = torch.load({path!r})\n", {}, ["mmap_loading"])
     assert done == ("mmap_loading",) and text == f"weights = torch.load({path!r}, mmap=True)\n"
     assert run(text)[0]["weights"]["a"].sum() == 1000
+    assert edited(text, {}, ["mmap_loading"]) == (text, ())
 
 
 NORMED = "*(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)) for _ in range(6)), nn.Linear(64, 10)"

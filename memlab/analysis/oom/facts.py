@@ -90,7 +90,7 @@ class Failure:
     def pinned_bytes(self, released: Collection[int], sizes: Collection[int]) -> int:
         """The free pieces of segments in which something stays after these blocks are free: what is larger finds no room.
 
-        So are blocks of these sizes that nothing is known to hold.
+        Blocks of these sizes that nothing is known to hold count as freed, too: workspaces that are given back.
         """
         known, count = {one.address for one in self.holders}, 0
         for one in self.segments:

@@ -66,17 +66,20 @@ def in_half(model):
     return call
 '''
 STEP_IN_BACKWARD = '''
+from copy import copy
 from weakref import ref
 
 def step_in_backward(optimizer):
     """Update each parameter as soon as its gradient is there, and free that: optimizer.step() then finds nothing to do."""
-    optimizer.of, kept = {}, ref(optimizer)  # a hook that held parameters would keep them forever
+    kept = ref(optimizer)  # a hook that held the optimizer would keep its parameters forever
     def step(parameter):
-        kept().of[parameter].step()
+        one = copy(kept())  # with the same state and, as of now, the same learning rate
+        groups = [group for group in one.param_groups if any(each is parameter for each in group["params"])]
+        one.param_groups = [{**group, "params": [parameter]} for group in groups]
+        one.step()
         parameter.grad = None
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            optimizer.of[parameter] = type(optimizer)([{**group, "params": [parameter]}])
             parameter.register_post_accumulate_grad_hook(step)
 '''
 KEEP_PRODUCTS = f'''
@@ -264,7 +267,8 @@ def _retain_graph(cell: _Cell) -> bool:
 
 
 def _mmap_loading(cell: _Cell) -> bool:
-    calls = [one for one in cell.calls("load") if ast.unparse(one.func) == "torch.load"]
+    loads = [one for one in cell.calls("load") if ast.unparse(one.func) == "torch.load"]
+    calls = [one for one in loads if all(word.arg not in (None, "mmap") for word in one.keywords)]
     return bool(calls) and all(cell.replace(one, _with_keyword(cell, one, "mmap=True")) for one in calls)
 
 
@@ -288,8 +292,8 @@ def _step_in_backward(cell: _Cell) -> bool:
     """Only an optimizer that the cell makes: each run of the cell would add hooks to another one."""
     known = cell.facts.get("optimizers", {})
     behind = cell.place(next(iter(known))) if len(known) == 1 else None
-    words = ("clip_grad", "GradScaler", "lr_scheduler", "Scheduler", "closure")
-    if not behind or not cell.facts.get("steps_after_each_backward") or any(one in cell.source for one in words):
+    words, text = ("clip", "scaler", "closure"), cell.source.lower()
+    if not behind or not cell.facts.get("steps_after_each_backward") or any(one in text for one in words):
         return False
     cell.insert(0, STEP_IN_BACKWARD)
     cell.insert(behind, f"step_in_backward({next(iter(known))})")
