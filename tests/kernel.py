@@ -6,7 +6,8 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,8 +57,15 @@ class Reply:
 class Kernel:
     """A kernel that runs one cell after the other."""
 
-    def __init__(self, client: Any, manager: KernelManager) -> None:
+    def __init__(self, client: Any, manager: KernelManager, folder: Path) -> None:
         self.client, self.manager = client, manager
+        self._is_hung = False
+        self.stacks = folder / "stacks.txt"
+        self.run(
+            f"import faulthandler, signal; faulthandler.register(signal.SIGUSR2, open({str(self.stacks)!r}, 'w'))\n"
+            "del faulthandler, signal",
+            silent=True,
+        )
 
     def run(self, code: str, *, interrupt_at: str = "", silent: bool = False) -> Reply:
         """Run a cell. When it has printed `interrupt_at` it gets what the notebook's interrupt button sends."""
@@ -84,10 +92,24 @@ class Kernel:
             if kind in ("stream", "execute_result", "error", "display_data", "update_display_data"):
                 reply.order.append(kind)
 
-        answer = self.client.execute_interactive(code, silent=silent, output_hook=take, timeout=300, allow_stdin=False)
-        reply.status = answer["content"]["status"]
-        reply.error = answer["content"].get("ename", "")
+        answer = self.answer(code, take, silent)
+        reply.status = answer["status"]
+        reply.error = answer.get("ename", "")
         return reply
+
+    def answer(self, code: str, take: Callable[[dict[str, Any]], None], silent: bool = False) -> dict[str, Any]:
+        """Run a cell, give each of its messages to `take`, and return the reply. After one that hangs all fail at once."""
+        assert not self._is_hung, "an earlier cell of this kernel has hung"
+        try:
+            reply = self.client.execute_interactive(
+                code, silent=silent, output_hook=take, timeout=300, allow_stdin=False
+            )
+        except TimeoutError as error:
+            self._is_hung = True
+            os.kill(self.manager.provisioner.pid, signal.SIGUSR2)
+            time.sleep(1)
+            raise AssertionError(f"a cell has hung:\n{code}\n{self.stacks.read_text()}") from error
+        return reply["content"]
 
     def ok(self, code: str) -> Reply:
         """Run a cell that must not fail."""
@@ -118,7 +140,7 @@ def kernel(folder: Path, *cells: str) -> Iterator[Kernel]:
     client.start_channels()
     try:
         client.wait_for_ready(timeout=300)
-        found = Kernel(client, manager)
+        found = Kernel(client, manager, folder)
         for cell in cells:
             found.ok(cell)
         yield found

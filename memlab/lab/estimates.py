@@ -5,8 +5,10 @@ Nothing is predicted while a cell or a run executes: it would take longer, and w
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from memlab.errors import DoesNotApply
 from memlab.lab.experiment import error_line
 from memlab.lab.state import LabChoices, LabState
 from memlab.lab.worker import execution_lock
-from memlab.prediction.child import Child
+from memlab.prediction.child import Child, guard
 from memlab.saving_techniques import techniques
 from memlab.units import ByteRange
 
@@ -183,6 +185,7 @@ class Estimates:
             if not execution_lock.is_free:
                 self._woken.wait(WAIT_S)
                 continue
+            guard.set(functools.partial(self._undisturbed, state))
             try:
                 found: Found | Exception = self._peak(state, *job)
             except Paused:
@@ -192,14 +195,21 @@ class Estimates:
             self.peaks[_key(state, job)] = found
             self._changed()
 
-    def _peak(self, state: LabState, names: Names, habits: Names) -> Found:
-        def on_step(done: int, total: int) -> None:
-            if self._state is None or not execution_lock.is_free or _subject(self._state) != _subject(state):
-                raise Paused
+    @contextlib.contextmanager
+    def _undisturbed(self, state: LabState) -> Iterator[None]:
+        """Raise Paused unless this is still wanted and nothing else executes; nothing else begins meanwhile.
 
+        A fork copies the locks of PyTorch that other threads hold, and the child would wait for them forever.
+        """
+        with execution_lock.free() as is_free:
+            if self._state is None or not is_free or _subject(self._state) != _subject(state):
+                raise Paused
+            yield
+
+    def _peak(self, state: LabState, names: Names, habits: Names) -> Found:
         card, work = self._choices.card(state.card), self._choices.work(state)
         run = run_workload(
-            work, names, habits, on=card, steps=STEPS, name="estimate", on_step=on_step, keep=False,
+            work, names, habits, on=card, steps=STEPS, name="estimate", on_step=_ignore, keep=False,
             world_size=state.world_size, is_quiet=True, torch_version=state.torch_version or None,
         )  # fmt: skip
         assert isinstance(run, Prediction)
@@ -218,3 +228,7 @@ def _key(state: LabState, job: tuple[Names, Names]) -> Any:
 def _plain(names: Names) -> tuple[Names, Names]:
     """The job without the techniques: with the patterns that they replace."""
     return (), tuple(baseline_patterns_of(names))
+
+
+def _ignore(done: int, total: int) -> None:
+    """Instead of a line of progress."""

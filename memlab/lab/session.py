@@ -15,7 +15,7 @@ from memlab.errors import MemlabError
 from memlab.lab.experiment import Experiment, LabResult, error_details, error_line
 from memlab.lab.run_table import LabRun, RunTable, script
 from memlab.lab.state import LabChoices, LabState
-from memlab.lab.worker import Worker
+from memlab.lab.worker import Worker, execution_lock
 from memlab.units import format_seconds, number_of
 from memlab.views.table import Table
 
@@ -98,9 +98,12 @@ class LabSession:
             worker.stop()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for a run that was started; whether it has ended."""
+        """Wait for a run that was started; whether it has ended. In a cell the run need not wait for that."""
         worker = self._worker
-        return worker is None or worker.join(timeout_s)
+        if worker is None:
+            return True
+        with execution_lock.cell_waits():
+            return worker.join(timeout_s)
 
     def _begin(self) -> Worker | None:
         with self._lock:

@@ -14,6 +14,7 @@ from typing import Any
 
 from memlab.api.display import interrupt_main
 from memlab.torch_internals import threads
+from memlab.torch_internals.shell import cell_executes
 from memlab.torch_internals.traceback import running_shell
 
 GRACE_S = 1.0
@@ -57,8 +58,23 @@ class ExecutionLock:
     def cell_ends(self, *_: Any) -> None:
         """post_run_cell."""
         with self._changed:
-            self._cells = max(0, self._cells - 1)  # the cell that opened the Lab had no pre_run_cell event
+            self._cells = max(0, self._cells - 1)  # a Lab may have been opened, or closed, without notice of its cell
             self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def cell_waits(self) -> Iterator[None]:
+        """A context in which the cell that executes, if this is its thread, is out of the way of a run."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with self._changed:
+            cells, self._cells = self._cells, 0
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._cells = cells
 
     @contextlib.contextmanager
     def held_by(self, worker: Worker) -> Iterator[None]:
@@ -89,12 +105,20 @@ class ExecutionLock:
         """Whether a run could start at once."""
         return not self._cells and self._run is None
 
+    @contextlib.contextmanager
+    def free(self) -> Iterator[bool]:
+        """Whether a run could start at once. No cell and no run begins within the context."""
+        with self._changed:
+            yield self.is_free
+
     def lab_opens(self) -> None:
-        """A Lab with controls opens; the first one registers the cell events."""
+        """A Lab with controls opens; the first one registers the cell events, and the cell that opens it counts already."""
         self._labs += 1
         if self._labs == 1 and (shell := running_shell()) is not None:
             shell.events.register("pre_run_cell", self.cell_begins)
             shell.events.register("post_run_cell", self.cell_ends)
+            with self._changed:
+                self._cells = int(cell_executes(shell))
 
     def lab_closes(self) -> None:
         """A Lab has closed; the last one unregisters the cell events."""

@@ -128,6 +128,17 @@ def _running_count(shell: Any) -> Any:
     return getattr(running, "execution_count", None)
 
 
+def cell_executes(shell: Any) -> bool:
+    """Whether this is called by a cell, for which post_run_cell will be triggered, and not by a widget or a silent request.
+
+    ipykernel's `get_parent` returns the message that is being handled, for a widget "comm_msg"; seen in ipykernel 6 and 7.
+    """
+    if not hasattr(shell, "get_parent"):  # a terminal has nothing but cells
+        return True
+    parent = shell.get_parent() or {}
+    return parent.get("header", {}).get("msg_type") == "execute_request" and not parent.get("content", {}).get("silent")
+
+
 def transform(shell: Any, above: str, body: str) -> tuple[str, Any]:
     """The body of a cell as Python, so that its lines have the numbers they have in the notebook; (code, what failed).
 

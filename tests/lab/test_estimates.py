@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from memlab.lab.state import LabChoices, LabState
 from memlab.lab.technique_cards import TechniqueCards
 from memlab.lab.widgets import close_all
 from memlab.lab.worker import execution_lock
+from memlab.prediction.child.runner import _Received
 from memlab.saving_techniques import techniques
 from memlab.units import ByteRange
 
@@ -108,6 +111,23 @@ def test_nothing_is_predicted_while_a_cell_runs(monkeypatch):
     monkeypatch.undo()
     one.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "memlab lab estimates"]
+
+
+def test_a_child_that_hangs_is_given_up(monkeypatch):
+    started = threading.Event()
+
+    def hanging() -> Any:
+        print("started", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)  # all its threads
+
+    monkeypatch.setattr(_Received, "_print", lambda *_: started.set())
+    one, state = made(hanging)
+    one.want(state)
+    assert started.wait(100)
+    thread = one.thread
+    one.close()
+    assert thread is not None
+    assert not thread.is_alive()
 
 
 def test_work_that_cannot_be_predicted_is_asked_once_and_says_why():

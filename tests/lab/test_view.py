@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -35,8 +36,8 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 def quietly(notebook: Kernel, code: str) -> None:
     """Run a cell and look at nothing: it may change what an earlier one has shown."""
-    reply = notebook.client.execute_interactive(code, output_hook=lambda message: None, timeout=300, allow_stdin=False)
-    assert reply["content"]["status"] == "ok", reply
+    reply = notebook.answer(code, lambda message: None)
+    assert reply["status"] == "ok", reply
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_the_result_takes_its_place_by_display_id(notebook):
 
 def test_a_thread_updates_the_outputs_of_its_cell(notebook):
     reply = notebook.run(f"{OPEN[:-4]}\ndisplay(lab)\nlab.start(); print(lab.wait(120))")
-    assert "True" in reply.stdout
+    assert reply.stdout == "True\n"
     assert "with checkpoint_sequential" in reply.shown[3]["text/plain"]
 
 
@@ -91,6 +92,19 @@ def test_a_cell_waits_for_the_run_that_goes_on(notebook):
     )
     quietly(notebook, "seen = lab.is_running, len(lab.rows)")
     assert notebook.value("seen") == (False, 2)
+
+
+def test_nothing_is_predicted_in_the_cell_that_opens_it(notebook):
+    notebook.ok("from memlab.lab.worker import execution_lock")
+    reply = notebook.ok(
+        f"{OPEN[:-4]}\ndisplay(lab)\nknown = lab.listener.controls.estimates.peaks\nexecution_lock.is_free"
+    )
+    assert reply.out == "False"
+    assert notebook.ok("execution_lock.is_free").out == "False"
+    until = time.monotonic() + 100
+    while not notebook.value("len(known)") and time.monotonic() < until:
+        time.sleep(2)
+    assert notebook.value("len(known)")
 
 
 def test_unloading_closes(notebook):

@@ -21,6 +21,8 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -211,6 +213,9 @@ class Channel:
         """Add a sentence to the notes of the outcome."""
         self.writer.send("note", sentence)
 
+
+guard: ContextVar[Callable[[], AbstractContextManager[object]]] = ContextVar("guard", default=contextlib.nullcontext)
+"""Entered by the parent while it forks, to keep other threads still, and often while it listens; its error ends the child."""
 
 _open: list[Channel] = []
 

@@ -22,7 +22,7 @@ from typing import IO, NoReturn
 
 from memlab.errors import PredictionError
 from memlab.prediction.child import isolation, sandbox
-from memlab.prediction.child.channel import ERR, FRAMES, OUT, REFUSED, Channel, ChannelWriter, Log, Printed, life
+from memlab.prediction.child.channel import ERR, FRAMES, OUT, REFUSED, Channel, ChannelWriter, Log, Printed, guard, life
 from memlab.torch_internals import process
 
 AFTER_DEATH_S = 2.0
@@ -54,9 +54,10 @@ class ForkedProcess:
                 "autograd refuses to work in the prediction."
             )
         for patience_s in PATIENCE_S:
-            self.fork(skips)
-            if self.says_hello(patience_s):
-                return
+            with guard.get()():
+                self.fork(skips)
+                if self.says_hello(patience_s):
+                    return
             self.end()
             for path in self._scratch.iterdir():  # discard what a child that was too slow has done meanwhile
                 shutil.rmtree(path)

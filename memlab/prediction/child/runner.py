@@ -189,7 +189,9 @@ class _Received:
             if left <= 0:
                 process.ask_where()
                 return True
-            for source, data in process.listen(min(left, 60.0)):
+            with channel.guard.get()():
+                pass
+            for source, data in process.listen(min(left, 0.5)):
                 self._take(source, data)
         return False
 
