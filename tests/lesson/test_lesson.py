@@ -90,7 +90,8 @@ def test_the_source_of_a_figure_is_said_by_what_made_it():
         held = lesson.account("Peak", run, [("ones", "4 N", kept.nbytes, kept.nbytes)])
         assert held.source == lesson.holds("so", True, run).source == "measured on cpu"
         by_category = lesson.account("Peak", run, {"temporary and other": kept.nbytes})
-        assert [term.measured_bytes for term in by_category.terms] == [kept.nbytes]
+        small = 1024  # what other tests of this process keep
+        assert [term.measured_bytes for term in by_category.terms] == [pytest.approx(kept.nbytes, abs=small)]
         assert "formula" not in str(by_category).splitlines()[2]
         with pytest.raises(ClaimRefuted, match=r"temporary and other \(\+0.5 MiB\)"):
             lesson.account("Peak", run, {"temporary and other": kept.nbytes // 2})
