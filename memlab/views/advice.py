@@ -23,7 +23,8 @@ def advice_page(found: Findings, code: str = "", diff: str = "", cell: str = "",
     """
     where = f"predicted for {found.on}" if found.is_predicted else f"measured on {found.on}"
     where = f"on {found.on}, a {SIMULATED_GPU}" if found.is_simulated else where
-    shown = [one for one in (*found.ranking(), *found.combined) if not one.failed]
+    combined = sorted(found.combined, key=lambda one: one.peak_bytes.high)
+    shown = [one for one in (*found.ranking(), *combined) if not one.failed]
     parts: list[Part] = list(_sentences(found))
     rows: list[tuple[Cell, ...]] = [("as it is", found.before_bytes, None, None, None, None, None)]
     # Predictions have neither: one note instead of two columns that say the same in each row.
