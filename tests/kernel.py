@@ -60,7 +60,7 @@ class Kernel:
     def __init__(self, client: Any, manager: KernelManager, folder: Path) -> None:
         self.client, self.manager = client, manager
         self._is_hung = False
-        self.stacks = folder / "stacks.txt"
+        self.stacks = folder / "ipython" / "stacks.txt"
         self.run(
             f"import faulthandler, signal; faulthandler.register(signal.SIGUSR2, open({str(self.stacks)!r}, 'w'))\n"
             "del faulthandler, signal",

@@ -69,3 +69,14 @@ def test_an_error_is_shown_again_with_its_new_text():
         error.args = ("new",)
         show_again(shell, error)
     assert len(shown) == 1 and "new" in shown[0] and "ValueError" in shown[0]
+
+
+def test_a_cell_is_told_from_a_silent_request_and_a_widget(tmp_path):
+    with kernel(tmp_path, "from memlab.torch_internals.shell import cell_executes\nseen = []") as notebook:
+        asked = "seen.append(cell_executes(get_ipython()))"
+        notebook.ok(asked)
+        notebook.run(asked, silent=True)
+        notebook.ok(f"get_ipython().kernel.comm_manager.register_target('asks', lambda comm, message: {asked})")
+        content = {"comm_id": "1", "target_name": "asks", "data": {}}
+        notebook.client.shell_channel.send(notebook.client.session.msg("comm_open", content))
+        assert notebook.value("seen") == [True, False, False]
