@@ -22,6 +22,8 @@ BOX = "font-size:13px;line-height:1.5;font-variant-numeric:tabular-nums"
 _TABLE = "margin:2px -4px;border-collapse:collapse;text-align:right;font-size:inherit"
 _CELL = "padding:0 4px"  # JupyterLab styles table cells, so each needs its own style
 _LONGEST_BAR, _BAR_WIDTH = 12, 7  # characters in text, em in HTML
+_WRAPPED = 300
+"""The limit of text that HTML wraps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,12 @@ class Column:
         may_wrap = self.wraps or self.unit in ("share", "count")  # a share is no wider than the word above it
         return f"{_CELL}{start}{'' if may_wrap else ';white-space:nowrap'}"
 
-    def text(self, value: Cell) -> str:
-        """A value of this column as text."""
+    def text(self, value: Cell, limit: int = 0) -> str:
+        """A value of this column as text, up to its limit or this one."""
         if value is None:
             return ""
         if isinstance(value, str) or not self.is_number:
-            return one_line(str(value), self.limit)
+            return one_line(str(value), limit or self.limit)
         if isinstance(value, ByteRange):
             return str(value) if self.unit == "bytes" else signed_range(value)
         return _FORMATS[self.unit](value)
@@ -96,7 +98,7 @@ class Table:
             wide = f";min-width:{_BAR_WIDTH}em" if at == self.bar else ""
             heads += f"<th style='{column.style}{wide}'>{safe(column.name)}</th>"
             for number, value in enumerate(values):
-                text = safe(column.text(value))
+                text = safe(column.text(value, _WRAPPED if column.wraps else 0))
                 colour = self.colours[number] if number < len(self.colours) else ""
                 style = column.style
                 if number in self.strong:

@@ -156,3 +156,9 @@ def test_only_columns_of_long_text_wrap():
     table = Table("", (Column("name"), Column("size", "bytes"), Column("why", wraps=True)), (("a", 768 << 20, "so"),))
     cells = re.findall(r"<t[hd] style='([^']*)'>(?:a|768.0 MiB|so)<", table.html())
     assert ["nowrap" in style for style in cells] == [True, True, False]
+
+
+def test_what_wraps_in_html_is_cut_in_text_alone():
+    table = Table("", (Column("name"), Column("price", limit=20, wraps=True)), (("a", "one more forward of all of them"),))
+    assert table.text().splitlines()[1] == "  a     one more forward of…"
+    assert "one more forward of all of them" in table.html()
