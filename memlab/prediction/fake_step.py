@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
+from memlab.allocator.rules import release
 from memlab.analysis.step_size import ELEMENT_BYTES, OTHER, OUTPUT, SAVED, Kept, LayerOutput
 from memlab.errors import MemlabError
 from memlab.prediction.fake_model import (
@@ -177,8 +178,9 @@ class Forward(fakes.TorchDispatchMode):
         if func is _aten._cudnn_rnn.default:
             out = out[:_WEIGHTS_OF_RNN]
         leaves = fakes.tree_leaves(out)
-        # The random state, which PyTorch's own fakes place on CUDA.
-        on_cpu = leaves[2:] if func is _aten._scaled_dot_product_efficient_attention.default else []
+        # The random state, which PyTorch's own fakes place on CUDA; without dropout it is there since 2.14.
+        is_efficient = func is _aten._scaled_dot_product_efficient_attention.default
+        on_cpu = leaves[2:] if is_efficient and (any(args[5:6]) or release(torch.__version__) < (2, 14)) else []
         for leaf in filter(is_tensor, leaves):
             for part in plain_tensors(leaf):
                 device = _CPU if any(leaf is one for one in on_cpu) else part.device

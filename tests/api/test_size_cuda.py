@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from memlab.allocator.rules import release
 from memlab.api.size import size
 from memlab.errors import MemlabError
 from memlab.prediction.child import Child
@@ -131,7 +132,8 @@ def test_gradients_and_states_take_what_was_said(name):
     optimizer.step()
     assert found.optimizer_bytes == requested() - before
     steps = 4 * len(list(model.parameters())) if name == "AdamW" else 0
-    assert found.elsewhere_bytes == steps + 16 * 4  # and the random number state of each of four attentions
+    states = 16 * 4 if release(torch.__version__) < (2, 14) else 0  # of the random numbers of each of four attentions
+    assert found.elsewhere_bytes == steps + states
     assert any("lie on another device" in note for note in found.notes)
 
 

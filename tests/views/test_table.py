@@ -159,6 +159,8 @@ def test_only_columns_of_long_text_wrap():
 
 
 def test_what_wraps_in_html_is_cut_in_text_alone():
-    table = Table("", (Column("name"), Column("price", limit=20, wraps=True)), (("a", "one more forward of all of them"),))
+    table = Table(
+        "", (Column("name"), Column("price", limit=20, wraps=True)), (("a", "one more forward of all of them"),)
+    )
     assert table.text().splitlines()[1] == "  a     one more forward of…"
     assert "one more forward of all of them" in table.html()
