@@ -34,11 +34,11 @@ def test_the_batch_of_a_trainer_fits_and_a_larger_one_does_not(tmp_path: Path, m
     monkeypatch.setenv(*machine_at(tmp_path / "gpu", 4096, "8.6").popitem())
     with kernel(tmp_path, START) as notebook:
         assert notebook.run(f"%%memtrack --no-live --quiet\n{CELL}").error == "OutOfMemoryError"
-        ways = notebook.value("[(way.kind, way.change) for way in memlab.explain_oom().ways.ways]")
-        change = dict(ways)["batch"]
+        ways = notebook.value("[(way.kind, (way.change, way.cell)) for way in memlab.explain_oom().ways.ways]")
+        change, cell = dict(ways)["batch"]
         size = int(change.split("=")[1].split("`")[0])
-        assert change.startswith(f"`per_device_train_batch_size={size}`; {size + 1} "), change
+        assert change.startswith(f"`per_device_train_batch_size={size}`") and f"; {size + 1} " in change, change
         for count, status in ((size, "ok"), (size + 1 if change.endswith("does not fit") else 2 * size, "error")):
             notebook.ok("%memoom release")
-            reply = notebook.run(CELL.replace("=16", f"={count}"))
+            reply = notebook.run(cell.replace(f"_size={size},", f"_size={count},"))
             assert (reply.status, reply.error) == (status, "OutOfMemoryError" if status == "error" else ""), reply.said
