@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from memlab.fake_cuda.kernel_rules import CHANNELS_LAST, FLOAT, bytes_of, name_of, rule, scratch
+from memlab.allocator.rules import release
+from memlab.fake_cuda.kernel_rules import CHANNELS_LAST, FLOAT, HALVES, bytes_of, name_of, rule, scratch
 from memlab.fake_cuda.reductions import power_below, reduce
 from memlab.torch_internals.cuda_names import make_contiguous_strides_for, suggest_memory_format
 
@@ -238,19 +239,35 @@ def layer_norm_backward(cuda, func, grad, tensor, normalized, *args):
     return out
 
 
-@scratch("native_group_norm.default")
-def group_norm(cuda, out, tensor, weight, bias, samples, channels, inner, *args):
-    """One scale and one shift per channel (ATen/native/cuda/group_norm_kernel.cu, GroupNormKernelImplInternal)."""
-    return [samples * channels * 4] * 2 if inner > 1 and (weight is not None or bias is not None) else []
+@rule("native_group_norm.default")
+def group_norm(cuda, func, tensor, weight, bias, samples, channels, inner, groups, *args):
+    """One scale and one shift per channel (ATen/native/cuda/group_norm_kernel.cu, GroupNormKernelImplInternal).
+
+    Since 2.14 also moments in single precision and a copy of an input that is not contiguous, which was made, and saved, before.
+    """
+    is_new = release(cuda.torch_version) >= (2, 14)
+    out = cuda.op(func, _as_dense(cuda, tensor), weight, bias, samples, channels, inner, groups, *args)
+    moments = [samples * groups * 4] * 2 if is_new and tensor.dtype in HALVES else []
+    scales = [samples * channels * 4] * 2 if inner > 1 and (weight is not None or bias is not None) else []
+    with cuda.contiguous(tensor), cuda.held(*moments, op=func):
+        cuda.scratch(*scales, op=func)
+    return out
 
 
-@scratch("native_group_norm_backward.default")
-def group_norm_backward(cuda, out, *args):
+@rule("native_group_norm_backward.default")
+def group_norm_backward(cuda, func, grad, tensor, mean, deviation, weight, samples, channels, inner, groups, wanted):
     """Sums per channel and coefficients per group (group_norm_kernel.cu, GroupNormBackwardKernelImplInternal)."""
-    gamma, samples, channels, inner, groups = args[4:9]
     per_channel, per_group = samples * channels * 4, samples * groups * 4
-    last = [per_channel] if inner > 1 and gamma is not None else []
-    return per_channel, per_channel, per_group, per_group, *last
+    has_sums = inner > 1 or release(cuda.torch_version) < (2, 14)
+    work = [per_channel] * 2 if has_sums else []
+    if wanted[0]:
+        work += [per_group] * 2 + ([per_channel] if inner > 1 and weight is not None else [])
+    first = cuda.empty(tensor.shape, tensor.dtype, op=func) if wanted[0] else None
+    with cuda.contiguous(tensor, grad):
+        dtype = tensor.dtype if weight is None else weight.dtype
+        rest = [cuda.empty((channels,), dtype, op=func) if one else None for one in wanted[1:]]
+        cuda.scratch(*work, op=func)
+    return first, *rest
 
 
 def uses_cudnn(tensor: Any, weight: Any, mean: Any, var: Any, training: bool) -> bool:

@@ -5,6 +5,12 @@
 
 from __future__ import annotations
 
+import sys
+
+import torch
+
+from memlab.allocator.rules import release
+
 
 def both(*names: str) -> tuple[str, ...]:
     """In single precision and in bfloat16."""
@@ -50,12 +56,16 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+UNTIL = {"layer_norm mixed bf16": (2, 14)}
+"""The first PyTorch without that difference."""
+
+
 def known(module: str, capability: str) -> dict[str, str]:
     """Name -> reason, of the calls of a module at a compute capability."""
-    found = {}
+    found, version = {}, release(torch.__version__)
     for reason, names in KNOWN.get(module, {}).items():
         for name in names:
             plain, _, only = name.partition(" @")
-            if only in ("", capability):
+            if only in ("", capability) and version < UNTIL.get(plain, (sys.maxsize,)):
                 found[plain] = reason
     return found

@@ -99,6 +99,12 @@ def ordered(events: list[str]) -> list[str]:
     return out + sorted(frees)
 
 
+def settled(events: list[str]) -> list[str]:
+    """With the frees after the last allocation in any order: Python frees the program's objects."""
+    end = max((number for number, event in enumerate(events, 1) if event[0] == "+"), default=0)
+    return [*events[:end], *sorted(events[end:])]
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     side, module, output, capability = sys.argv[1:5]
