@@ -209,7 +209,7 @@ class Estimates:
     def _peak(self, state: LabState, names: Names, habits: Names) -> Found:
         card, work = self._choices.card(state.card), self._choices.work(state)
         run = run_workload(
-            work, names, habits, on=card, steps=STEPS, name="estimate", on_step=_ignore, keep=False,
+            work, names, habits, on=card, steps=STEPS, name="estimate", on_step=lambda done, total: None, keep=False,
             world_size=state.world_size, is_quiet=True, torch_version=state.torch_version or None,
         )  # fmt: skip
         assert isinstance(run, Prediction)
@@ -228,7 +228,3 @@ def _key(state: LabState, job: tuple[Names, Names]) -> Any:
 def _plain(names: Names) -> tuple[Names, Names]:
     """The job without the techniques: with the patterns that they replace."""
     return (), tuple(baseline_patterns_of(names))
-
-
-def _ignore(done: int, total: int) -> None:
-    """Instead of a line of progress."""
