@@ -20,6 +20,7 @@ from memlab.errors import DoesNotApply
 from memlab.lab.experiment import error_line
 from memlab.lab.state import LabChoices, LabState
 from memlab.lab.worker import execution_lock
+from memlab.prediction import dry_run
 from memlab.prediction.child import Child, guard
 from memlab.saving_techniques import techniques
 from memlab.units import ByteRange
@@ -187,6 +188,8 @@ class Estimates:
                 continue
             guard.set(functools.partial(self._undisturbed, state))
             try:
+                with self._undisturbed(state):
+                    dry_run.prepare()  # a cell that imported the compiler meanwhile would meet it half imported
                 found: Found | Exception = self._peak(state, *job)
             except Paused:
                 continue
