@@ -5,6 +5,7 @@ python -m compiled_programs measured|alone|predicted NAME...     # as JSON: the 
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 
 class Block(nn.Module):
@@ -142,6 +143,28 @@ def checkpoints() -> None:
     def forward(x: Any) -> Any:
         for number, layer in enumerate(layers):
             x = checkpoint(layer, x, use_reentrant=number == 0)
+        return x
+
+    for _ in range(2):
+        forward(torch.randn(2048, 512, device="cuda", requires_grad=True)).sum().backward()
+
+
+def keeps_products(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def selective() -> None:
+    """A checkpoint that keeps its matrix products."""
+    layers = nn.ModuleList(
+        nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(4)
+    ).cuda()
+    contexts = functools.partial(create_selective_checkpoint_contexts, keeps_products)
+
+    @torch.compile
+    def forward(x: Any) -> Any:
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
         return x
 
     for _ in range(2):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from memlab.fake_cuda.dispatcher import gpu_for_meta
 from memlab.fake_cuda.kernel_rules import operators
@@ -23,6 +23,9 @@ from memlab.torch_internals.fakes import tree_leaves
 from memlab.torch_internals.private_names import private
 
 _checkpoint: Any = private("torch.utils.checkpoint")
+_NAME = "_checkpoint_without_reentrant_generator"
+WITHOUT_REENTRANT = _NAME + "_impl" if hasattr(_checkpoint, _NAME + "_impl") else _NAME
+"""What PyTorch calls for such a checkpoint; from 2.14 on the other one is for callers elsewhere."""
 READS = operators(("_local_scalar_dense.default", "nonzero.default", "equal.default"))
 
 
@@ -45,6 +48,7 @@ class GraphRecorder:
         self._last = self.graph.call_function(len)  # placeholders stand before it
         self._is_inside = False
         self._checkpoint = self._checkpoints = 0
+        self._policy: Callable[..., Any] | None = None
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -57,8 +61,8 @@ class GraphRecorder:
                 patches.put(self.cuda, dispatch=functools.partial(self._dispatch, run))
                 patches.put(
                     _checkpoint,
-                    _checkpoint_without_reentrant_generator=self._without_reentrant,
                     CheckpointFunction=SimpleNamespace(apply=self._reentrant),
+                    **{WITHOUT_REENTRANT: self._without_reentrant},
                 )
                 patches.put(torch.compiler, is_compiling=constant(True), is_dynamo_compiling=constant(True))
                 yield
@@ -84,25 +88,35 @@ class GraphRecorder:
         node = self.graph.call_function(func, *given)
         if self._checkpoint:
             # What Dynamo's operator for it tells the partitioner (torch/_higher_order_ops/wrap.py).
-            node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": self._checkpoint}
+            node.meta |= {"recompute": self._chosen(func, args, kwargs or {}), "ac_graph_id": self._checkpoint}
         else:  # before 2.12 the operator runs a graph whose nodes say so, without a checkpoint
             told = fx.traceback.get_current_meta()
             node.meta |= {key: told[key] for key in ("recompute", "ac_graph_id") if key in told}
         self._put(out, node)
         return out
 
+    def _chosen(self, func: Any, args: Any, kwargs: Any) -> CheckpointPolicy:
+        """Whether a checkpoint keeps what an operator made."""
+        if self._policy is None:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        chosen = self._policy(SelectiveCheckpointContext(is_recompute=False), func, *args, **kwargs)
+        if isinstance(chosen, bool):
+            return CheckpointPolicy.MUST_SAVE if chosen else CheckpointPolicy.PREFER_RECOMPUTE
+        return chosen  # type: ignore[no-any-return]
+
     @contextlib.contextmanager
-    def _in_checkpoint(self) -> Iterator[None]:
+    def _in_checkpoint(self, policy: Callable[..., Any] | None = None) -> Iterator[None]:
         """Within it operators are marked as those of a checkpoint, which the partitioner recomputes."""
-        outer, self._checkpoints = self._checkpoint, self._checkpoints + 1
-        self._checkpoint = outer or self._checkpoints
+        outer, self._checkpoints = (self._checkpoint, self._policy), self._checkpoints + 1
+        self._checkpoint, self._policy = self._checkpoint or self._checkpoints, policy
         try:
             yield
         finally:
-            self._checkpoint = outer
+            self._checkpoint, self._policy = outer
 
     def _without_reentrant(self, function: Any, *rest: Any, **kwargs: Any) -> Iterator[None]:
-        with self._in_checkpoint():
+        contexts = kwargs["context_fn"] if "context_fn" in kwargs else rest[1]
+        with self._in_checkpoint(getattr(contexts()[0], "policy_fn", None)):
             yield
 
     def _reentrant(self, function: Any, preserves_random_state: Any, *args: Any) -> Any:

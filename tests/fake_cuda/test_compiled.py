@@ -15,7 +15,7 @@ import memlab
 from memlab.fake_cuda.compiled import COMPILED, EAGER, SKIPPED, TUNED, WHOLE
 from memlab.fake_cuda.graph_trees import IN_GRAPHS, OVERWRITTEN, WITHOUT_GRAPHS
 
-IN_CI = ("function", "convolutions", "checkpoints", "function_in_graphs", "reads", "disabled")
+IN_CI = ("function", "convolutions", "checkpoints", "selective", "function_in_graphs", "reads", "disabled")
 OTHERS = ("language_half", "in_place", "prints", "branches")  # more of them: docs/prediction.md
 
 
