@@ -23,9 +23,11 @@ from memlab.allocator.rules import release
 from memlab.errors import PredictionError
 from memlab.fake_cuda import gpus
 from memlab.fake_cuda.gpus import State, with_index
+from memlab.fake_cuda.kernel_rules import name_of
 from memlab.fake_cuda.patches import Patches, nothing
 from memlab.fake_cuda.places import where
-from memlab.torch_internals.dispatch import current_autograd_node
+from memlab.torch_internals import dispatch
+from memlab.torch_internals.objects import schema_of
 
 PLUGGED = "memory of an allocator of the user's (MemPool(allocator), CUDAPluggableAllocator) cannot be predicted: leave it out."
 LAST_RESORT = "a MemPool(use_on_oom=True) is not used where memory runs out"
@@ -42,8 +44,10 @@ class Capture:
     underway: ClassVar[dict[int, Capture]] = {}
     """Stream -> its capture, while that lasts."""
 
-    def __init__(self, stream: int) -> None:
+    def __init__(self, stream: int, draw: Callable[[], Any]) -> None:
         self.streams: set[int] = set()
+        self.draw = draw
+        """Called when random numbers are drawn in it."""
         self.join(stream)
 
     def join(self, stream: int) -> None:
@@ -79,7 +83,8 @@ def refuse_waiting() -> None:
 class Seeds(list[Any]):
     """What the generator of random numbers keeps on the GPU for a graph (CUDAGeneratorCaptureState).
 
-    Before 2.12 all graphs of a GPU share them, from the first capture, on its stream, to the end of the last graph.
+    Before 2.12 all graphs of a GPU share them, from the first capture, on its stream, to the end of the last graph. From 2.14 on
+    only graphs that draw random numbers have them, from where they first do.
     """
 
     shared: ClassVar[weakref.WeakValueDictionary[int, Seeds]] = weakref.WeakValueDictionary()
@@ -100,9 +105,33 @@ class Seeds(list[Any]):
         """As in the PyTorch that the prediction is for."""
         return release(State.active.dispatcher.torch_version) < (2, 12)
 
+    @staticmethod
+    def are_made_when_used() -> bool:
+        """The same."""
+        return release(State.active.dispatcher.torch_version) >= (2, 14)
+
     @classmethod
     def _made(cls) -> Seeds:
         return cls(torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2))
+
+
+def drawn(func: Any, args: Any, kwargs: Any) -> None:
+    """An operator that may draw random numbers has run; not all of them do when they drop nothing."""
+    if not Capture.underway or not is_capturing():
+        return
+    arguments = schema_of(func).arguments
+    given = {one.name: one.default_value for one in arguments} | dict(
+        zip((one.name for one in arguments), args, strict=False)
+    )
+    given |= kwargs or {}
+    is_training = given.get("train") is not False and given.get("training") is not False
+    if is_training and given.get("dropout_p", 1) and not name_of(func).endswith("backward"):
+        mode = State.active.dispatcher.mode
+        dispatch.push_mode(mode)
+        try:
+            Capture.underway[torch.cuda.current_stream().cuda_stream].draw()
+        finally:
+            dispatch.remove_mode(mode)
 
 
 _numbers = itertools.count(1)
@@ -134,12 +163,17 @@ class CUDAGraph:
             )
         if stream == 0:
             raise RuntimeError(_ON_DEFAULT)
-        self._seeds = Seeds.of_graph()
-        self._pool, self._capture = pool or (next(_numbers), 0), Capture(stream)
+        if not Seeds.are_made_when_used():
+            self._draw()
+        self._pool, self._capture = pool or (next(_numbers), 0), Capture(stream, self._draw)
         number = max(self._pool)
         log.begin_pool(number, device, self._capture.takes)
         clears = None if Seeds.are_shared() else stream  # since 2.12 workspaces of cuBLAS go with a graph
         self._release = weakref.finalize(self, log.release_pool, number, device, clears)
+
+    def _draw(self) -> None:
+        if self._seeds is None:
+            self._seeds = Seeds.of_graph()
 
     def capture_end(self) -> None:
         """It ends here."""
@@ -196,7 +230,9 @@ def use_mem_pool(pool: Any, device: Any = None) -> Iterator[None]:
     log, thread = State.active.log, threading.get_ident()
     at = with_index("cuda" if device is None else device).index
     number = max(pool.id)
-    log.begin_pool(number, at, lambda stream: threading.get_ident() == thread and current_autograd_node() is None)
+    log.begin_pool(
+        number, at, lambda stream: threading.get_ident() == thread and dispatch.current_autograd_node() is None
+    )
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ import torch
 
 from memlab.allocator import OutOfMemory
 from memlab.errors import PredictionError
-from memlab.fake_cuda import data_dependent, deferred_init, gpus, sparse
+from memlab.fake_cuda import cuda_graphs, data_dependent, deferred_init, gpus, sparse
 from memlab.fake_cuda.allocation_log import AllocationLog
 from memlab.fake_cuda.assumed import AssumedValue
 from memlab.fake_cuda.gpus import CUDA0, GPUS, with_index
@@ -63,6 +63,7 @@ class Facts:
         self.is_foreach_in_place = self.is_in_place and not results and is_foreach
         self.resizes = self.is_in_place and (name in _RESIZERS or any(one.is_out for one in schema.arguments))
         self.of_interest = func in OF_INTEREST
+        self.may_draw = torch.Tag.nondeterministic_seeded in func.tags
         # Libraries bring shape functions for operators of theirs with such names (bitsandbytes::quantize_4bit).
         is_own = schema.name.startswith(("aten::", "quantized::"))
         refusals = (text for text, prefixes in _REFUSED.items() if is_own and name.startswith(prefixes))
@@ -182,6 +183,8 @@ class OpDispatcher:
             out = self.op(func, *args, **kwargs) if facts.rule is None else facts.rule(self, func, *args, **kwargs)
             if facts.after is not None:
                 facts.after(func, args, out)
+            if facts.may_draw:
+                cuda_graphs.drawn(func, args, kwargs)
             if args and type(args[0]) is FakeCudaTensor and "known" in args[0].__dict__:
                 data_dependent.follow(func, args, kwargs, out)
             return out
