@@ -102,7 +102,7 @@ class GraphRecorder:
         chosen = self._policy(SelectiveCheckpointContext(is_recompute=False), func, *args, **kwargs)
         if isinstance(chosen, bool):
             return CheckpointPolicy.MUST_SAVE if chosen else CheckpointPolicy.PREFER_RECOMPUTE
-        return chosen  # type: ignore[no-any-return]
+        return CheckpointPolicy(chosen)
 
     @contextlib.contextmanager
     def _in_checkpoint(self, policy: Callable[..., Any] | None = None) -> Iterator[None]:

@@ -210,6 +210,7 @@ COMPILER = {
     "torch.fx.experimental.proxy_tensor.make_fx": "a graph in other operators",
     "torch.utils._triton": "Triton is not asked",
     "torch.utils.checkpoint": "what compiled checkpoints recompute",
+    "torch.utils.checkpoint._CachingTorchDispatchMode.policy_fn": "what compiled selective checkpoints keep",
     "torch.utils.checkpoint._checkpoint_without_reentrant_generator": "what compiled checkpoints recompute",
 }
 """What the prediction of compiled code needs, and only that."""
