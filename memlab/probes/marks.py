@@ -230,7 +230,7 @@ class Marker:
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         add, new_code, tell = self.log.append, self._module_code, self.tell
-        code_of, loaded = self.module_codes.get, sys.modules
+        code_of, loaded, hides = self.module_codes.get, sys.modules, compiler.HIDES_HOOKS
         begin, end, no_grad = int(MarkKind.MODULE_BEGIN), int(MarkKind.MODULE_END), int(MarkKind.MODULE_BEGIN_NO_GRAD)
 
         # If Dynamo still traces the hooks, this condition is a constant to it, and they compile to nothing.
@@ -242,7 +242,7 @@ class Marker:
                 code = new_code(module)
                 tell("met", module)
             add((self._now(), code + (begin if is_grad_enabled() else no_grad), get_ident()))
-            if self._callbacks is None and compiler.COMPILER_MODULE in loaded:
+            if hides and self._callbacks is None and compiler.COMPILER_MODULE in loaded:
                 self._watch_compiler()
             for call in self.at_module:
                 call()

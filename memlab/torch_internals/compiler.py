@@ -24,7 +24,7 @@ _TABLES = tuple(
 )
 _shown: dict[int, Any] = {}
 HIDES_HOOKS = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 14)
-"""Whether hooks are hidden while Dynamo compiles; seen to help in 2.11 to 2.13 and to harm in 2.15, 2.14 was not tried."""
+"""Whether hooks are hidden while Dynamo compiles; seen to help in 2.11 to 2.13, not to be needed in 2.14, and to harm in 2.15."""
 
 
 def show_module_hooks(key: int, before: Callable[..., None], after: Callable[..., None]) -> None:
