@@ -63,7 +63,7 @@ class Facts:
         self.is_foreach_in_place = self.is_in_place and not results and is_foreach
         self.resizes = self.is_in_place and (name in _RESIZERS or any(one.is_out for one in schema.arguments))
         self.of_interest = func in OF_INTEREST
-        self.may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        self.may_draw = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         # Libraries bring shape functions for operators of theirs with such names (bitsandbytes::quantize_4bit).
         is_own = schema.name.startswith(("aten::", "quantized::"))
         refusals = (text for text, prefixes in _REFUSED.items() if is_own and name.startswith(prefixes))
