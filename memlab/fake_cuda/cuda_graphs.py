@@ -107,7 +107,7 @@ class Seeds(list[Any]):
 
     @staticmethod
     def are_made_when_used() -> bool:
-        """The same."""
+        """Whether a graph has them only from where it draws random numbers."""
         return release(State.active.dispatcher.torch_version) >= (2, 14)
 
     @classmethod
@@ -117,13 +117,11 @@ class Seeds(list[Any]):
 
 def drawn(func: Any, args: Any, kwargs: Any) -> None:
     """An operator that may draw random numbers has run; not all of them do when they drop nothing."""
-    if not Capture.underway or not is_capturing():
+    if not is_capturing():
         return
     arguments = schema_of(func).arguments
-    given = {one.name: one.default_value for one in arguments} | dict(
-        zip((one.name for one in arguments), args, strict=False)
-    )
-    given |= kwargs or {}
+    given = {one.name: one.default_value for one in arguments}
+    given |= dict(zip(given, args, strict=False)) | (kwargs or {})
     is_training = given.get("train") is not False and given.get("training") is not False
     if is_training and given.get("dropout_p", 1) and not name_of(func).endswith("backward"):
         mode = State.active.dispatcher.mode

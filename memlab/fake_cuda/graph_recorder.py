@@ -24,8 +24,8 @@ from memlab.torch_internals.private_names import private
 
 _checkpoint: Any = private("torch.utils.checkpoint")
 _NAME = "_checkpoint_without_reentrant_generator"
-WITHOUT_REENTRANT = _NAME + "_impl" if hasattr(_checkpoint, _NAME + "_impl") else _NAME
-"""What PyTorch calls for such a checkpoint; from 2.14 on the other one is for callers elsewhere."""
+# Since 2.14 checkpoint() calls this one, and the other is for callers outside of PyTorch.
+_WITHOUT_REENTRANT = f"{_NAME}_impl" if hasattr(_checkpoint, f"{_NAME}_impl") else _NAME
 READS = operators(("_local_scalar_dense.default", "nonzero.default", "equal.default"))
 
 
@@ -62,7 +62,7 @@ class GraphRecorder:
                 patches.put(
                     _checkpoint,
                     CheckpointFunction=SimpleNamespace(apply=self._reentrant),
-                    **{WITHOUT_REENTRANT: self._without_reentrant},
+                    **{_WITHOUT_REENTRANT: self._without_reentrant},
                 )
                 patches.put(torch.compiler, is_compiling=constant(True), is_dynamo_compiling=constant(True))
                 yield
