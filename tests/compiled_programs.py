@@ -227,8 +227,71 @@ def disabled() -> None:
     broken(_disabled)
 
 
+class Cast(nn.Linear):
+    """A layer that casts its weights itself, by several of the methods for that."""
+
+    def forward(self, x: Any) -> Any:
+        y = F.linear(x, self.weight.to(x.dtype), self.bias.to(dtype=x.dtype))
+        return (y.float() * self.bias.type_as(y)).to(x) if y.get_device() == 0 else y
+
+
+def casts() -> None:
+    model = torch.compile(nn.Sequential(Cast(512, 1024), nn.GELU(), Cast(1024, 512)).cuda(), fullgraph=True)
+    for _ in range(2):
+        model(torch.randn(1024, 512, device="cuda", dtype=torch.bfloat16)).float().pow(2).mean().backward()
+
+
 def prints_in_graphs() -> None:
     broken(_prints, **GRAPHS)
+
+
+class Shared(nn.Module):
+    """A layer that two graphs use; the second gets what the first made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Cast(512, 512)
+
+    def forward(self, x: Any) -> Any:
+        return torch.sigmoid(self.layer(_prints(torch.tanh(self.layer(x))).relu())).pow(2).mean()
+
+
+def shared() -> None:
+    model = torch.compile(Shared().cuda())
+    for _ in range(2):
+        model(torch.randn(4096, 512, device="cuda")).backward()
+
+
+class Norms(nn.Module):
+    """Blocks that are normalized as in today's language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(512), nn.Linear(512, 2048), nn.Linear(2048, 512)
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.down(F.relu(self.up(F.rms_norm(x, (512,)))).square())
+        return 15 * torch.tanh(self.norm(x).float() / 15)
+
+
+@torch.compile
+def update(weight: Any, grad: Any, mean: Any, square: Any, step: Any, rate: Any) -> None:
+    """A step of Adam that returns nothing, with settings on the host."""
+    mean.lerp_(grad, 0.1)
+    square.lerp_(grad.square(), 0.001)
+    found = (square / (1 - 0.999**step)).sqrt() + 1e-8
+    weight.add_(-(rate / (1 - 0.9**step)) * mean / found)
+
+
+def norms() -> None:
+    model = torch.compile(Norms().cuda().bfloat16())
+    state = {one: (torch.zeros_like(one), torch.zeros_like(one)) for one in model.parameters()}
+    for number in range(1, 3):
+        model(torch.randn(8, 512, 512, device="cuda", dtype=torch.bfloat16)).pow(2).mean().backward()
+        with torch.no_grad():
+            for one, kept in state.items():
+                update(one, one.grad, *kept, torch.tensor(float(number)), torch.tensor(0.01))
+        model.zero_grad()
 
 
 def measured(name: str) -> list[int]:

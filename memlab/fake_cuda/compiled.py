@@ -29,9 +29,10 @@ from memlab.fake_cuda.graph_recorder import GraphRecorder, NotOneGraph
 from memlab.fake_cuda.graph_trees import IN_GRAPHS, WITHOUT_GRAPHS, GraphTrees, wants_graphs
 from memlab.fake_cuda.patches import Patches, constant, nothing
 from memlab.fake_cuda.shape_inference import FakeGpuMode, twin
-from memlab.fake_cuda.tensors import is_fake
+from memlab.fake_cuda.tensors import FakeCudaTensor, is_fake, new_tensor
 from memlab.torch_internals import compiler, inductor
-from memlab.torch_internals.fakes import tree_leaves, tree_map
+from memlab.torch_internals.cuda_names import NO_SHAPES, _disable_current_modes, tree_map_only
+from memlab.torch_internals.fakes import FakeTensor, tree_leaves, tree_map
 
 COMPILED = (
     f"compiled code: the graphs that Dynamo makes, by the compiler of PyTorch {torch.__version__}; what Triton requests while it "
@@ -245,22 +246,24 @@ class CompiledGraph:
     """A function for one kind of arguments, compiled."""
 
     def __init__(self, cuda: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        recorder, given = GraphRecorder(cuda), tree_leaves((args, kwargs))
+        recorder, root = GraphRecorder(cuda), torch.ones((), requires_grad=True)
+        parted = {id(one): _Parted.apply(root, one.detach()) for one in tree_leaves((args, kwargs)) if _is_made(one)}
+        args, kwargs = tree_map(lambda one: parted.get(id(one), one), (args, kwargs))
+        given = tree_leaves((args, kwargs))
         for one in given:
             if is_fake(one):
                 recorder.node_of(one)
         with recorder.on():
             out = function(*args, **kwargs)
             results = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor) and recorder.knows(one)]
-            if not results:
-                raise NotOneGraph("it returns no tensor that it made")
             tangents, gradients = _backward(recorder, results)
         inputs = recorder.inputs
         places = {id(one): place for place, one in enumerate(given)}
         nodes = [None if one is None else recorder.node_of(one) for one in gradients]
-        mode = FakeGpuMode(allow_non_fake_inputs=True)
+        mode = _Mode(cuda)
         halves = inductor.compiled(
             recorder.end(([recorder.node_of(one) for one in results], nodes)),
+            mode,
             [twin(one, mode) for one in inputs],
             [twin(one, mode) for one in tangents],
             [place for place, one in enumerate(inputs) if compiler.is_static(one)],
@@ -269,6 +272,8 @@ class CompiledGraph:
         )
         self.forward, *backward = (_runnable(cuda, code) for code in halves.codes)
         self._written = halves.written
+        if not results and not self._written:
+            raise NotOneGraph("it neither returns a tensor that it made nor writes to one that it was given")
         self._static = [place for place, one in enumerate(inputs) if id(one) not in places or compiler.is_static(one)]
         self._on_host = any(not is_fake(one) for one in inputs)
         self.trees: GraphTrees | None = None
@@ -276,7 +281,8 @@ class CompiledGraph:
         self.needs_grad = [one.requires_grad and bool(tangents) for one in results]
         self.strides = [one.stride() for one in tangents]
         self._given: list[int | None] = [places.get(id(one)) for one in inputs]
-        self._captured = [weakref.ref(one) for one in inputs]
+        # Nothing else may hold what was computed on the host.
+        self._captured = [weakref.ref(one) if is_fake(one) else constant(one) for one in inputs]
         numbers = {id(one): _Result(number) for number, one in enumerate(results)}
         self._out = tree_map(lambda one: numbers.get(id(one), one), out)
 
@@ -342,6 +348,43 @@ def _backward(recorder: GraphRecorder, results: list[torch.Tensor]) -> tuple[lis
     found = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
     gradients = dict(zip(map(id, wanted), found, strict=True))
     return tangents, [gradients.get(id(one)) for one in recorder.inputs]
+
+
+class _Mode(FakeGpuMode):
+    """Operators without a shape function, such as the cells of recurrent layers, are asked of the rules for their kernels."""
+
+    def __init__(self, cuda: Any) -> None:
+        super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._cuda = cuda
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator for its shapes."""
+        try:
+            return super().dispatch(func, types, args, kwargs)
+        except NO_SHAPES:
+            with _disable_current_modes():
+                on_gpu = lambda one: new_tensor(one.shape, one.stride(), one.dtype)  # noqa: E731
+                out = self._cuda.dispatch(func, types, *tree_map_only(FakeTensor, on_gpu, (args, kwargs or {})))
+                return tree_map_only(FakeCudaTensor, lambda one: twin(one, self), out)
+
+
+def _is_made(leaf: Any) -> bool:
+    return is_fake(leaf) and leaf.grad_fn is not None
+
+
+class _Parted(torch.autograd.Function):
+    """A tensor without the graph that made it, which backward of a recording would run and free.
+
+    It is no leaf: it may be written to.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, root: Any, tensor: Any) -> Any:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None
 
 
 class _Result:

@@ -44,10 +44,12 @@ _exclude_keys: Any = private("torch._C._ExcludeDispatchKeyGuard")
 _keep_key: Any = private("torch._C._PreserveDispatchKeyGuard")
 _include_meta: Any = private("torch._C._set_meta_in_tls_dispatch_include")
 _storage_use_count: Any = private("torch._C._storage_Use_Count")
+NO_SHAPES = private_error("torch._subclasses.fake_tensor.UnsupportedOperatorException")
+"""What is raised for an operator without a shape function."""
 UNPREDICTABLE = (
     DataDependentOutputException,
     private_error("torch._subclasses.fake_tensor.DynamicOutputShapeException"),
-    private_error("torch._subclasses.fake_tensor.UnsupportedOperatorException"),
+    NO_SHAPES,
 )
 """What shape functions raise where a shape depends on values, or where there is none."""
 

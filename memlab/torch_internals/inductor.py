@@ -21,7 +21,7 @@ from memlab.torch_internals.cuda_names import _disable_current_modes, without_au
 from memlab.torch_internals.fakes import FakeTensor, FakeTensorMode, tree_leaves
 from memlab.torch_internals.private_names import private
 
-_HOST = torch.device("cpu")
+_HOST, _GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 class Halves(NamedTuple):
@@ -32,15 +32,20 @@ class Halves(NamedTuple):
 
 
 def compiled(
-    graph: fx.Graph, inputs: Sequence[Any], tangents: Sequence[Any], fixed: Sequence[int], results: int, properties: Any
+    graph: fx.Graph,
+    mode: FakeTensorMode,
+    inputs: Sequence[Any],
+    tangents: Sequence[Any],
+    fixed: Sequence[int],
+    results: int,
+    properties: Any,
 ) -> Halves:
     """Compile a graph of ATen operators; return its code.
 
-    The graph's placeholders are `inputs`, then `tangents`, the gradients of its results, as FakeTensors of one mode. It returns
+    The graph's placeholders are `inputs`, then `tangents`, the gradients of its results, as FakeTensors of this mode. It returns
     its results, as many as `results` says, then a gradient or None for each input. `fixed` are the places of parameters, and
     `properties` those of the GPU. The forward gives the results, then what backward takes before the tangents.
     """
-    mode = inputs[0].fake_mode
     examples = [*inputs, *tangents]
     with _for_gpu(mode, properties):
         joint, written = _decomposed(fx.GraphModule(torch.nn.Module(), graph), examples, keeps_writes=not tangents)
@@ -55,7 +60,7 @@ def compiled(
             joint, examples, num_fwd_outputs=results, static_lifetime_input_indices=list(fixed)
         )
         donated = _donated(forward, backward, results)
-        code, strides = _lowered(forward)
+        code, strides = _lowered(forward, results)
         for node, stride in zip(_placeholders(backward), strides[results:], strict=False):
             value = node.meta["val"]  # inductor may pad rows: backward gets them as they are
             if stride is not None and value.stride() != stride:
@@ -101,22 +106,30 @@ def _decomposed(module: fx.GraphModule, examples: list[Any], keeps_writes: bool)
     made: fx.GraphModule = private("torch.fx.experimental.proxy_tensor.make_fx")(functional, decomposition_table=table)(
         *examples
     )
-    for node in made.graph.nodes:
-        if (device := node.kwargs.get("device")) is not None and device.type == "meta":  # what C++ sees of a fake
-            node.kwargs = {**node.kwargs, "device": examples[0].device}
+    for node in made.graph.nodes:  # C++ sees fakes on meta (`type_as`)
+        if (device := node.kwargs.get("device")) is not None and device.type == "meta":
+            node.kwargs = {**node.kwargs, "device": _GPU}
+        elif node.target is torch.ops.prims.device_put.default and node.args[1].type == "meta":
+            node.replace_all_uses_with(node.args[0])
+            made.graph.erase_node(node)
     return made, written
 
 
 def _lowered(
-    module: fx.GraphModule, is_backward: bool = False, is_inference: bool = False
+    module: fx.GraphModule, visible: int | None = None, is_backward: bool = False, is_inference: bool = False
 ) -> tuple[ast.Module, list[Any]]:
-    """What inductor writes for one half, without the sources of its kernels, and the strides of the results."""
+    """What inductor writes for one half, without the sources of its kernels, and the strides of the results.
+
+    Of these so many, or all, are seen outside and keep their layout; it may pad rows of others.
+    """
     compile_fx, virtual = private("torch._inductor.compile_fx"), private("torch._inductor.virtualized.V")
     examples = [node.meta["val"] for node in _placeholders(module)]
     compile_fx.view_to_reshape(module)
     compile_fx.fake_tensor_prop(module, examples)
     (output,) = (node for node in module.graph.nodes if node.op == "output")
-    output.meta["user_visible_output_idxs"] = []
+    seen = output.args[0][:visible]
+    output.meta["user_visible_output_idxs"] = [place for place, one in enumerate(seen) if isinstance(one, fx.Node)]
+    compile_fx.record_original_output_strides(module)
     compile_fx._recursive_post_grad_passes(module, is_inference=is_inference)
     lowering = private("torch._inductor.graph.GraphLowering")(
         module, example_inputs=examples, is_backward=is_backward, is_inference=is_inference

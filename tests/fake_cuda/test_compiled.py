@@ -15,8 +15,10 @@ import memlab
 from memlab.fake_cuda.compiled import COMPILED, EAGER, SKIPPED, TUNED, WHOLE
 from memlab.fake_cuda.graph_trees import IN_GRAPHS, OVERWRITTEN, WITHOUT_GRAPHS
 
-IN_CI = ("function", "convolutions", "checkpoints", "selective", "function_in_graphs", "reads", "disabled")
-OTHERS = ("language_half", "in_place", "prints", "branches")  # more of them: docs/prediction.md
+IN_CI = (
+    "function", "convolutions", "checkpoints", "selective", "function_in_graphs", "reads", "disabled", "shared", "norms",
+)  # fmt: skip
+OTHERS = ("casts", "language_half", "in_place", "prints", "branches")  # more of them: docs/prediction.md
 
 
 @pytest.mark.simulated
@@ -93,6 +95,27 @@ def test_what_reads_values_or_calls_backward_is_compiled_around_it(fake, functio
     weight.grad = None
     assert peak_of(fake, lambda: torch.compile(function)(x, weight)) <= wanted
     assert fake.assumptions[COMPILED] and not [text for text in fake.assumptions if text.startswith(EAGER)]
+
+
+def test_what_returns_nothing_but_writes_is_compiled(fake):
+    def update(weight, grad, rate):
+        weight.sub_(torch.tanh(grad * rate) * 2)
+
+    weight, grad = (torch.zeros(1 << 20, device="cuda") for _ in range(2))
+    step = lambda function: lambda: function(weight, grad, torch.tensor(0.1))  # noqa: E731
+    before = torch.cuda.memory_allocated()
+    assert peak_of(fake, step(update)) >= before + (4 << 20)
+    assert peak_of(fake, step(torch.compile(update))) == before
+    assert not [text for text in fake.assumptions if text.startswith(EAGER)]
+
+
+def test_what_makes_a_tensor_from_nothing_is_compiled(fake):
+    @torch.compile(fullgraph=True)
+    def mask(length):
+        return torch.ones(length, length, device="cuda").tril() * 2
+
+    assert peak_of(fake, lambda: mask(1024)) == 4 << 20
+    assert fake.assumptions[COMPILED]
 
 
 def test_errors_of_the_function_are_its_own(fake):
