@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memlab.fake_cuda import gpus, sparse, values
+from memlab.fake_cuda import deferred_init, gpus, sparse, values
 from memlab.fake_cuda.data_dependent import has_data, looks_like, on_host, to_gpu
 from memlab.fake_cuda.kernel_rules import bytes_of, rule
 from memlab.fake_cuda.reductions import by_stride
@@ -79,6 +79,6 @@ def copy_(cuda, func, target, source, non_blocking=False):
         return target
     _hold_temporaries(cuda, target, source, non_blocking)
     if not is_fake(target):
-        return target.copy_(on_host(cuda, source, target.dtype))
+        return deferred_init.copied_to(target, on_host(cuda, source, target.dtype))
     values.write(target, source if has_data(source) else None)
     return target

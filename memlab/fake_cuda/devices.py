@@ -5,6 +5,7 @@ Where C++ decides by device or by tensor class it would treat fake CUDA tensors 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
@@ -110,6 +111,7 @@ def _make_subclass(cls: Any, data: Any, requires_grad: bool = False, **kwargs: A
 def _reading(function):
     """Access to the values of host tensors without dispatch: pending ones are filled first."""
 
+    @functools.wraps(function)
     def method(self, *args, **kwargs):
         deferred_init.read((self.detach() if type(self) is torch.nn.Parameter else self,))
         return function(self, *args, **kwargs)

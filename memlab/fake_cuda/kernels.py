@@ -220,7 +220,7 @@ def _as_dense(cuda, tensor):
     return cuda.op(aten.view.default, flat, tensor.shape)
 
 
-MANY_ROWS, ROWS_PER_SUM = 64 * 1024, 32
+MANY_ROWS, ROWS_PER_SUM, MOST_BLOCKS = 64 * 1024, 32, 32 * 1024
 
 
 @rule("native_layer_norm_backward.default", "_fused_rms_norm_backward.default")
@@ -232,10 +232,10 @@ def layer_norm_backward(cuda, func, grad, tensor, normalized, *args):
         rows = tensor.numel() // max(columns, 1)
         grads = [one for one in out[1:] if one is not None]
         few = rows <= MANY_ROWS or columns // 32 >= cuda.gpu.multiprocessors // 2
-        partial = 0 if few or not grads else -(-rows // ROWS_PER_SUM) * columns * grads[0].element_size()
-        with cuda.contiguous(grad), cuda.held(*(partial for _ in grads), op=func):
-            for one in grads if partial else ():
-                cuda.scratch(bytes_of(one), op=func)
+        with cuda.contiguous(grad):
+            shape = min(-(-rows // ROWS_PER_SUM), MOST_BLOCKS // -(-columns // 32)), columns
+            for one in [cuda.empty(shape, grads[0].dtype, op=func) for _ in ([] if few else grads)]:
+                one.sum(0)
     return out
 
 
@@ -302,9 +302,15 @@ def batch_norm(cuda, func, tensor, weight, bias, mean, var, training, *args):
 
 @rule("native_batch_norm_backward.default")
 def batch_norm_backward(cuda, func, *args):
-    """In PyTorch's own kernel for channels-last inputs the sums come before the result (cuda/Normalization.cu)."""
-    _, tensor, weight, mean, var, _, _, training, _, mask = args
-    if not training or not is_channels_last(tensor) or uses_cudnn(tensor, weight, mean, var, training):
+    """In PyTorch's own kernel for channels-last inputs the sums come before the result (cuda/Normalization.cu).
+
+    cuDNN takes a dense gradient (cudnn/BatchNorm.cpp).
+    """
+    grad, tensor, weight, mean, var, _, _, training, _, mask = args
+    if training and uses_cudnn(tensor, weight, mean, var, training):
+        with cuda.contiguous(grad, form=suggest_memory_format(tensor)):
+            return cuda.op(func, *args)
+    if not training or not is_channels_last(tensor):
         return cuda.op(func, *args)
     channels = tensor.shape[1]
     with cuda.held(channels * 4, channels * 4, op=func):
@@ -339,9 +345,19 @@ def _staging(cuda: Any, func: Any, tensor: Any, per_channel: int) -> None:
 @scratch(*(
     f"upsample_{kind}_backward.default"
     for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+), *(
+    f"_upsample_{kind}_backward.default"
+    for kind in ("nearest_exact1d", "nearest_exact2d", "nearest_exact3d", "bilinear2d_aa", "bicubic2d_aa")
+), *(
+    f"{kind}_backward.default"
+    for kind in (
+        "avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "fractional_max_pool2d",
+        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+        "reflection_pad1d", "reflection_pad2d",
+    )
 ))  # fmt: skip
-def upsample_backward(cuda, out, grad, *args):
-    """A dense copy of an expanded gradient (ATen/native/cuda/UpSample*.cu)."""
+def dense_gradient(cuda, out, grad, *args):
+    """A dense copy of an expanded gradient (ATen/native/cuda: UpSample*.cu, *Pool*.cu, ReflectionPad.cu)."""
     last = CHANNELS_LAST.get(grad.dim())
     is_last = last is not None and grad.is_contiguous(memory_format=last)
     return [] if is_last or grad.is_contiguous() else [bytes_of(grad)]
@@ -351,8 +367,9 @@ def upsample_backward(cuda, out, grad, *args):
 def roll(cuda, func, tensor, shifts, dims=()):
     """Several dimensions are rolled one after the other (ATen/native/TransformationHelper.h, roll_common)."""
     if not dims or len(shifts) <= 1:
-        return cuda.op(func, tensor, shifts, dims)
-    first = cuda.op(func, tensor, shifts[:1], dims[:1])
+        with cuda.contiguous(tensor):  # (cuda/TensorTransformations.cu, roll_cuda)
+            return cuda.empty(tensor.shape, tensor.dtype, op=func)
+    first = roll(cuda, func, tensor, shifts[:1], dims[:1])
     return roll(cuda, func, first, shifts[1:], dims[1:])
 
 
@@ -379,10 +396,51 @@ def euclidean_distance(cuda, func, first, second):
     return extended.matmul(other.mT).clamp_min_(0).sqrt_()
 
 
-@scratch("_pdist_backward.default")
-def pairs_backward(cuda, out, grad, tensor, *args):
-    """A gradient per pair of points (ATen/native/cuda/DistanceKernel.cu, pdist_backward_kernel_impl)."""
-    return [(len(tensor) - 1) * bytes_of(tensor)] if len(tensor) > 1 else []
+@rule("_pdist_backward.default")
+def pairs_backward(cuda, func, grad, tensor, *args):
+    """The sum of a gradient per pair of points (ATen/native/cuda/DistanceKernel.cu, pdist_backward_kernel_impl)."""
+    if len(tensor) < 2:
+        return cuda.op(func, grad, tensor, *args)
+    out = cuda.empty(tensor.shape, tensor.dtype, op=func)
+    _sum_over(cuda, func, (len(tensor) - 1, *tensor.shape), tensor.dtype, 0)
+    return out
+
+
+@rule("_cdist_backward.default")
+def distances_backward(cuda, func, grad, first, second, *args):
+    """The same (cdist_backward_kernel_impl)."""
+    out = cuda.op(func, grad, first, second, *args)
+    batch = grad.shape[:-2].numel()
+    shape = (batch, second.shape[-2], *first.shape[-2:])
+    if math.prod(shape):
+        _sum_over(cuda, func, shape if batch > 1 else shape[1:], first.dtype, int(batch > 1))
+    return out
+
+
+def _sum_over(cuda: Any, func: Any, shape: tuple[int, ...], dtype: torch.dtype, dim: int) -> None:
+    """Memory of this shape, which is summed over one dimension into the result."""
+    reduce(cuda, cuda.empty(shape, dtype, op=func), (dim,), 4)
+
+
+@rule("dist.default")
+def distance(cuda, func, first, second, *args):
+    """The norm of the difference (ATen/native/Distance.cpp)."""
+    return (first - second).norm(*args)
+
+
+@rule("affine_grid_generator.default")
+def affine_grid(cuda, func, theta, size, align_corners):
+    """The product of a grid of the image and the matrices (ATen/native/AffineGridGenerator.cpp)."""
+    count, _, *image = size
+    axes = len(image)
+    base = cuda.empty((count, *image, axes + 1), theta.dtype, op=func)
+    return base.view(count, -1, axes + 1).bmm(theta.transpose(1, 2)).view(count, *image, axes)
+
+
+@scratch("_fft_c2r.default")
+def inverse_of_real(cuda, out, tensor, *args):
+    """cuFFT writes over what it transforms: a copy (ATen/native/cuda/SpectralOps.cpp, _fft_c2r_cufft)."""
+    return [bytes_of(tensor)]
 
 
 @scratch("abs.default")
@@ -396,3 +454,9 @@ def angle(cuda, func, tensor):
     """The same, but that comes before the result (ATen/native/UnaryOps.cpp, angle)."""
     with cuda.held(*([bytes_of(tensor)] if tensor.is_complex() else []), op=func):
         return cuda.op(func, tensor)
+
+
+@scratch("linalg_inv_ex.default", "linalg_lu.default")
+def factors(cuda, out, tensor, *args):
+    """The factors of matrices, whichever library computes them (ATen/native/BatchLinearAlgebra.cpp, linalg_solve_ex)."""
+    return [bytes_of(tensor)]

@@ -340,7 +340,7 @@ def fused_gru_backward(cuda, func, grad, workspace, has_bias):
     batch, width = grad.shape
     both = [cuda.empty((batch, 3 * width), grad.dtype, op=func) for _ in range(2)]
     state = cuda.empty(grad.shape, grad.dtype, op=func)
-    return *both, state, *(cuda.empty((3 * width,), grad.dtype, op=func) if has_bias else None for _ in range(2))
+    return *both, state, *(one.sum(0) if has_bias else None for one in both)
 
 
 @rule("_thnn_fused_lstm_cell_backward_impl.default")
@@ -349,4 +349,4 @@ def fused_lstm_backward(cuda, func, grad, grad_cell, state, cell, workspace, has
     batch, width = state.shape
     gates = cuda.empty((batch, 4 * width), state.dtype, op=func)
     of_state = cuda.empty(state.shape, state.dtype, op=func)
-    return gates, of_state, cuda.empty((4 * width,), state.dtype, op=func) if has_bias else None
+    return gates, of_state, gates.sum(0) if has_bias else None

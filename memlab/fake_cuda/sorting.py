@@ -16,7 +16,7 @@ import torch
 
 from memlab.fake_cuda import data_dependent
 from memlab.fake_cuda.gradient_accumulation import current_node, is_filled_in_place
-from memlab.fake_cuda.kernel_rules import LONG, bytes_of, round_up, rule, scratch
+from memlab.fake_cuda.kernel_rules import HALVES, LONG, bytes_of, round_up, rule, scratch
 from memlab.fake_cuda.reductions import PAIR_BYTES, is_dense, reduce, reducing
 from memlab.fake_cuda.tensors import is_fake
 
@@ -239,6 +239,53 @@ def masked_scatter(cuda, func, tensor, mask, source):
 def scatter_reduce(cuda, out, tensor, dim, index, source, reduce, *args, **kwargs):
     """For a mean, how many there are (ATen/native/TensorAdvancedIndexing.cpp, scatter_reduce_two)."""
     return [bytes_of(source), bytes_of(out), out.numel()] if reduce == "mean" else []
+
+
+@rule("index_reduce.default", "index_reduce_.default")
+def index_reduce(cuda, func, tensor, dim, index, source, reduce, *args, **kwargs):
+    """The same, and where there is none (cuda/Indexing.cu, index_reduce_func_cuda_impl)."""
+    out = cuda.op(func, tensor, dim, index, source, reduce, *args, **kwargs)
+    if reduce == "mean":
+        with cuda.held(bytes_of(out), op=func):
+            cuda.scratch(bytes_of(source), op=func)
+            cuda.scratch(out.numel(), op=func)
+    return out
+
+
+@rule("one_hot.default")
+def one_hot(cuda, func, tensor, num_classes=-1):
+    """To shape functions it is a comparison (ATen/native/Onehot.cpp), to a compiler, too."""
+    if num_classes < 0 or torch.compiler.is_compiling():
+        return func.decompose(tensor, num_classes)
+    out = torch.zeros(*tensor.shape, num_classes, dtype=tensor.dtype, device=tensor.device)
+    return out.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+
+@rule("randperm.default", "randperm.generator")
+def permutation(cuda, func, count, *args, **kwargs):
+    """The order of random keys (ATen/native/cuda/Randperm.cu)."""
+    out = cuda.op(func, count, *args, **kwargs)
+    if count > 1:
+        bits = min(64, math.ceil(math.log2(count - (6 * count**2 + 1) / (12 * math.log(0.9)))))
+        key_bytes, value_bytes = 4 if bits <= 32 else 8, out.element_size()
+        cuda.scratch(value_bytes, op=func)
+        with cuda.held(count * value_bytes, count * key_bytes, count * key_bytes, op=func):
+            cuda.scratch(sort_pairs(count, key_bytes, cuda.gpu, bits, value_bytes), op=func)
+    return out
+
+
+@rule("median.default", "nanmedian.default")
+def median(cuda, func, tensor):
+    """All of it is sorted (ATen/native/cuda/Sorting.cpp, median_impl)."""
+    if tensor.numel():
+        tensor.flatten().sort()
+    return cuda.op(func, tensor)
+
+
+@scratch("bernoulli.default")
+def bernoulli(cuda, out, chances, **kwargs):
+    """Chances in half precision are converted (ATen/native/cuda/DistributionTemplates.h, bernoulli_kernel)."""
+    return [chances.numel() * 4] if chances.dtype in HALVES else []
 
 
 @rule("index.Tensor")

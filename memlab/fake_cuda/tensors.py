@@ -10,6 +10,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import weakref
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ class FakeCudaTensor(torch.Tensor):
     __torch_function__ = no_torch_function
     to, cuda, __deepcopy__ = tensor_to, tensor_cuda, deepcopy
     is_pinned, is_shared = constant(False), constant(True)
-    get_device: Any = gpus.number_on
+    get_device: Any = lambda self: gpus.number_on(self)
     share_memory_: Any = lambda self: self
 
     @classmethod
@@ -278,6 +279,12 @@ class FakeCudaTensor(torch.Tensor):
         if saved is None:
             saved = _being_saved[id(storage)] = SavedStorage(storage)
         return rebuilt, (saved, *_geometry(self))
+
+
+for _name, _method in vars(FakeCudaTensor).items():
+    if isinstance(_method, FunctionType):
+        # By its name Dynamo takes it for a method of Tensor, and calls it in a graph (variables/tensor.py, 2.11 to 2.15).
+        _method.__name__ = _name
 
 
 class FakeCudaParameter(FakeCudaTensor, torch.nn.Parameter):

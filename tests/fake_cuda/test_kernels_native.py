@@ -20,7 +20,7 @@ def side(which: str, module: str, capability: str, folder: Path) -> dict[str, li
     return json.loads(output.read_text(encoding="utf-8"))
 
 
-SAMPLE = ("attention", "layers", "programs", "training")
+SAMPLE = ("attention", "large", "layers", "programs", "training")
 MODULES = (*SAMPLE, "accumulation", "arithmetic", "indexing", "losses", "moves", "optimizers", "recurrent", "switches")
 # All calls at 8.0. Where the card decides: the choice of attention and of convolutions, the launch of reductions.
 CASES = [

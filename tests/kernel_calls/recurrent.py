@@ -58,6 +58,10 @@ rnn("lstm packed", lambda: nn.LSTM(32, 64), S_, wrap=packed)
 rnn("lstmcell", lambda: nn.LSTMCell(32, 64), (8, 32), wrap=lambda m, x: m(x)[0])
 rnn("grucell", lambda: nn.GRUCell(32, 64), (8, 32), wrap=lambda m, x: m(x))
 rnn("rnncell", lambda: nn.RNNCell(32, 64), (8, 32), wrap=lambda m, x: m(x))
+# Gradients of biases are sums, which take scratch where there are many rows.
+rnn("lstmcell of many rows", lambda: nn.LSTMCell(128, 512), (4096, 128), wrap=lambda m, x: m(x)[0])
+rnn("grucell of many rows", lambda: nn.GRUCell(128, 512), (4096, 128), wrap=lambda m, x: m(x))
+rnn("rnncell of many rows", lambda: nn.RNNCell(128, 512), (4096, 128), wrap=lambda m, x: m(x))
 
 
 for name, build in {
