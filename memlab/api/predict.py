@@ -41,7 +41,8 @@ class StepToPredict:
 
     `on_news` gets the child's messages; `is_quiet` hides what the step prints. With `functions` the lines of these, of the
     script and of the notebook's cells are followed, which is slower. `given` has the values of `assume`; there are `devices` of
-    the card. `torch_version` is one that was checked, "" that of this PyTorch.
+    the card. `torch_version` is one that was checked, "" that of this PyTorch. A step that `makes_all` that it uses finds the
+    card empty, else what is on this machine's GPU is on it, too.
     """
 
     step: Callable[[], object]
@@ -56,6 +57,7 @@ class StepToPredict:
     given: Mapping[str, Any] = field(default_factory=dict)
     torch_version: str = ""
     devices: int = 1
+    makes_all: bool = False
 
 
 class TimeLimit:
@@ -88,6 +90,7 @@ def predict_step(what: StepToPredict, limit_s: float | None = None, job: ThisRan
             child = Child(left_s, what.on_news or progress.show, is_quiet=what.is_quiet or not is_first)
             how: dict[str, Any] = {"torch_version": what.torch_version, "devices": what.devices, "given": what.given}
             how |= {"raises_oom": what.raises_oom, "job": job, "make_lines": make_lines if is_first else None}
+            how["makes_all"] = what.makes_all
 
             def work(channel: Channel) -> bytes:  # it is sent to the child, with all that it names
                 with dry_run.dry_run(variant, conf, **how) as finish:

@@ -91,7 +91,8 @@ class Prediction(Run):
         found, (low, high) = self.forecast, self.margin_bytes
         card, on = _cards(found), f" on {found.device.label}" if _has_several(found) else ""
         if asks_for_nothing(self.forecast):
-            return f"allocates nothing on {card}"
+            failed = "ended with an error before anything was allocated"
+            return failed if has_raised(self.trace) else f"allocates nothing on {card}"
         if self.forecast.fits == "no":
             missing = ByteRange(max(-high, 0), max(-low, 0))
             return f"does not fit {card}" + (f": {missing} missing{on}" if missing.low else "")
@@ -154,12 +155,13 @@ class Prediction(Run):
         return f"<Prediction {self.name!r}: {verdict(self.forecast)}>"
 
 
-def verdict(predicted: Forecast) -> str:
-    """One sentence: the card, whether it fits, what it needs, what the card has."""
+def verdict(predicted: Forecast, raised: bool = False) -> str:
+    """One sentence: the card, whether it fits, what it needs, what the card has; `raised`: the code ended with an error."""
     card, cards = predicted.card, _cards(predicted)
     if asks_for_nothing(predicted):
         return f'allocated nothing on {cards}: is it written for "cuda"? What was put on "cpu" before stays there'
-    caught = sum(device.num_ooms for device in predicted.trace.made_by.devices)
+    ended = raised or has_raised(predicted.trace)
+    caught = 0 if ended else sum(device.num_ooms for device in predicted.trace.made_by.devices)
     catches = f", as it catches {number_of(caught, 'out-of-memory error')}" if caught and predicted.fits != "no" else ""
     needs = f"needs {predicted.device_bytes} of {card.usable_range}"
     if _has_several(predicted):
@@ -231,7 +233,8 @@ def predicted(
     until = f"Predicted for PyTorch {version}" if (version := other_version(found.trace)) else "Predicted"
     until += f" up to where {who} ended with an error" if raised else ""
     lines = [] if run.job is None else [f"Rank {run.job.rank} of {run.job.world_size:,}."]
-    lines.append(f"{until}, nothing ran on a card: {verdict(found)}.")
+    answer = "nothing was allocated before it" if raised and asks_for_nothing(found) else verdict(found, raised)
+    lines.append(f"{until}, nothing ran on a card: {answer}.")
     if found.out_of_memory and (error is None or error.name != "OutOfMemoryError"):  # which is said below
         may = "It would raise" if found.fits == "no" else "It may raise"
         lines.append(f"{may}: {found.out_of_memory.splitlines()[0]}")

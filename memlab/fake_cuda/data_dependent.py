@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from memlab.fake_cuda import deferred_init, index_bounds, values
+from memlab.fake_cuda import deferred_init, index_bounds, program_length, values
 from memlab.fake_cuda.assumed import FINITE, assumed
 from memlab.fake_cuda.cuda_graphs import refuse_waiting
 from memlab.fake_cuda.kernel_rules import flat, name_of, operators, rule
@@ -39,6 +39,7 @@ __all__ = ["AFTER", "answer_loops", "check_devices", "follow", "index"]
 aten = torch.ops.aten
 MOST_ROUNDS = 10_000
 
+CHECKED = "a check that raises otherwise: a program that fails it is taken to end"
 COMPARED = "the number it was compared from reads as 1"
 FOLLOWED = "it follows from a value that was assumed"
 SIZE = "a shape depends on it"
@@ -68,9 +69,12 @@ def item(cuda, func, tensor):
 def _reading(tensor: Any) -> tuple[Any, str]:
     """What an unknown value reads as, and why."""
     verdict, dtype = tensor.__dict__.get("verdict"), tensor.dtype
+    if tensor.__dict__.get("is_finite"):
+        return verdict, FINITE
+    if dtype is torch.bool and (passes := program_length.without_error()) is not None:
+        return passes, CHECKED
     if verdict is not None:
-        is_finite = tensor.__dict__.get("is_finite")
-        return verdict, FINITE if is_finite else "" if verdict else COMPARED
+        return verdict, "" if verdict else COMPARED
     if dtype is torch.bool:
         return True, ""
     if dtype.is_floating_point or dtype.is_complex:

@@ -153,6 +153,22 @@ def _copied(func, source, *args, **kwargs):
     return _defer(out, _fill(copy, out))
 
 
+def copied_to(target, source):
+    """`target.copy_(source)` of host tensors: later, if both have no data, as when a tensor is moved to pinned memory."""
+    fills = pending(target)
+    if fills is None or pending(source) is None or len(fills) >= _MOST_FILLS:
+        return target.copy_(source)
+    if bytes_of(target) == TensorBase.untyped_storage(target).nbytes():
+        fills.clear()
+
+    def copy(view):
+        read([source])
+        view.copy_(source)
+
+    fills.append(_fill(copy, target))
+    return target
+
+
 _NOTHING: Any = lambda args: ()  # noqa: E731
 _FACTORIES: dict[Any, tuple[Any, Any]] = {
     func: (operator(filling) if filling else None, values)

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from memlab.fake_cuda.places import INNER, USERS, owner
-from memlab.torch_internals.frames import locals_of
+from memlab.torch_internals.frames import OWN_FILES, locals_of
 
 
 class Flow(NamedTuple):
@@ -82,6 +82,43 @@ def depends(is_size: bool, count: int) -> bool:
     return False
 
 
+def without_error() -> bool | None:
+    """What the condition that is being read must be for the program to go on; None where it guards neither `raise` nor `assert`."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
+        frame = frame.f_back
+    return None if frame is None else _guarded(frame.f_code, frame.f_lasti)
+
+
+@functools.cache
+def _guarded(code: Any, at: int) -> bool | None:
+    tree, seed = _read_at(code, at)
+    if tree is None or seed is None:
+        return None
+    is_itself = isinstance(seed, ast.Call) and _called(seed) in ("item", "bool")
+    while isinstance(seed, ast.UnaryOp) and isinstance(seed.op, ast.Not):
+        seed = seed.operand
+    for node in ast.walk(tree):
+        last = node.body[-1] if isinstance(node, ast.If) else None
+        ends = isinstance(last, ast.Raise) and last.exc is not None and not _ENDINGS.search(ast.unparse(last.exc))
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and ends):
+            parts = dict(_parts(node.test, isinstance(node, ast.Assert)))
+            if seed in parts:  # of several, Python 3.11 does not tell which is read, unless a call reads
+                return parts[seed] if is_itself or len(set(parts.values())) == 1 else None
+    return None
+
+
+def _parts(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """The parts of a condition, and what each must be for it to be as `wanted`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _parts(test.operand, not wanted)
+    elif isinstance(test, ast.BoolOp):
+        for one in test.values:
+            yield from _parts(one, wanted)
+    else:
+        yield test, wanted
+
+
 def _stops_early(frame: Any) -> bool:
     """Whether it is a method of something that stops training early, or of a trainer that has such a callback."""
     name, one = next(locals_of(frame), ("", None))
@@ -98,18 +135,23 @@ def _followed(code: Any, at: int, flow: Flow, stateless: frozenset[str]) -> tupl
     """Follow what an instruction gets in its function: does it end a loop, and what leaves; None without source."""
     if code.co_flags & inspect.CO_OPTIMIZED and code.co_name.startswith("<") and code.co_name != "<lambda>":
         return False, flow._replace(attributes=frozenset())  # a comprehension: a result
-    tree = _parsed(code)
-    line, end_line, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None), (None,) * 4)
-    if tree is None or line is None or end_line is None or column is None or end_column is None:
-        return None
-    seed = _expression(tree, (line, column), (end_line, end_column))
-    if seed is None:
+    tree, seed = _read_at(code, at)
+    if tree is None or seed is None:
         return None
     if code.co_name == "<lambda>":
         inside = [one for one in ast.walk(tree) if isinstance(one, ast.Lambda) and seed in ast.walk(one.body)]
         tree = inside[-1] if inside else tree
     is_next = opcode.opname[code.co_code[at]] == "FOR_ITER"
     return _Values(tree, seed, flow, stateless, is_next).found()
+
+
+def _read_at(code: Any, at: int) -> tuple[ast.AST | None, ast.AST | None]:
+    """The tree of a function, and the expression of one of its instructions."""
+    tree = _parsed(code)
+    line, end_line, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None), (None,) * 4)
+    if tree is None or line is None or end_line is None or column is None or end_column is None:
+        return tree, None
+    return tree, _expression(tree, (line, column), (end_line, end_column))
 
 
 def _parsed(code: Any) -> ast.AST | None:
@@ -133,11 +175,11 @@ def _expression(tree: ast.AST, begin: tuple[int, int], end: tuple[int, int]) -> 
     """The smallest expression that covers these characters; of a whole `if` or `while`, as 3.11 says, the last of its condition."""
     found = None
     for node in ast.walk(tree):
-        if isinstance(node, ast.expr | ast.If | ast.While):
+        if isinstance(node, ast.expr | ast.If | ast.While | ast.Assert):
             first, last = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
             is_here = (first, last) == (begin, end) if isinstance(node, ast.stmt) else first <= begin and end <= last
             found = node if is_here else found  # `walk` comes to inner ones later
-    test = found.test if isinstance(found, ast.If | ast.While) else found
+    test = found.test if isinstance(found, ast.If | ast.While | ast.Assert) else found
     return test.values[-1] if isinstance(test, ast.BoolOp) and test is not found else test
 
 

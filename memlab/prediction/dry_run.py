@@ -66,20 +66,21 @@ def dry_run(
     given: Mapping[str, Any] | None = None,
     torch_version: str = "",
     devices: int = 1,
+    makes_all: bool = False,
 ) -> Iterator[Callable[[], bytes]]:
     """A context in which "cuda" is the fake GPU; it yields a function that returns the trace as bytes once it has ended.
 
     With `raises_oom` the code gets the out-of-memory error of the card, and may catch it; otherwise memory is unlimited. `job`
     says which rank of a distributed job it is. `make_lines` gives what follows the lines of the code, `given` values by key, to
     take for those that only a GPU computes. It is for this PyTorch, or another `torch_version`. `devices` is how many of the
-    card there are.
+    card there are. Code that `makes_all` that it uses finds the card empty: no CUDA tensor of the parent is there.
     """
     selftest.require()
     traces: list[Trace] = []
     how: dict[str, Any] = {"job": job, "given": given, "torch_version": torch_version, "devices": devices}
     with FakeCuda(card, conf, raises_oom=raises_oom, **how) as fake, _news(fake):
         if child.current() is not None and torch.version.cuda is not None:
-            adopt(fake)
+            adopt(fake, is_on_card=not makes_all)
         probe = FakeCudaProbe(fake, make_lines() if make_lines is not None else None)
         probe.start()
         try:
@@ -128,6 +129,8 @@ def dry_runs(
     variants = [(f"{count} multiprocessors", dataclasses.replace(card, multiprocessors=count)) for count in counts]
     if any(text == ASKED_FREE for text, _ in traces[0].notes[NOTES]["assumptions"]):
         variants += _with_most_and_least_free(card)
+    if first.error is not None and not len(traces[0].events):  # it failed before there was anything to be a range
+        variants = []
     for name, variant in variants:
         left_s = deadline - time.monotonic()
         result, why = None, "it could not be predicted"
@@ -162,12 +165,18 @@ _REAL: list[Any] = []
 """Tensors on the real GPU: kept alive, as freeing them would call the driver."""
 
 
-def adopt(fake: FakeCuda) -> None:
-    """Make every CUDA tensor of the parent that Python knows a fake one, in place: same objects, same sharing."""
+def adopt(fake: FakeCuda, is_on_card: bool = True) -> None:
+    """Make every CUDA tensor of the parent that Python knows a fake one, in place: same objects, same sharing.
+
+    Those that are not to be on the card stay as they are: nothing may use them.
+    """
     there = gpus.GPUS[: fake.devices]
     known = _known_to_python(there)
     gradients = [(one, one.grad) for one in known if one.is_leaf and one.grad is not None]
     found = {id(one): one for one in (*known, *(grad for _, grad in gradients)) if _is_real(one, there)}
+    if not is_on_card:
+        _REAL.extend(found.values())
+        return
     built = [one for one in found.values() if one.grad_fn is not None]
     storages: dict[int, Any] = {}
 

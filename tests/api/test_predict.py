@@ -156,6 +156,12 @@ def test_where_the_card_is_full_it_goes_on_or_meets_the_error():
     assert "fits on small, as it catches 1 out-of-memory error" in str(caught)
 
 
+def test_an_error_that_ends_a_step_was_not_caught():
+    with pytest.raises(PredictionError) as caught:
+        memlab.predict(takes(300), card_of("small", 256 * MiB), raises_oom=True)
+    assert "catches" not in str(caught.value)
+
+
 def test_a_step_that_never_asks_the_card_is_told_so():
     found = memlab.predict(lambda: torch.ones(1000, 1000) @ torch.ones(1000, 1000), CARD)
     assert 'allocated nothing on a card: is it written for "cuda"?' in str(found)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from memlab.errors import PredictionError
 from memlab.fake_cuda import data_dependent
+from memlab.fake_cuda.data_dependent import CHECKED
 
 
 def test_values_that_came_from_the_host_are_known(fake):
@@ -130,3 +132,43 @@ def test_a_mask_has_as_many_elements_as_indices_wrote(fake):
     assert len((first | second).nonzero()) == 1000
     first.add_(1)
     assert len(first.nonzero()) == 1000
+
+
+def refuses(x):
+    if (x < 0).any():
+        raise ValueError("negative")
+
+
+def refuses_twice(x):
+    if x.dim() == 0 or not bool((x > 0).all()) or (x > 5).any().item():
+        raise ValueError("out of range")
+
+
+def stops(x):
+    for _ in range(3):
+        if (x > 5).any():
+            raise StopIteration
+
+
+@pytest.mark.parametrize("check", [refuses, refuses_twice])
+def test_a_check_that_raises_is_passed(fake, check):
+    check(torch.randn(8, device="cuda"))
+    assert all(one.why == CHECKED for one in fake.assumed.values()) and fake.assumed
+
+
+def test_an_assertion_holds(fake, tmp_path):
+    source = "def asserts(x):\n    assert not (x > 5).any(), 'too large'\n    assert (x < 7).all()\n"
+    file, there = tmp_path / "asserts.py", {}  # pytest writes the assertions of this file anew
+    file.write_text(source)
+    exec(compile(source, file, "exec"), there)
+    there["asserts"](torch.randn(8, device="cuda"))
+
+
+def test_an_error_that_ends_a_loop_is_no_check(fake):
+    with pytest.raises(StopIteration):
+        stops(torch.randn(8, device="cuda"))
+
+
+def test_functions_of_pytorch_check_too(fake):
+    x = torch.randn(8, device="cuda")
+    assert nn.functional.gaussian_nll_loss(x, x, x * 2).shape == ()

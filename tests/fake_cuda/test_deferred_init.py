@@ -29,6 +29,33 @@ def test_a_model_of_many_parameters_takes_no_memory(fake):
     assert peak_kib() - before < 100_000
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts resident memory as Linux does")
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_what_a_graph_saves_on_the_host_takes_no_memory(fake, pin_memory):
+    model = nn.Sequential(*(nn.GELU() for _ in range(8)))
+    x = torch.ones(4096, 8192, device="cuda", requires_grad=True)  # 0.13 GB, eight times
+    before = peak_kib()
+    with torch.autograd.graph.save_on_cpu(pin_memory=pin_memory):
+        y = model(x)
+    y.backward(x)
+    assert x.grad.is_cuda
+    assert peak_kib() - before < 100_000
+
+
+def test_what_is_copied_to_the_host_is_read_with_the_rest(fake):
+    there, x = torch.relu(torch.randn(BIG, device="cuda")), torch.ones(3, BIG)
+    x[1].copy_(there)
+    assert deferred_init.pending(x) is not None
+    assert (x[1] == there.cpu()).all() and (x[::2] == 1).all()
+    y = torch.ones(BIG)
+    y.copy_(there)
+    y.fill_(3)
+    assert (y == 3).all()
+    z = torch.ones(BIG, dtype=torch.float64)
+    z.copy_(there).add_(1)
+    assert (z == there.cpu() + 1).all()
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

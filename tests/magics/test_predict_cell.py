@@ -57,6 +57,14 @@ def test_the_cells_error_goes_out_with_its_line_and_the_report_is_shown(notebook
     assert "Predicted up to where the cell ended with an error, nothing ran on a card: fits on T4" in reply.report
 
 
+def test_a_cell_that_fails_before_it_allocates_has_no_chart_and_no_range(notebook: Kernel):
+    reply = notebook.run("%%memtrack --predict 8GiB --name nothing\nimport no_such_module")
+    assert reply.error == "ModuleNotFoundError"
+    assert reply.report.startswith("Ended with an error before anything was allocated. ")
+    assert not any("application/vnd.plotly.v1+json" in kinds for kinds in reply.kinds)
+    assert "llocates nothing" not in reply.report and "the range does not cover it" not in reply.report
+
+
 def test_an_out_of_memory_is_explained_without_asking_the_driver(notebook: Kernel):
     cell = "%%memtrack --predict 'RTX 4060' --raises-oom\nx = [torch.ones(1 << 30, device='cuda') for _ in range(4)]"
     reply = notebook.run(cell)
