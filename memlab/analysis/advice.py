@@ -134,6 +134,8 @@ class Findings:
     is_predicted: bool = False
     duration_s: float = 0.0
     is_simulated: bool = False
+    remarks: tuple[str, ...] = ()
+    """Sentences for below that on the target."""
 
     @property
     def reaches(self) -> bool | None:

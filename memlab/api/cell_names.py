@@ -4,22 +4,42 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Mapping
 from itertools import count
 from types import CodeType, FunctionType
 from typing import Any
 
-_MAGIC = re.compile(r"^(\s*)[%!].*$", re.MULTILINE)
+_CALLED = re.compile(r"get_ipython\(\).*")
 _BY_TEXT = frozenset({"globals", "locals", "vars", "dir", "eval", "exec", "get_ipython"})
 """What reads names that do not stand in the code."""
 
 
 def parsed(text: str) -> ast.Module:
-    """The text without magics; what cannot be read is empty."""
+    """The text without magics, `!` and `?`, its lines where they were; what cannot be read is empty."""
     try:
-        return ast.parse(_MAGIC.sub(r"\1pass", text))
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        pass
+    try:
+        return ast.parse(_without_magics(text))
     except (SyntaxError, ValueError):
         return ast.Module([], [])
+
+
+def _without_magics(text: str) -> str:
+    """The text with None in the place of each of them; IPython knows where a line begins, and where an operator is meant."""
+    kind = getattr(sys.modules.get("IPython.core.inputtransformer2"), "TransformerManager", None)
+    if kind is None:  # only a notebook has magics
+        return text
+    manager, lines = kind(), [f"{line}\n" for line in text.split("\n")]
+    while True:
+        is_changed, found = manager.do_one_token_transform(lines)
+        if not is_changed:
+            return "".join(lines)
+        row = next(row for row, (old, new) in enumerate(zip(lines, found, strict=False)) if old != new)
+        found[row] = _CALLED.sub("None", found[row])
+        lines = [*found[: row + 1], *["\n"] * (len(lines) - len(found)), *found[row + 1 :]]
 
 
 def names_read(text: str, names: Mapping[str, Any]) -> list[str]:

@@ -106,9 +106,12 @@ class FitTable(Shown):
         return Page(f"{self.name} · {found}{self.condition}", tuple(parts)).remarked(self.remark)
 
     def _is_answer(self, row: Fit) -> bool:
-        """Whether it fits, also with the kernels of that card, of which older ones may need more than those of the run."""
-        is_older = _is_newer(self.capability or (0, 0)) and not _is_newer(row.card.compute_capability)
-        return row.fits == "yes" and not is_older and not self.advice
+        """Whether it fits, also with the kernels of that card."""
+        return row.fits == "yes" and not self._is_older(row) and not self.advice
+
+    def _is_older(self, row: Fit) -> bool:
+        """Whether a card has older kernels than that of the run, which may need more."""
+        return _is_newer(self.capability or (0, 0)) and not _is_newer(row.card.compute_capability)
 
     def _table(self, shown: Sequence[Fit]) -> Table:
         rows = []
@@ -123,7 +126,10 @@ class FitTable(Shown):
                 nearer = low if low >= 0 else high
                 margin = f"{format_bytes(abs(nearer))} {'left' if nearer >= 0 else 'missing'}"
             name = f"{row.card.name} (of this run)" if row.card.name == self.own else row.card.name
-            rows.append((name, ANSWERS.get(row.fits, row.fits), row.needs_bytes, row.usable_bytes, margin))
+            answer = ANSWERS.get(row.fits, row.fits)
+            if row.fits == "yes" and self._is_older(row):
+                answer += ", if its older kernels need no more"
+            rows.append((name, answer, row.needs_bytes, row.usable_bytes, margin))
         smallest = [place for place, row in enumerate(shown) if self._is_answer(row)][:1]
         return Table("", _COLUMNS, tuple(rows), strong=frozenset(smallest))
 

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
+from memlab.analysis.leak import Leaks
 from memlab.analysis.oom.actions import OF_ERRORS, OUTPUTS, Kind, WayOut, WaysOut, root_of
 from memlab.analysis.oom.facts import Failure
 from memlab.api.advise.edits import diff
 from memlab.api.advise.observed import FOR_INFERENCE, NO_GRAPH
-from memlab.api.advise.search import Search, candidates, one_reason
+from memlab.api.advise.search import Search, candidates, one_reason, shares_of
 from memlab.api.advise.subject import OfStep, TimeUp, as_after_release, card_of, gpus_of
 from memlab.api.cell_batch import Batch, batches
 from memlab.api.cell_names import names_made_anew, names_read
@@ -38,7 +39,7 @@ from memlab.prediction.workspaces import BlasRules
 from memlab.saving_techniques import techniques
 from memlab.simulated_gpu import is_simulated
 from memlab.torch_internals.traceback import running_shell
-from memlab.units import ByteRange, format_seconds, listed
+from memlab.units import ByteRange, format_bytes, format_seconds, listed
 
 LIMIT_S = 30.0
 """How long the search may take."""
@@ -105,7 +106,7 @@ class WaysSearch:
         self._began = time.monotonic()
         self._card = card_here(failure)
         self._subject = OfStep("the cell", self._card, text=text, before=as_after_release)
-        self._first = ""
+        self._freeing, self._freed_bytes = "", 0
         self.found = WaysOut(self._card.name, self._card.usable_bytes)
 
     def run(self) -> WaysOut:
@@ -197,12 +198,23 @@ class WaysSearch:
             raise
         except MemlabError:  # it needs one of them in a way that does not show
             return as_it_is
-        self._card, self._subject, self._first = card, there, " (what the run before left is freed first)"
+        self._card, self._subject = card, there
+        self._freeing, self._freed_bytes = line.partition("  #")[0], held
         self.found = dataclasses.replace(self.found, needs=freed.peak_device_bytes)
         if freed.fits == "yes":
-            change = f"first free what the run before left: `{line.partition('  #')[0]}`"
+            change = f"first free what the run before left: `{self._freeing}`"
             self._add(WayOut("free", change, freed.peak_device_bytes, "", diff(self._text, text), text))
         return freed
+
+    def _first(self, is_shown: bool) -> str:
+        """That the cell first frees what the run before left, and how, unless a change is shown that has it.
+
+        Until then that is held: where the rest needs less, it alone is what the cell needs.
+        """
+        if not self._freeing:
+            return ""
+        how = "" if is_shown else f", by `{self._freeing}`,"
+        return f" (first frees{how} the {format_bytes(self._freed_bytes)} of the run before, which its need includes)"
 
     def _without_leftovers(self, as_it_is: Prediction) -> None:
         """Delete variables that neither the cell nor a function of it names, the largest first, until it fits."""
@@ -231,7 +243,7 @@ class WaysSearch:
                 return
             if freed.fits == "yes":
                 after = "and `%memoom release`, then the same cell again"
-                change = f"`del {', '.join(names)}`, if not needed any more, {after}"
+                change = f"`del {', '.join(names)}`, if not needed any more, {after}{self._first(is_shown=False)}"
                 self._add(WayOut("free", change, freed.peak_device_bytes))
                 return
 
@@ -246,7 +258,9 @@ class WaysSearch:
                 raise
             except MemlabError:  # the cell does not run with another
                 continue
-            if half.peak_device_bytes.high <= _LESS * as_it_is.peak_device_bytes.high:
+            is_less = half.peak_device_bytes.high <= _LESS * as_it_is.peak_device_bytes.high
+            # What changes the model itself, as its depth does, is no batch.
+            if is_less and _parameter_bytes(half) == _parameter_bytes(as_it_is):
                 self._largest(batch, {batch.size: as_it_is, batch.size // 2: half})
                 return
 
@@ -268,15 +282,24 @@ class WaysSearch:
             bracket.add(size, one.fits == "yes", one.peak_device_bytes.high)
         low, high = bracket.low, bracket.high
         over = f"{high} {'does not fit' if tried[high].fits == 'no' else 'is too close to call'}"
-        if low:
-            price = "more and smaller steps"
-            price += ": gradient accumulation keeps the effective batch" if self._failure.trains else ""
-            changed = batch.text_with(low)
-            change, cell = (diff(self._text, changed), changed) if changed != self._text else ("", "")
+        grown = _grown(tried[batch.size])
+        kept, with_low = (sum(one.total_bytes for one in found) for found in (grown, _grown(tried[low]) if low else ()))
+        if low and grown and kept - with_low + tried[low].peak_device_bytes.low > self._card.usable_bytes:
+            # The same data in smaller batches: as much is kept of it as now.
+            roots = dict.fromkeys(root_of(one.path) for one in self._failure.listed)
+            by = listed([f"`{root}`" for root in roots if root not in ("", OF_ERRORS, OUTPUTS)], 2)
+            why = f"{grown[0].text}{f' It is kept by {by}.' if by else ''}"
+            self._fails(f"{batch.said(low)}: fits for as many steps as now, and not for the same data. {why}")
+        elif low:
+            price = "more and smaller batches"
+            price += "; in training, gradient accumulation keeps the effective batch" if self._failure.trains else ""
+            # A change that is in no text, of tensors, is told alone: the cell without it is not what was predicted.
+            cell = batch.text_with(low) if batch.set_names is None else ""
+            change = diff(self._text, cell) if cell else ""
             self._add(
                 WayOut(
                     "batch",
-                    f"{batch.said(low)}{self._first}; {over}",
+                    f"{batch.said(low)}{self._first(bool(cell))}; {over}",
                     tried[low].peak_device_bytes,
                     price,
                     change,
@@ -297,7 +320,9 @@ class WaysSearch:
         deadline = self._began + LIMIT_S
         search = Search(self._subject, "device", self._tell, deadline, self._card.usable_bytes)
         search.begin(as_it_is)
-        names, _ = candidates(self._subject, search.shares, "device", None, allow_changes=False)
+        largest, every = (
+            candidates(self._subject, shares, "device", None, allow_changes=False)[0] for shares in (search.shares, {})
+        )
         trains, missing = self._failure.trains, max(search.before_bytes) - self._card.usable_bytes
 
         def rank(name: str) -> tuple[bool, bool, bool, int]:
@@ -306,13 +331,16 @@ class WaysSearch:
             return name not in NO_GRAPH, held < missing, techniques[name].equality.kind != "exact", -held
 
         try:
-            for one in search.each(
-                sorted((name for name in names if not (trains and name in FOR_INFERENCE)), key=rank)
-            ):
+            names, others = (
+                sorted((name for name in some if not (trains and name in FOR_INFERENCE)), key=rank)
+                for some in (largest, every)
+            )
+            for one in search.each(names, others):
                 if search.is_enough(one):
-                    change = " + ".join(f"`{name}`: {techniques[name].idea}" for name in one.names) + self._first
                     kind: Kind = "slower" if one.costs else "technique"
                     lines = self._subject.diff(one.names)
+                    change = " + ".join(f"`{name}`: {techniques[name].idea}" for name in one.names)
+                    change += self._first(bool(lines))
                     cell = self._subject.changed(one.names)[0] if lines else ""
                     code = "" if lines else "\n\n".join(techniques[name].code_over(1) for name in one.names)
                     self._add(WayOut(kind, change, one.peak_bytes, " ".join(one.prices), lines, cell, code))
@@ -339,6 +367,16 @@ class WaysSearch:
         if there is not None:
             change = f"the same cell on {there.card.name}, the smallest on which it fits"
             self._add(WayOut("gpu", change, there.peak_device_bytes, "another GPU"))
+
+
+def _grown(predicted: Prediction) -> Leaks:
+    """What the whole cell keeps more of with each step."""
+    return Run(predicted.name, predicted.requests()).leaks()
+
+
+def _parameter_bytes(predicted: Prediction) -> int:
+    """What parameters hold at the peak."""
+    return shares_of(predicted).get("parameter", 0)
 
 
 def _may_hold(value: Any) -> bool:

@@ -12,7 +12,7 @@ from memlab.views.table import Cell, Column, Table, percent
 
 _COLUMNS = (
     Column(""), Column("peak", "bytes"), Column("saved", "bytes"), Column("share", "share"), Column("time", "times"),
-    Column("results"), Column("price", limit=72, wraps=True),
+    Column("results"), Column("price", limit=72, wraps=True, least=24),
 )  # fmt: skip
 
 
@@ -29,10 +29,15 @@ def advice_page(found: Findings, code: str = "", diff: str = "", cell: str = "",
     rows: list[tuple[Cell, ...]] = [("as it is", found.before_bytes, None, None, None, None, None)]
     # Predictions have neither: one note instead of two columns that say the same in each row.
     has_times, has_results = any(one.ratio is not None for one in shown), any(one.results != UNCHECKED for one in shown)
+    alone = {one.names[0] for one in found.tried}
     for one in shown:
         results = f"{one.results}, more than allowed" if one.is_wrong else one.results if has_results else None
         time = one.ratio if one.ratio is not None else "not measured" if has_times else None
-        price = one.prices[0] if len(one.prices) == 1 else None
+        # Of a combination, the prices of those that have no row of their own.
+        prices = [
+            text for name, text in zip(one.names, one.prices, strict=False) if len(one.names) == 1 or name not in alone
+        ]
+        price = prices[0] if len(prices) == 1 else "; ".join(text.rstrip(".") for text in prices) or None
         share = _share(one.saved_bytes, found)
         rows.append((one.name, one.peak_bytes, one.saved_bytes, share, time, results, price))
     if shown:
@@ -85,7 +90,8 @@ def _sentences(found: Findings) -> Iterator[str]:
     elif found.target_bytes is not None:
         is_bounded = max(found.after_bytes) < UNBOUNDED
         missed = f"is missed by {format_bytes(found.missed_bytes)}" if is_bounded else "may be missed"
-        yield f"The target of {target} {missed}: use a smaller batch, or a larger GPU."
+        yield f"The target of {target} {missed}."
+    yield from found.remarks
     if found.shares:
         largest = sorted(found.shares.items(), key=lambda item: -item[1])[:3]
         total = max(sum(found.shares.values()), 1)

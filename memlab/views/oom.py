@@ -10,7 +10,7 @@ from memlab.analysis.oom.explain import VERDICTS, Explanation, Named, amount_tex
 from memlab.units import format_bytes, one_line
 from memlab.views import theme
 from memlab.views.page import Beside, Folded, Page, PageLines, Part, code_block
-from memlab.views.report import share_table
+from memlab.views.report import share_table, tells_where
 from memlab.views.table import Cell, Column, Table
 
 _HOLDS = (Column("", limit=160), Column("", "bytes"), Column("", limit=300, wraps=True))
@@ -35,8 +35,8 @@ def oom_page(found: Explanation, cell: str = "", pointer: str = "", ways: WaysOu
     details += [("What to do", _actions(found.actions))] if found.actions and not is_answered else []
     details += [("The numbers", Table("", _HOLDS, terms))] if terms else []
     details += [(alive, named_table("", found.named, found.more_named))] if found.named else []
-    held = Beside(tuple(map(share_table, found.shares)))
-    details += [("Allocated when memory ran out", held)] if found.shares else []
+    held = tuple(share_table(share) for share in found.shares if tells_where(share))
+    details += [("Allocated when memory ran out", Beside(held))] if held else []
     details += [("Not seen", PageLines(found.gaps))] if found.gaps else []
     parts.append(Folded("What happened", happened) if is_answered else happened)
     for heading, part in details:

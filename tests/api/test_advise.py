@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 
 import pytest
@@ -168,6 +169,35 @@ def test_without_a_target_a_card_that_is_too_small_is_one():
     assert advice.findings.target_bytes == card.usable_bytes
     assert advice.findings.of == "device"
     assert "No target was given" in advice.text
+    assert "batch" not in advice.text, "which was not tried"
+    (name,) = re.findall(r"With checkpoint the smallest GPU that it was predicted to fit is (.*) \(", advice.text)
+    there = memlab.cards[name]
+    with_it = run_workload(work_of(LARGE), ["checkpoint"], on=there, keep=False)
+    assert with_it.fits == "yes"
+    smaller = [one for one in memlab.cards.values() if one.usable_bytes < there.usable_bytes]
+    assert all(with_it.for_card(one).fits != "yes" for one in smaller if one.compute_capability >= (8, 0))
+
+
+def test_a_target_of_bytes_that_is_missed_names_no_gpu():
+    card = memlab.Card("small", 64 << 20, (8, 6), context_bytes=(0, 0), multiprocessors=28)
+    text = memlab.advise(LARGE, "1MiB", card=card, techniques=["checkpoint"]).text
+    assert "is missed by" in text and "GPU" not in text
+
+
+@forks
+def test_a_peak_that_moves_is_followed_by_techniques_for_what_holds_it_then():
+    def trains():
+        model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(8)]).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4096, 4096, device="cuda")).square().mean().backward()
+            optimizer.step()
+
+    card = memlab.Card("small", 2000 << 20, (8, 9), context_bytes=(0, 0), multiprocessors=24)
+    advice = memlab.advise(trains, card=card)
+    assert "offload" not in [one.name for one in advice.tried], "activations hold little of the first peak"
+    assert (set(advice.recommended), advice.reaches) == ({"offload", "step_in_backward"}, True)
 
 
 def test_only_what_attacks_the_peak_is_tried_and_what_changes_training_only_when_allowed():
@@ -181,6 +211,19 @@ def test_only_what_attacks_the_peak_is_tried_and_what_changes_training_only_when
     assert {"checkpoint"} <= set(candidates(subject, {}, "allocated", None, allow_changes=False)[0]), (
         "nobody knows who held it"
     )
+
+
+def test_what_a_forward_without_a_graph_makes_counts_for_techniques_of_inference():
+    def inference():
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 100_000)).cuda().eval()
+        with torch.no_grad():
+            return nn.functional.cross_entropy(
+                model(torch.randn(4096, 64, device="cuda")), torch.zeros(4096).long().cuda()
+            )
+
+    advice = memlab.advise(inference, card="A100 40GB")
+    assert advice.recommended == ("half_inference",)
+    assert not {"no_grad", "inference_mode", "checkpoint", "offload"} & {one.name for one in advice.tried}
 
 
 def test_what_the_allocator_is_told_counts_for_a_card_and_its_device():

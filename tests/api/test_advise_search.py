@@ -52,13 +52,13 @@ class Written:
 
 
 def searched(
-    peaks: dict[object, object], target_mib: float | None = None, names: Sequence[str] = ()
+    peaks: dict[object, object], target_mib: float | None = None, names: Sequence[str] = (), others: Sequence[str] = ()
 ) -> tuple[Search, Written]:
     subject = Written({frozenset(k if isinstance(k, tuple) else (k,) if k else ()): one for k, one in peaks.items()})
     target = None if target_mib is None else round(target_mib * MiB)
     search = Search(subject, "allocated", lambda text: None, time.monotonic() + 60, target)
     search.begin(subject.attempt((), lambda text: None, 60))
-    search.go(names or [next(iter(key)) for key in subject.peaks if len(key) == 1])
+    search.go(names or [next(iter(key)) for key in subject.peaks if len(key) == 1], others)
     return search, subject
 
 
@@ -82,6 +82,31 @@ def test_every_combination_is_run_and_what_helps_is_recommended(peaks, names):
 def test_a_technique_that_adds_next_to_nothing_is_not_recommended():
     search, subject = searched({"": 100, CHECKPOINT: 60, IN_PLACE: 100, (CHECKPOINT, IN_PLACE): 59.5})
     assert (CHECKPOINT, IN_PLACE) in subject.asked and search.recommended.names == (CHECKPOINT,)
+
+
+IN_BACKWARD = "step_in_backward"
+MOVING = {
+    "": run_of(100, category=Category.OPTIMIZER),
+    FUSED: run_of(80, category=Category.ACTIVATION),
+    (FUSED, OFFLOAD): run_of(60, category=Category.GRADIENT),
+    (FUSED, OFFLOAD, IN_BACKWARD): run_of(40, category=Category.OPTIMIZER),
+}
+
+
+def test_what_holds_little_of_the_first_peak_is_tried_once_another_technique_has_moved_it():
+    search, subject = searched(MOVING, names=[FUSED], others=[IN_BACKWARD, OFFLOAD, "mmap_loading"])
+    assert search.recommended.names == (FUSED, OFFLOAD, IN_BACKWARD)
+    assert subject.asked == [(), (FUSED,), (FUSED, OFFLOAD), (FUSED, OFFLOAD, IN_BACKWARD)], "each as it can help"
+    held = "acts on what holds little of the peak"
+    left_out = search.findings([(one, held) for one in (IN_BACKWARD, OFFLOAD, "mmap_loading")], (), 1.0).left_out
+    assert left_out == (("mmap_loading", held),)
+
+
+def test_what_a_later_technique_makes_needless_is_left_out_of_what_reaches_the_target():
+    peaks = MOVING | {(OFFLOAD, IN_BACKWARD): 45, (FUSED, IN_BACKWARD): 70}
+    search, subject = searched(peaks, 50, [FUSED], [IN_BACKWARD, OFFLOAD])
+    assert search.recommended.names == (OFFLOAD, IN_BACKWARD)
+    assert (OFFLOAD,) not in subject.asked and (IN_BACKWARD,) not in subject.asked
 
 
 def test_what_cannot_be_together_is_not_run_together():

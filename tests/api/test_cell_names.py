@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import IPython  # noqa: F401  # as in a notebook: it tells magics from operators
 import pytest
 
 from memlab.api.cell_names import names_made_anew
@@ -56,6 +57,12 @@ strange = Strange()
         "match out:\n    case [x, *_]:\n        net = 1\n        net": "net",
         "net, (loss, *out) = make()\nout": "net loss out",
         "%matplotlib inline\nnet = 1": "net",
+        "net = 1\nprint('%d'\n      % net)": "net",
+        "%matplotlib inline\nnet = 1\nprint('%d'\n      % net)": "net",
+        "!echo 'it (\nnet = 1": "net",
+        "net = 1\nif net:\n    net?": "net",
+        "files = !ls -1 \\\n  -a\nnet = 1": "net",
+        "%%time\nnet = 1": "net",
         "net = ": "",
         "unknown = 1": "",
     }.items(),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import gc
+import linecache
+import pickle
 import weakref
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import memlab
 from memlab.analysis.timeline import timeline
@@ -108,15 +112,17 @@ def _quick_collections():
 
 
 def run(cell: str, observer: Observer | None = None) -> tuple[dict[str, Any], int]:
-    """The names that a cell leaves, and its peak above what was there before."""
-    names = namespace()
+    """The names that a cell leaves, and its peak above what was there before; its text is known, as that of a notebook's cell."""
+    names, file = namespace(), "<the cell>"
+    linecache.cache[file] = len(cell), None, cell.splitlines(keepends=True), file
+    code = compile(cell, file, "exec")
     gc.collect()
     with memlab.track(show=False) as found:
         if observer is None:
-            exec(cell, names)
+            exec(code, names)
         else:
             with observer.on():
-                exec(cell, names)
+                exec(code, names)
     return names, found.peak_allocated_bytes - timeline(found.trace, found.trace.device_indices[0]).start_bytes
 
 
@@ -195,6 +201,107 @@ def test_a_changed_cell_answers_the_same_with_less(name: str):
     assert "\nmodel.eval()" in text
 
 
+FORWARD_IS_CHANGED = ["checkpoint", "selective_checkpoint", "checkpoint_sequential", "sqrt_segments", "autocast_bf16"]
+
+
+@pytest.mark.parametrize("name", [*FORWARD_IS_CHANGED, "offload", "half_inference"])
+def test_a_deep_copy_of_a_changed_model_runs_its_own_weights(name: str):
+    cell = TRAINS.replace("LAYERS", TRAINING[name][0]) if name in TRAINING else SERVES.replace("LAYERS", BLOCKS)
+    text, before = changed(cell, name)
+    twin, plain = copy.deepcopy(run(text)[0]["model"]).eval(), copy.deepcopy(before["model"]).eval()
+    for one in twin.parameters():
+        nn.init.normal_(one, std=0.05)
+    plain.load_state_dict(twin.state_dict())
+    x, near = torch.randn(8, 64), 0.05 if name in ("autocast_bf16", "half_inference") else 1e-5
+    torch.testing.assert_close(twin(x).float(), plain(x), rtol=near, atol=near)
+
+
+FITS = """
+def make():
+    torch.manual_seed(1)
+    return Net(*(Block() for _ in range(6)), nn.Linear(64, 10))
+
+def fit(model):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=None)
+    for _ in range(2):
+        loss = F.cross_entropy(model(torch.ones(512, 64)), torch.ones(512, dtype=int))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, loss
+"""
+OVER = ["checkpoint", "selective_checkpoint", "autocast_bf16", "offload", "step_in_backward", "foreach_off"]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "model, optimizer, loss = fit(make())",
+        "model = make()\nmodel, optimizer, loss = fit(model)\nmodel.eval()",
+        "model, optimizer, loss = fit(make())\nfit(model)",
+        "model = make(); loss = fit(model)[-1]",
+    ],
+)
+def test_an_edit_that_would_come_after_the_training_is_not_made(ends: str):
+    assert edited(FITS + ends, observed(FITS + ends)[0], OVER) == (FITS + ends, ())
+
+
+@pytest.mark.parametrize("made", ["model = make(); count = 2", "model = make(); places = [\n    model]"])
+def test_a_model_is_edited_behind_the_line_that_makes_it(made: str):
+    text, before = changed(f"{FITS}{made}\nloss = fit(model)[-1]", "checkpoint")
+    assert f"{made}\nfrom functools import partial\n" in text
+    after, peak = run(text)
+    torch.testing.assert_close(after["loss"], before["loss"])
+    assert peak < 0.8 * before["peak"]
+
+
+EVALUATES = """
+def make():
+    torch.manual_seed(1)
+    return Net(*(Block() for _ in range(6))).eval()
+
+def evaluate(model, count):
+    \"\"\"The mean over
+    some batches.\"\"\"
+    return torch.stack([model(torch.ones(512, 64) + one).mean() for one in range(count)]).mean()
+
+def predict():
+    return evaluate(model, 4)
+
+"""
+
+
+@pytest.mark.parametrize("name", ["no_grad", "inference_mode"])
+@pytest.mark.parametrize(
+    ("ends", "within"),
+    [
+        ("model = make()\nloss = evaluate(model, 4)", "    loss = evaluate(model, 4)\n"),
+        ("model = make()\nloss = evaluate(count=4, model=model)", "    loss = evaluate(count=4, model=model)\n"),
+        ("model = make()\nfor _ in (1, 2):\n    loss = predict()", "    for _ in (1, 2):\n        loss = predict()\n"),
+        ("model = make()\nevaluate(model, 4)", "    shown = evaluate(model, 4)\nshown\n"),
+    ],
+)
+def test_a_function_that_runs_the_model_keeps_no_graph(name: str, ends: str, within: str):
+    text, before = changed(EVALUATES + ends, name)
+    assert text.endswith(f"with torch.{name}():\n{within}")
+    after, peak = run(text)
+    assert peak < 0.5 * before["peak"]
+    if "loss" in before:
+        torch.testing.assert_close(after["loss"], before["loss"].detach())
+
+
+@pytest.mark.parametrize("ends", ["model, _, loss = fit(make())", "model = make()\nfit(model)"])
+def test_a_function_that_calls_backward_keeps_its_graph(ends: str):
+    reasons = observed(FITS + ends)[0]["reasons"]
+    assert reasons["no_grad"] == reasons["inference_mode"] == "this calls backward, and it is for inference"
+
+
+@pytest.mark.parametrize("ends", ["model = make(); loss = predict()", "model = [model := make(), predict()][0]"])
+def test_a_statement_that_cannot_stand_in_a_block_is_left(ends: str):
+    text = EVALUATES + ends
+    assert edited(text, observed(text)[0], ["no_grad", "inference_mode"]) == (text, ())
+
+
 TEACHES = """
 torch.manual_seed(1)
 model = nn.Sequential(nn.Embedding(5000, 32), nn.Linear(32, 5000))
@@ -215,6 +322,35 @@ def test_the_loss_of_a_loss_module_is_chunked():
     torch.testing.assert_close(after["loss"], before["loss"])
     torch.testing.assert_close(after["model"][1].weight, before["model"][1].weight)
     assert peak < 0.5 * before["peak"]
+    # Everywhere else the model makes logits as before: what evaluates, copies or saves it need not know.
+    for model in (after["model"], copy.deepcopy(after["model"]), pickle.loads(pickle.dumps(after["model"]))):
+        torch.testing.assert_close(model(before["tokens"]), before["model"](before["tokens"]))
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "accuracy = outputs.argmax(-1) == tokens",
+        "outputs = model(tokens)\naccuracy = outputs.argmax(-1) == tokens",
+        "outputs, other = model(tokens), 1",
+        "outputs += 1",
+        "for outputs in (1, 2):\n    pass",
+    ],
+)
+def test_logits_that_are_used_or_made_anywhere_else_are_left(ends: str):
+    text = TEACHES.replace("SETTINGS", "").replace("TARGETS", "tokens") + ends
+    assert edited(text, observed(text)[0], ["chunked_loss"]) == (text, ())
+
+
+def test_the_loss_of_a_call_is_chunked_where_it_stands_and_only_there():
+    ends = "with torch.no_grad():\n    right = (model(tokens).argmax(-1) == tokens).sum()\n"
+    cell = TEACHES.replace("outputs = model(tokens)\n", "").replace(
+        "criterion(outputs, TARGETS)", "F.cross_entropy(model(tokens), tokens)"
+    )
+    text, before = changed(cell.replace("SETTINGS", "") + ends, "chunked_loss")
+    assert "loss = chunked_cross_entropy(hidden_of(model, model[1], tokens), tokens, model[1])" in text
+    after, _ = run(text)
+    assert after["right"] == before["right"]
 
 
 @pytest.mark.parametrize(

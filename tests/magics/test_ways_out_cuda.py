@@ -72,7 +72,7 @@ def ends(notebook: Kernel, cell: str) -> bool:
 def batch_of(ways: list[tuple[str, str, int]]) -> tuple[int, int | None]:
     """The batch that is said to fit, and the next one if that is said not to."""
     change = next(change for kind, change, _ in ways if kind == "batch")
-    fits, _, over = change.partition("; ")
+    fits, _, over = change.rpartition("; ")
     assert re.fullmatch(r"\d+ (does not fit|is too close to call)", over), change
     return int(re.findall(r"\d+", fits)[0]), int(over.split()[0]) if "does not" in over else None
 
@@ -197,11 +197,53 @@ def test_every_changed_cell_of_a_tutorial_can_be_run(notebook: Kernel, kind: str
         assert ends(notebook, changed), changed
 
 
+def changed_batch(notebook: Kernel) -> str:
+    """The changed cell of the batch that is offered."""
+    return notebook.value("next(way.cell for way in memlab.explain_oom().ways.ways if way.kind == 'batch')")
+
+
 def test_a_batch_that_an_earlier_cell_made(notebook: Kernel):
     notebook.ok("size_of_batch = bs = 32")
     size, _ = batch_of(failed(notebook, TRAIN.replace("batch", "bs")))
+    assert f"bs = {size}\n" in changed_batch(notebook)
+    assert ends(notebook, changed_batch(notebook))  # as it was predicted
     notebook.ok(f"bs = {size}")
     assert ends(notebook, TRAIN.replace("batch", "bs"))
+
+
+def test_a_loader_that_an_earlier_cell_made(notebook: Kernel):
+    notebook.ok(FORGET)
+    notebook.ok("loader = torch.utils.data.DataLoader(torch.zeros(64, 512, 1024), batch_size=32)")
+    cell = TRAIN.replace("_ in range(2)", "x in loader").replace(
+        'torch.randn(batch, 512, 1024, device="cuda")', "x.cuda()"
+    )
+    batch_of(failed(notebook, cell))
+    assert ends(notebook, changed_batch(notebook))
+    notebook.ok("del loader")
+
+
+def test_smaller_batches_are_not_offered_where_each_step_keeps_more(notebook: Kernel):
+    notebook.ok(FORGET)
+    cell = """
+gelu, out = torch.nn.GELU(), []
+with torch.no_grad():
+    for _ in range(16):
+        out.append(gelu(torch.randn(64, 512, 1024, device="cuda")))
+"""
+    assert "batch" not in [kind for kind, _, _ in failed(notebook, cell)]
+    (why,) = notebook.value("[one for one in memlab.explain_oom().ways.not_enough if 'batch' in one]")
+    assert re.search(
+        "a batch of .* fits for as many steps as now, and not for the same data. Grows by 128.0 MiB .* kept by `out`.",
+        why,
+    )
+
+
+def test_what_changes_the_depth_of_the_model_is_no_batch(notebook: Kernel):
+    notebook.ok(FORGET)
+    cell = TRAIN.replace("Net()", "Net(n)").replace("batch", "n")
+    assert "batch" not in [kind for kind, _, _ in failed(notebook, "n = 24" + cell)]
+    found = failed(notebook, "n = 32" + TRAIN.replace("Net()", "Net(24)").replace("batch", "n"))
+    assert batch_of(found)[0] >= 1
 
 
 def test_tensors_that_an_earlier_cell_made(notebook: Kernel):
@@ -209,7 +251,10 @@ def test_tensors_that_an_earlier_cell_made(notebook: Kernel):
     notebook.ok('x = torch.randn(32, 512, 1024, device="cuda"); y = torch.randn(32, device="cuda")')
     cell = TRAIN.replace('torch.randn(batch, 512, 1024, device="cuda")', "x")
     size, _ = batch_of(failed(notebook, cell))
-    assert ends(notebook, cell.replace("net(x)", f"net(x[:{size}])"))
+    change = notebook.value("next(way.change for way in memlab.explain_oom().ways.ways if way.kind == 'batch')")
+    how = re.search("first frees, by `(.*?)`", change)
+    assert changed_batch(notebook) == "" and how, change  # no change of the cell is shown, and so it is said how
+    assert ends(notebook, how[1] + cell.replace("net(x)", f"net(x[:{size}])"))
     notebook.ok("del x, y")
 
 
@@ -217,10 +262,8 @@ def test_what_earlier_cells_hold_is_to_be_deleted_first(notebook: Kernel):
     notebook.ok(FORGET)
     notebook.ok('old = [torch.empty(100 << 20, dtype=torch.uint8, device="cuda") for _ in range(11)]')
     kind, change, _ = failed(notebook, "batch = 4" + TRAIN)[0]
-    assert (kind, change) == (
-        "free",
-        "`del old`, if not needed any more, and `%memoom release`, then the same cell again",
-    )
+    said = "`del old`, if not needed any more, and `%memoom release`, then the same cell again"
+    assert kind == "free" and change.startswith(said)
     notebook.ok("del old")
     notebook.ok("%memoom release")
     assert notebook.run("batch = 4" + TRAIN).status == "ok"
@@ -284,6 +327,15 @@ def test_a_cell_without_backward_may_need_no_graph(notebook: Kernel):
     kind, change, _ = failed(notebook, cell)[0]
     assert kind == "technique" and re.match("`(no_grad|inference_mode)`: ", change)
     assert ends(notebook, f"with torch.no_grad():\n    {cell.replace(chr(10), chr(10) + '    ')}")
+
+
+def test_techniques_are_on_from_the_start_of_a_training_that_returns_its_model(notebook: Kernel):
+    notebook.ok(FORGET)
+    body = "".join(f"    {line}\n" for line in TRAIN.strip().splitlines())
+    notebook.ok(f"def train(batch):\n{body}    return net")
+    failed(notebook, "net = train(12)")
+    found = notebook.value("[(way.kind, way.diff) for way in memlab.explain_oom().ways.ways]")
+    assert ("slower", "") in found, found
 
 
 def test_a_cell_that_starts_programs_is_not_run_again(notebook: Kernel, tmp_path: Path):

@@ -60,7 +60,9 @@ def test_html_says_the_same_as_the_text():
         assert cell.removeprefix("- ").removesuffix(":") in words
 
 
-@pytest.mark.parametrize("where", ["name", "on", "share", "failed", "left out", "note", "code", "stopped", "results"])
+@pytest.mark.parametrize(
+    "where", ["name", "on", "share", "failed", "left out", "note", "remark", "code", "stopped", "results"]
+)
 def test_whatever_comes_from_outside_is_escaped(where):
     changes = {
         "name": {"name": EVIL},
@@ -69,6 +71,7 @@ def test_whatever_comes_from_outside_is_escaped(where):
         "failed": {"tried": (BEST, dataclasses.replace(FAILED, failed=EVIL))},
         "left out": {"left_out": ((EVIL, EVIL),)},
         "note": {"notes": (EVIL,)},
+        "remark": {"remarks": (EVIL,)},
         "stopped": {"stopped": EVIL},
         "results": {"tried": (dataclasses.replace(BEST, results=EVIL, prices=(EVIL,)),)},
     }
@@ -82,7 +85,8 @@ def test_whatever_comes_from_outside_is_escaped(where):
     [
         ({"recommended": None}, "Nothing that was tried saves memory here: the peak of allocated stays 100.0 MiB."),
         ({"recommended": None, "tried": ()}, "Nothing was tried: the peak of allocated is 100.0 MiB."),
-        ({"target_bytes": 30 * MiB}, "The target of 30.00 MiB is missed by 10.00 MiB: use a smaller batch, or a larger GPU."),
+        ({"target_bytes": 30 * MiB}, "The target of 30.00 MiB is missed by 10.00 MiB.\nHeld"),
+        ({"target_bytes": 30 * MiB, "remarks": ("A remark.",)}, "is missed by 10.00 MiB.\nA remark.\nHeld"),
         ({"recommended": None, "target_bytes": 200 * MiB}, "the target of 200.0 MiB is already met."),
         ({"of": "device", "is_predicted": True, "on": "T4"}, "checkpoint: peak of the device 40.00 MiB instead of 100.0 MiB"),
         ({"stopped": "interrupted after 1 of 3 techniques"}, "The search is not complete: interrupted after 1 of 3 techniques."),
@@ -99,3 +103,12 @@ def test_what_predictions_lack_is_one_note_instead_of_two_columns():
     text = advice_page(found).text()
     assert "Times were not measured. Results were not checked." in text
     assert "time  results" not in text and text.count("not checked") == 2
+
+
+def test_a_combination_has_the_price_of_what_has_no_row_of_its_own():
+    together = dataclasses.replace(
+        BEST, names=("checkpoint", "offload"), prices=("one more forward", "crosses the bus")
+    )
+    found = dataclasses.replace(FOUND, tried=(BEST, NONE), combined=(together,), recommended=together)
+    (row,) = [line for line in advice_page(found).text().splitlines() if line.startswith("  checkpoint + offload")]
+    assert "crosses the bus" in row and "one more forward" not in row

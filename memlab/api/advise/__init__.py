@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -9,17 +10,31 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memlab.analysis.advice import Findings, Tried, interval_text, saved
+from memlab.analysis.breakdown import BEFORE
+from memlab.analysis.summary import has_raised
 from memlab.api.advise.search import Search, agreement, candidates, level, ratio
-from memlab.api.advise.subject import PARTS, Asked, OfStep, Subject, Tell, WorkloadSubject, here
+from memlab.api.advise.subject import (
+    PARTS,
+    Asked,
+    OfStep,
+    Subject,
+    Tell,
+    TimeUp,
+    WorkloadSubject,
+    as_after_release,
+    card_of,
+    here,
+    names_unused,
+)
 from memlab.api.compare import Comparison, compare
 from memlab.api.display import Progress
-from memlab.api.prediction import Prediction, asks_for_nothing
+from memlab.api.prediction import Prediction, asks_for_nothing, smallest_card
 from memlab.api.run import Run
 from memlab.errors import MemlabError
 from memlab.prediction.cards import Card, find
 from memlab.saving_techniques import techniques as known_techniques
 from memlab.torch_internals.traceback import running_shell
-from memlab.units import ByteRange, format_bytes, format_seconds, number_of, parse_bytes
+from memlab.units import ByteRange, format_bytes, format_seconds, listed, number_of, parse_bytes
 from memlab.views.advice import advice_page
 from memlab.views.page import Page
 from memlab.views.shown import Shown
@@ -64,6 +79,7 @@ def advise(
     named = None if techniques is None else _known(techniques)
     line, count = Progress(), 0
     search: Search | None = None
+    remarks: list[str] = []
 
     def so_far() -> Page | None:
         return advice_page(search.findings((), (), time.monotonic() - began)) if search is not None else None
@@ -78,15 +94,20 @@ def advise(
         target_bytes, of, notes = _goal(before, target_bytes)
         search = Search(subject, of, tell, began + limit_s, target_bytes)
         search.begin(before)
+        remarks += _peak_again(what, search)
         names, left_out = candidates(subject, search.shares, of, named, allow_changes)
         if target_bytes is None or max(search.before_bytes) > target_bytes:
-            search.go(names)
+            # Once one of those has moved the peak, others can help: whatever holds the peak now.
+            search.go(names, candidates(subject, {}, of, named, allow_changes)[0])
+        if target is None and target_bytes is not None:
+            remarks += _smallest_gpu(search)
     finally:
         line.close()
     took = format_seconds(time.monotonic() - began)
     notes += [f"{number_of(count, 'prediction' if isinstance(subject.on, Card) else 'run')} in {took}."]
     notes += list(_notes(what, search))
-    return Advice(search.findings(left_out, notes, time.monotonic() - began), subject, before, search.best)
+    findings = search.findings(left_out, notes, time.monotonic() - began)
+    return Advice(replace(findings, remarks=tuple(remarks)), subject, before, search.best)
 
 
 def _known(names: Iterable[str]) -> list[str]:
@@ -126,14 +147,78 @@ def _goal(before: Run, target_bytes: int | None) -> tuple[int | None, str, list[
     return usable, "device", [note]
 
 
+def _peak_again(what: Any, search: Search) -> Iterator[str]:
+    """Whether the cell of a run has another peak of *allocated* now than when it was tracked, as the notebook has changed.
+
+    On a GPU it is predicted without the variables that it does not use, and what comes of that is said.
+    """
+    subject, again = search.subject, search.before
+    if not isinstance(what, Run) or not isinstance(subject, OfStep) or has_raised(what.trace):
+        return
+    if isinstance(subject.on, Card) and subject.on != card_of(what):  # another GPU has other kernels
+        return
+    then, now = level(what, OF), level(again, OF)
+    if max(then.low - now.high, now.low - then.high) * 50 <= max(then.low, now.low):
+        return
+    yield f"Run again, the cell peaks at {now} allocated{_older(again)}; the first time it was {then}{_older(what)}."
+    names = names_unused(subject.text) if isinstance(subject.on, Card) and now.low > then.high else []
+    if not names:
+        return
+    search.tell("without variables that it does not use")
+    without = replace(subject, before=functools.partial(as_after_release, names))
+    try:
+        freed = without.attempt((), lambda text: None, max(search.deadline - time.monotonic(), 0.001))
+    except MemlabError:  # it needs one of them in a way that does not show, or the time is over
+        return
+    if level(freed, OF).high < now.low:
+        peak = f"peak of {'the device' if search.of == 'device' else search.of}"
+        yield (
+            f"Without {listed([f'`{one}`' for one in names], 3)}, which the cell does not use, the {peak} was predicted as "
+            f"{level(freed, search.of)}: delete what is not needed any more."
+        )
+
+
+def _older(run: Run) -> str:
+    """How much of the peak is of tensors that are older than the cell; "" if its events are unknown."""
+    try:
+        return f", with {format_bytes(dict(run.breakdown('phase')).get(BEFORE, 0))} from before the cell"
+    except MemlabError:
+        return ""
+
+
+def _smallest_gpu(search: Search) -> Iterator[str]:
+    """The smallest GPU on which what misses the memory of this one was predicted to fit, if the time is enough for that."""
+    best, subject = search.recommended, search.subject
+    names, found = (best.names, search.best) if best is not None else ((), search.before)
+    is_one = isinstance(subject, OfStep) or subject.world_size == 1
+    if not isinstance(found, Prediction) or found.fits == "yes" or search.stopped or not is_one:
+        return
+
+    def predicted(card: Card) -> Prediction | None:
+        search.tell(f"on {card.name}")
+        there = replace(subject, on=card, asked={}) if isinstance(subject, OfStep) else replace(subject, on=card)
+        try:
+            run = there.attempt(names, lambda text: None, max(search.deadline - time.monotonic(), 0.001))
+        except TimeUp:
+            raise
+        except MemlabError:  # it does not run there
+            return None
+        return run if isinstance(run, Prediction) else None
+
+    try:
+        there = smallest_card(found, predicted)
+    except (KeyboardInterrupt, TimeUp):
+        return
+    if there is not None:
+        what = f"With {best.name} the" if best is not None else "The"
+        size = format_bytes(there.card.total_bytes)
+        yield f"{what} smallest GPU that it was predicted to fit is {there.card.name} ({size})."
+
+
 def _notes(what: Any, search: Search) -> Iterator[str]:
     """Remarks on the figures."""
     subject = search.subject
     if isinstance(what, Run) and isinstance(subject, OfStep) and isinstance(subject.on, str):
-        first, again = what.peak_allocated_bytes, search.before_bytes[0]
-        if abs(first - again) * 50 > max(first, again):
-            then = f"the first time it was {format_bytes(first)}, with other tensors in the notebook"
-            yield f"Run again, the cell peaks at {format_bytes(again)}; {then}."
         yield "Seconds are those of the tracked cell; its values were not compared."
     if isinstance(subject, WorkloadSubject) and isinstance(subject.on, Card):
         names = search.recommended.names if search.recommended is not None else ()

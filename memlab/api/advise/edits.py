@@ -13,13 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from memlab.saving_techniques.checkpoint import EXPENSIVE, four, square_root
 
 CHUNKED = '''
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+
+def hidden_of(model, head, *args, **kwargs):
+    """What model(*args, **kwargs) passes to its last layer; called in any other way, the model makes logits as before."""
+    head.forward = passed_on
+    try:
+        return model(*args, **kwargs)
+    finally:
+        del head.forward
+
+def passed_on(hidden):
+    return hidden
 
 def chunked_cross_entropy(hidden, targets, head, chunks=8):
     """cross_entropy(head(hidden), targets) in chunks of positions: the logits never exist all at once."""
@@ -33,37 +42,33 @@ def chunked_cross_entropy(hidden, targets, head, chunks=8):
 
 
 OFFLOADED = '''
+from functools import partial
 from torch.autograd.graph import save_on_cpu
 
-def offloaded(forward):
+def offloaded(forward, *args, **kwargs):
     """What forward saves for backward waits in the host's memory."""
-    def call(*args, **kwargs):
-        with save_on_cpu(pin_memory=True):
-            return forward(*args, **kwargs)
-    return call
+    with save_on_cpu(pin_memory=True):
+        return forward(*args, **kwargs)
 '''
 IN_BFLOAT16 = '''
+from functools import partial
 import torch
 
-def in_bfloat16(forward):
+def in_bfloat16(forward, *args, **kwargs):
     """Matrix products and convolutions in bfloat16; weights and the result stay in float32."""
-    def call(*args, **kwargs):
-        with torch.autocast("DEVICE", dtype=torch.bfloat16):
-            output = forward(*args, **kwargs)
-        return output.float() if isinstance(output, torch.Tensor) else output
-    return call
+    with torch.autocast("DEVICE", dtype=torch.bfloat16):
+        output = forward(*args, **kwargs)
+    return output.float() if isinstance(output, torch.Tensor) else output
 '''
 IN_HALF = '''
+from functools import partial
 import torch
 
-def in_half(model):
-    """Weights and inputs in HALF."""
-    forward = model.to(HALF).forward
-    def call(*args, **kwargs):
-        is_float = [isinstance(one, torch.Tensor) and one.is_floating_point() for one in args]
-        args = [one.to(HALF) if cast else one for one, cast in zip(args, is_float)]
-        return forward(*args, **kwargs)
-    return call
+def in_half(forward, *args, **kwargs):
+    """Inputs in HALF, as the weights are."""
+    is_float = [isinstance(one, torch.Tensor) and one.is_floating_point() for one in args]
+    args = [one.to(HALF) if cast else one for one, cast in zip(args, is_float)]
+    return forward(*args, **kwargs)
 '''
 STEP_IN_BACKWARD = '''
 from copy import copy
@@ -109,15 +114,26 @@ class _Cell:
         """The name of the only model of the cell, "" if there are several or none."""
         return next(iter(self.models)) if len(self.models) == 1 else ""
 
+    def uses(self, name: str) -> list[ast.stmt]:
+        """The statements in which the model of this name runs, or the optimizer takes a step, as the first run has shown."""
+        behind = [number for number in self.facts.get("used_in", {}).get(name, ()) if number < len(self.tree.body)]
+        return [self.tree.body[-1 - number] for number in behind]
+
     def place(self, name: str) -> int | None:
-        """The line behind which the model is ready: its last assignment at the top level, else the beginning of the cell."""
-        targets = [one for one in ast.walk(self.tree) if isinstance(one, ast.Name) and one.id == name]
-        stored = [one.lineno for one in targets if isinstance(one.ctx, ast.Store)]
-        if not stored:
-            return 0
-        tops = [one for one in self.tree.body if isinstance(one, ast.Assign | ast.AnnAssign)]
-        found = [one for one in tops if any(one.lineno <= row <= (one.end_lineno or 0) for row in stored)]
-        return found[-1].end_lineno if len(found) == len(stored) else None
+        """The line behind which this model or optimizer is ready: that of its last assignment, else the beginning of the cell.
+
+        None if it is assigned anywhere else than at the top level, or used before: there a change would come too late.
+        """
+        names = [one for one in ast.walk(self.tree) if isinstance(one, ast.Name) and one.id == name]
+        stored = {id(one) for one in names if isinstance(one.ctx, ast.Store)}
+        row = 0
+        for one in self.tree.body:
+            if isinstance(one, ast.Assign | ast.AnnAssign) and (made := stored & set(map(id, ast.walk(one)))):
+                stored -= made
+                row = one.end_lineno or 0
+            elif one.lineno <= row:  # a line that several statements share is not cut
+                row = max(row, one.end_lineno or 0)
+        return None if stored or any(one.lineno <= row for one in self.uses(name)) else row
 
     def is_edited(self, edit: Callable[[_Cell], bool]) -> bool:
         """Make an edit; one that cannot be made leaves nothing behind."""
@@ -219,39 +235,51 @@ def _in_place(cell: _Cell) -> bool:
 
 
 def _around_forward(call: str, text: str, cell: _Cell) -> bool:
-    """The forward of the only model is what a call gives for MODEL, of a function that is defined first."""
+    """The forward of the only model is what a call with MODEL gives, of a function that is defined first.
+
+    It is a partial of the model's method, not a closure: in a deep copy of the model, as for a moving average of its weights,
+    that is the copy's method.
+    """
     name = cell.model()
     behind = cell.place(name)
     if behind is None or not name:
         return False
     device = cell.models[name]["device"]
-    cell.insert(
-        0, text.replace("DEVICE", device).replace("HALF", "torch.bfloat16" if device == "cpu" else "torch.float16")
-    )
-    cell.insert(behind, f"{name}.forward = {call.replace('MODEL', name)}")
+    half = "torch.bfloat16" if device == "cpu" else "torch.float16"
+    cell.insert(0, text.replace("DEVICE", device).replace("HALF", half))
+    cell.insert(behind, f"{name}.forward = {call.replace('MODEL', name).replace('HALF', half)}")
     return True
 
 
 def _without_graph(mode: str, cell: _Cell) -> bool:
-    """The statements in which a model is called, each in the mode; a text over several lines would be indented, too."""
-    found = []
-    for one in cell.tree.body:
+    """The statements in which a model runs, each in the mode; a text over several lines would be indented, too."""
+    ran = {id(one) for name in cell.models for one in cell.uses(name)}
+    body, within = cell.tree.body, []
+    for number, one in enumerate(body):
+        if id(one) not in ran:
+            continue
         inside = list(ast.walk(one))
-        called = [ast.unparse(node.func).split(".") for node in inside if isinstance(node, ast.Call)]
-        if any(path[0] in cell.models and path[-1] not in _COMPUTES_NOTHING for path in called):
-            found.append(one)
-            constants = (node for node in inside if isinstance(node, ast.Constant | ast.JoinedStr))
-            if any(node.lineno != node.end_lineno for node in constants):
-                return False
-    texts = [ast.get_source_segment(cell.source, one) or "" for one in found]
+        constants = (node for node in inside if isinstance(node, ast.Constant | ast.JoinedStr))
+        stored = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        if any(node.lineno != node.end_lineno for node in constants):
+            return False
+        if any(other is not one and _share_a_line(one, other) for other in body[max(number - 1, 0) : number + 2]):
+            return False
+        if (
+            isinstance(one, ast.Assign) and stored & cell.models.keys()
+        ):  # what inference mode makes can never be trained
+            return False
+        text, after = ast.get_source_segment(cell.source, one) or "", ""
+        if isinstance(one, ast.Expr) and one is body[-1] and "shown" not in cell.source:
+            text, after = f"shown = {text}", "\nshown"
+        within.append((one, f"with {mode}():\n{textwrap.indent(text, '    ')}{after}"))
     if not any(isinstance(one, ast.Name) and one.id == "torch" for one in ast.walk(cell.tree)):
         cell.insert(0, "import torch")
-    within = [f"with {mode}():\n{textwrap.indent(text, '    ')}" for text in texts]
-    return bool(found) and all(map(cell.replace, found, within))
+    return bool(within) and all(cell.replace(one, text) for one, text in within)
 
 
-_COMPUTES_NOTHING = frozenset(dir(nn.Module)) - {"forward"}
-"""The methods that every module has: none of them runs it."""
+def _share_a_line(one: ast.stmt, other: ast.stmt) -> bool:
+    return one.lineno <= (other.end_lineno or 0) and other.lineno <= (one.end_lineno or 0)
 
 
 def _set_to_none(cell: _Cell) -> bool:
@@ -311,11 +339,9 @@ def _with_keyword(cell: _Cell, call: ast.Call, word: str) -> str:
 
 def _chunked_loss(cell: _Cell) -> bool:
     name = cell.model()
-    facts, behind = cell.models.get(name, {}), cell.place(name)
-    if behind is None or not facts.get("head"):
+    facts = cell.models.get(name, {})
+    if not facts.get("head"):
         return False
-    head = _attribute(name, facts["head"])
-    passes = f"{head}.forward = lambda hidden: hidden  # the loss below makes the logits, a chunk at a time"
     named = [one for name in cell.facts.get("losses", ()) for one in cell.calls(name) if isinstance(one.func, ast.Name)]
     calls = cell.calls("cross_entropy") + named
     if len(calls) != 1 or calls[0].keywords or len(calls[0].args) != 2:
@@ -324,19 +350,28 @@ def _chunked_loss(cell: _Cell) -> bool:
     inner: ast.expr = logits
     while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _RESHAPES:
         inner = inner.func.value
-    if isinstance(inner, ast.Name):  # used for anything else, it would hold something else than it did
-        names = [one for one in ast.walk(cell.tree) if isinstance(one, ast.Name) and one.id == inner.id]
-        inside = {id(one) for one in ast.walk(logits)}
-        if any(isinstance(one.ctx, ast.Load) and id(one) not in inside for one in names):
+    made = _value_of(cell, inner, logits) if isinstance(inner, ast.Name) else inner
+    if not (isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id == name):
+        return False
+    head = _attribute(name, facts["head"])
+    arguments = ast.unparse(made)[len(name) + 1 : -1]
+    hidden = f"hidden_of({name}, {head}{', ' * bool(arguments)}{arguments})"
+    if made is not inner:  # the logits have a name
+        if not cell.replace(made, hidden):
             return False
-    elif not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id == name):
-        return False
-    hidden, wanted = ast.unparse(inner), ast.unparse(targets)
-    if not cell.replace(calls[0], f"chunked_cross_entropy({hidden}, {wanted}, {head})"):
-        return False
+        hidden = ast.unparse(inner)
     cell.insert(0, CHUNKED)
-    cell.insert(behind, passes)
-    return True
+    return cell.replace(calls[0], f"chunked_cross_entropy({hidden}, {ast.unparse(targets)}, {head})")
+
+
+def _value_of(cell: _Cell, name: ast.Name, where: ast.expr) -> ast.expr | None:
+    """The only value of a name that is used nowhere else: used for anything else, it would hold something else than it did."""
+    uses = [one for one in ast.walk(cell.tree) if isinstance(one, ast.Name) and one.id == name.id]
+    inside = set(map(id, ast.walk(where)))
+    assigned = [one for one in ast.walk(cell.tree) if isinstance(one, ast.Assign) and one.targets[0] in uses]
+    is_alone = all(isinstance(one.ctx, ast.Store) or id(one) in inside for one in uses)
+    stores = [one for one in uses if isinstance(one.ctx, ast.Store)]
+    return assigned[0].value if is_alone and len(stores) == len(assigned) == len(assigned[0].targets) == 1 else None
 
 
 _RESHAPES = {"view", "reshape", "flatten", "contiguous"}
@@ -354,15 +389,15 @@ EDITS: dict[str, Callable[[_Cell], bool]] = {
     "checkpoint_sequential": partial(_segments, four),
     "sqrt_segments": partial(_segments, square_root),
     "in_place": _in_place,
-    "autocast_bf16": partial(_around_forward, "in_bfloat16(MODEL.forward)", IN_BFLOAT16),
-    "offload": partial(_around_forward, "offloaded(MODEL.forward)", OFFLOADED),
+    "autocast_bf16": partial(_around_forward, "partial(in_bfloat16, MODEL.forward)", IN_BFLOAT16),
+    "offload": partial(_around_forward, "partial(offloaded, MODEL.forward)", OFFLOADED),
     "retain_graph": _retain_graph,
     "set_to_none": _set_to_none,
     "mmap_loading": _mmap_loading,
     "foreach_off": partial(_optimizer_setting, "foreach=False"),
     "fused": partial(_optimizer_setting, "fused=True"),
     "step_in_backward": _step_in_backward,
-    "half_inference": partial(_around_forward, "in_half(MODEL)", IN_HALF),
+    "half_inference": partial(_around_forward, "partial(in_half, MODEL.to(HALF).forward)", IN_HALF),
     "no_grad": partial(_without_graph, "torch.no_grad"),
     "inference_mode": partial(_without_graph, "torch.inference_mode"),
 }

@@ -6,8 +6,11 @@ to change.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
+import linecache
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -35,10 +38,15 @@ _Made = tuple[weakref.ref[nn.Module], weakref.ref[Tensor]]
 
 
 class Observer:
-    """Watches one run; `facts` are plain values: "reasons" (technique -> why it does not apply) and "models"."""
+    """Watches one run; `facts` are plain values.
+
+    "reasons" has why techniques do not apply, "models" what edits need of each, "used_in" the statements of the cell that run a
+    model or take a step.
+    """
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[nn.Module]] = []
+        self._uses: dict[tuple[int, str, int], weakref.ref[Any]] = {}
         self._applies: dict[str, list[str]] = {}
         self._depth = 0
         self._outermost: weakref.ref[nn.Module] | None = None
@@ -74,7 +82,7 @@ class Observer:
         hooks = [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, always_call=True),
-            register_optimizer_step_pre_hook(lambda optimizer, *_: self._steps.append(weakref.ref(optimizer))),
+            register_optimizer_step_pre_hook(self._steps_with),
         ]
         try:
             with (
@@ -87,10 +95,24 @@ class Observer:
             for hook in hooks:
                 hook.remove()
 
+    def _note_use(self, used: Any) -> None:
+        """Note which line of the cell leads here; what a thread of its own calls, as autograd does, comes after that."""
+        frame = sys._getframe(1)
+        while frame.f_code.co_name != "<module>":
+            if frame.f_back is None:
+                return
+            frame = frame.f_back
+        self._uses[id(used), frame.f_code.co_filename, frame.f_lineno] = weakref.ref(used)
+
+    def _steps_with(self, optimizer: Optimizer, *_: Any) -> None:
+        self._steps.append(weakref.ref(optimizer))
+        self._note_use(optimizer)
+
     def _before(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
         if self._depth > 1:
             return
+        self._note_use(module)
         self._outermost = weakref.ref(module)
         # A loss has nothing to change. A block that is recomputed in backward is part of a model that was called before.
         if _has_tensors(module) and not any(known is not None and module in known.modules() for known in self._known()):
@@ -138,13 +160,27 @@ class Observer:
                 reasons["densenet"] = "there is no BatchNorm and no concatenation"
         models = {name: one for name, one in names.items() if isinstance(one, nn.Module) and one in self._known()}
         stepped = {id(one()) for one in self._steps}
+        optimizers = {name: one for name, one in names.items() if id(one) in stepped}
         return {
             "reasons": reasons,
             "models": {name: self._of_model(one) for name, one in models.items()},
             "losses": [name for name, one in names.items() if isinstance(one, nn.CrossEntropyLoss) and _is_plain(one)],
-            "optimizers": {name: type(one).__name__ for name, one in names.items() if id(one) in stepped},
+            "optimizers": {name: type(one).__name__ for name, one in optimizers.items()},
+            "used_in": {name: self._used_in(one) for name, one in {**models, **optimizers}.items()},
             "steps_after_each_backward": len(self._steps) == self.backwards,
         }
+
+    def _used_in(self, used: Any) -> list[int]:
+        """The statements of the cell that run a model or a part of it, or take a step: how many follow each of them.
+
+        Counted from the end, as a line may be put before the cell; none where its text is unknown.
+        """
+        found, parts = set(), list(used.modules()) if isinstance(used, nn.Module) else [used]
+        for (_, file, line), kept in self._uses.items():
+            if any(kept() is one for one in parts):
+                body = ast.parse("".join(linecache.getlines(file))).body
+                found |= {sum(line < one.lineno for one in body)} if body else set()
+        return sorted(found)
 
     def _of_model(self, model: nn.Module) -> dict[str, Any]:
         """What edits need: its blocks, and the layer that makes the logits of every loss."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from memlab import simulated_gpu
 from memlab.analysis.advice import Findings, Tried, cheapest, least_saving, ranked, saved
 from memlab.api.advise.edits import FIRST
+from memlab.api.advise.observed import FOR_INFERENCE, NO_GRAPH
 from memlab.api.advise.subject import OfStep, Subject, Tell, TimeUp
 from memlab.api.compare import compare, step_seconds
 from memlab.api.prediction import Prediction
@@ -50,6 +51,8 @@ class Search:
     names: Sequence[str] = ()
     unneeded: list[str] = field(default_factory=list)
     """Techniques that were not tried, as the target was reached without them."""
+    waiting: list[str] = field(default_factory=list)
+    """Techniques that were not tried alone, as what they act on holds little of the peak until another one has moved it."""
     recommended: Tried | None = None
     _runs: dict[tuple[str, ...], Run] = field(default_factory=dict)
     _count: str = ""
@@ -58,11 +61,11 @@ class Search:
         """Set the run of the unchanged work."""
         self.before, self.before_bytes, self.shares = before, level(before, self.of), shares_of(before)
 
-    def go(self, names: Sequence[str]) -> None:
-        """Try each of these alone, then together; after an interrupt the results so far are kept."""
+    def go(self, names: Sequence[str], others: Sequence[str] = ()) -> None:
+        """Try each of these alone, then together, with `others` as in `each`; an interrupt keeps the results so far."""
         self.names = names
         try:
-            for _ in self.each(names):
+            for _ in self.each(names, others):
                 pass
         except (KeyboardInterrupt, TimeUp) as error:
             why = "it was interrupted" if isinstance(error, KeyboardInterrupt) else "its time limit was reached"
@@ -72,26 +75,30 @@ class Search:
                 self.stopped = f"{why} after {len(self.tried)} of {number_of(len(names), 'technique')}"
         self.recommended = self._choose()
 
-    def each(self, names: Sequence[str]) -> Iterator[Tried]:
+    def each(self, names: Sequence[str], others: Sequence[str] = ()) -> Iterator[Tried]:
         """Try each of these alone, then together; yield the result of each run as it ends. Raises TimeUp at the deadline.
+
+        Those of `others` act on what holds little of the peak: they are tried with others once those have moved the peak.
 
         With a target, those come first that can be written into the cell, and of them those that most often reach it: what
         comes after is not tried if they do.
         """
-        written = [name for name in names if self.target_bytes is not None and _is_written(self.subject, name)]
+        every = [*names, *(name for name in others if name not in names)]
+        written = [name for name in every if self.target_bytes is not None and _is_written(self.subject, name)]
         parts = [[name for name in written if (name in FIRST) == often] for often in (True, False)]
-        parts.append([name for name in names if name not in written])
+        parts.append([name for name in every if name not in written])
         for number, some in enumerate(parts):
             if not some:
                 continue
-            for name in some:
+            self.waiting += [name for name in some if name not in names]
+            for name in [name for name in some if name in names]:
                 self._count = f"{len(self.tried) + 1} of {len(names)}: "
                 self.tried.append(self.attempt((name,)))
                 yield self.tried[-1]
             yield from self._combine()
             later = [name for part in parts[number + 1 :] for name in part]
             if later and any(map(self.is_enough, (*self.tried, *self.combined))):
-                self.unneeded = later
+                self.unneeded = [name for name in later if name in names]
                 return
 
     def is_enough(self, one: Tried) -> bool:
@@ -151,39 +158,65 @@ class Search:
         # Those that save nothing alone may do so once the peak has moved: free ones first.
         rest = [one for one in self.tried if not one.failed and not one.is_wrong and one.names[0] not in alone]
         later = [one.names[0] for one in sorted(rest, key=lambda one: (one.changes, one.costs))][:MAX_LATER]
+        later += sorted(
+            self.waiting, key=lambda name: (techniques[name].equality.kind == "changes", techniques[name].slower)
+        )
         best = yield from self._chain([*alone, *later])
         largest = min((one for one in self.tried if one.names[0] in alone), key=lambda one: max(one.peak_bytes))
         if not self._reached(best) and best is not None and largest.names[0] not in best.names:
             others = [one for one in alone if one not in largest.names]
-            yield from self._chain([*largest.names, *others, *later])
+            best = yield from self._chain([*largest.names, *others, *later])
+        if self._reached(best) and best is not None:
+            yield from self._fewer(best)
 
     def _chain(self, wanted: Sequence[str]) -> Generator[Tried, None, Tried | None]:
-        """Add techniques one by one, keeping those that help."""
+        """Add techniques one by one, keeping those that help; those that can only help once the peak has moved, then."""
         best: Tried | None = None
         own = getattr(self.subject, "techniques", ())
-        for name in wanted:
-            if self._reached(best) or len(self.combined) >= MAX_COMBINED:
-                break
-            names = (*(best.names if best is not None else ()), name)
-            if techniques.conflict([*own, *names]) or not self._can_help(name, best):
-                continue
-            known = (one for one in (*self.tried, *self.combined) if set(one.names) == set(names))
-            found = next(known, None)
-            if found is None:
-                self._count = "together: "
-                found = self.attempt(names)
-                self.combined.append(found)
-                yield found
-            if found.failed or found.is_wrong:
-                continue
-            now = best.peak_bytes if best is not None else self.before_bytes
-            if min(saved(now, found.peak_bytes)) > least_saving(self.before_bytes):
-                best = found
+        while wanted:
+            began_with, waiting = best, list[str]()
+            for name in wanted:
+                if self._reached(best) or len(self.combined) >= MAX_COMBINED:
+                    return best
+                names = (*(best.names if best is not None else ()), name)
+                if techniques.conflict([*own, *names]):
+                    continue
+                if self._known(names) is None and not self._can_help(name, best):
+                    waiting.append(name)
+                    continue
+                found = yield from self._together(names)
+                if found.failed or found.is_wrong:
+                    continue
+                now = best.peak_bytes if best is not None else self.before_bytes
+                if min(saved(now, found.peak_bytes)) > least_saving(self.before_bytes):
+                    best = found
+            wanted = waiting if best is not began_with else ()
         return best
+
+    def _fewer(self, best: Tried) -> Iterator[Tried]:
+        """Leave out what the target is reached without, first what costs most: what came later can make it needless."""
+        for name in sorted(best.names, key=lambda name: techniques[name].slower, reverse=True):
+            names = tuple(one for one in best.names if one != name)
+            if len(names) < 2 or len(self.combined) >= MAX_COMBINED:  # of two, each alone is not enough
+                return
+            found = yield from self._together(names)
+            best = found if self.is_enough(found) else best
+
+    def _together(self, names: tuple[str, ...]) -> Generator[Tried, None, Tried]:
+        """The result of these, which are run unless they were."""
+        if (found := self._known(names)) is None:
+            self._count = "together: "
+            found = self.attempt(names)
+            self.combined.append(found)
+            yield found
+        return found
+
+    def _known(self, names: tuple[str, ...]) -> Tried | None:
+        return next((one for one in (*self.tried, *self.combined) if set(one.names) == set(names)), None)
 
     def _can_help(self, name: str, best: Tried | None) -> bool:
         """Whether the categories it acts on hold a part of the current peak."""
-        run = self._runs.get(best.names) if best is not None else None
+        run = self._runs.get(best.names) if best is not None else self.before
         if run is None or not (shares := shares_of(run)):
             return True
         return acts_on_peak(techniques[name], shares) or (self.of == "device" and RESERVED in techniques[name].attacks)
@@ -206,7 +239,8 @@ class Search:
 
     def findings(self, left_out: Sequence[tuple[str, str]], notes: Sequence[str], duration_s: float) -> Findings:
         """Everything as plain values."""
-        on, left_out = self.subject.on, list(left_out)
+        on, together = self.subject.on, {name for one in self.combined for name in one.names}
+        left_out = [(name, why) for name, why in left_out if name not in together]
         left_out += [(name, "not needed: the target is reached without it") for name in self.unneeded]
         done = {*self.unneeded, *(one.names[0] for one in self.tried)}
         left_out += [(name, self.stopped) for name in self.names if self.stopped and name not in done]
@@ -256,7 +290,10 @@ def candidates(
 def acts_on_peak(one: Technique, shares: Mapping[str, int]) -> bool:
     """Whether the categories that a technique acts on hold a part of the peak."""
     total = sum(shares.values())
-    return sum(shares.get(name, 0) for name in one.attacks) >= LEAST_HELD * max(total, 1)
+    acted_on = sum(shares.get(name, 0) for name in one.attacks)
+    if one.name in FOR_INFERENCE - NO_GRAPH and "activation" in one.attacks and not shares.get("activation"):
+        acted_on += shares.get("other", 0)  # what a forward without a graph makes and passes on
+    return acted_on >= LEAST_HELD * max(total, 1)
 
 
 # --- figures of a run ---

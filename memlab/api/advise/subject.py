@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +20,11 @@ from typing import Any, NoReturn
 import torch
 
 from memlab import workloads
+from memlab.analysis.oom.actions import root_of
 from memlab.analysis.summary import has_raised
 from memlab.api.advise.edits import EDITS, diff, edited
 from memlab.api.advise.observed import OBSERVED, Observer
+from memlab.api.cell_names import names_read
 from memlab.api.predict import configured, first_rank
 from memlab.api.prediction import Prediction, failure, prediction_from
 from memlab.api.run import Run
@@ -33,6 +36,7 @@ from memlab.prediction.cards import Card, find
 from memlab.prediction.child import Channel, Child, ChildOutcome, current
 from memlab.prediction.torch_versions import other_version
 from memlab.references import release
+from memlab.references.live_storages import live_storages
 from memlab.saving_techniques import Technique, techniques
 from memlab.torch_internals.traceback import running_shell
 from memlab.trace.file import dumps, loads
@@ -289,6 +293,16 @@ def card_of(run: Run) -> Card | None:
             return Card(name, total, (8, 6))
         facts = torch.cuda.get_device_properties(device.index)
         return Card(name, total, (facts.major, facts.minor), multiprocessors=facts.multi_processor_count)
+
+
+def names_unused(text: str) -> list[str]:
+    """The notebook's variables that hold memory of a GPU and that a cell does not name, nor a function of its own."""
+    shell: Any = running_shell()
+    if shell is None:
+        return []
+    used = {*re.findall(r"\w+", text), *names_read(text, shell.user_ns)}
+    roots = dict.fromkeys(root_of(one.path) for one in live_storages().storages if one.device.startswith("cuda"))
+    return [name for name in roots if name in shell.user_ns and name not in used]
 
 
 def gpus_of(run: Run) -> int:
