@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from memlab.analysis.breakdown import BY, breakdown
-from memlab.analysis.curves import BINS, LAYERS, moments
+from memlab.analysis.curves import BINS, LAYERS, in_order, moments
 from memlab.analysis.lines import WITH_LINES, sources_of
 from memlab.analysis.timeline import timeline
 from memlab.by_name import ByName
@@ -29,7 +29,7 @@ from memlab.units import UNBOUNDED, ByteRange, format_bytes, plain, signed
 UNTOLD = "not attributed"
 """The part of a peak that no event explains: events were lost, or a predicted GPU is too small for the run."""
 _FAR_APART = 4
-"""If one run takes this many times as long, the shorter one is hard to read on an axis of seconds."""
+"""If one run takes this many times as long, the shorter one is hard to read on a common axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,10 @@ def matched(a: Sources, b: Sources) -> Matched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """One run as drawn: its timeline, and the stacked bar of its peak, bottom first."""
+    """One run as drawn: its timeline, and the stacked bar of its peak, bottom first.
+
+    `full_bytes` is the capacity of a device that ran out of memory, else 0.
+    """
 
     name: str
     time_s: Array
@@ -214,6 +217,12 @@ class Drawn:
     duration_s: float
     peak: ByteRange
     shares: tuple[tuple[str, int], ...]
+    full_bytes: int = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ran out of memory and the curve ends there: its peak is what a prediction needs beyond that."""
+        return self.full_bytes > 0 and self.peak.low > int(self.bytes.max(initial=0))
 
     @property
     def top_bytes(self) -> int:
@@ -226,7 +235,7 @@ class Drawn:
 class Picture:
     """Two runs on one axis, each from 0. `by_share` is the initial axis: seconds, or the share of each run.
 
-    `remark` is that of the traces; with one there is no axis of seconds.
+    Without `has_times` a second of either is one event. `remark` is that of the traces.
     """
 
     a: Drawn
@@ -234,6 +243,7 @@ class Picture:
     by_share: bool
     why: str
     remark: str = ""
+    has_times: bool = True
 
     @property
     def sides(self) -> tuple[Drawn, Drawn]:
@@ -252,21 +262,25 @@ class Picture:
 
 
 def picture(a: Side, b: Side, has_time: bool = True) -> Picture:
-    """The figure of two runs; without `has_time` the seconds of one of them were not measured on a real device."""
+    """The figure of two runs; without `has_time`, where not both durations were measured, over their events in order."""
     by = "category" if "category" in known_by(a, b) else ""
-    shorter, longer = sorted((a.duration_s, b.duration_s))
-    times = longer / max(shorter, 1e-9)
-    why = f"one took {times:,.0f} times as long" if times > _FAR_APART else ""
-    why = why if has_time else "the durations were not both measured"
-    return Picture(_drawn(a, by), _drawn(b, by), bool(why), why, a.trace.remark or b.trace.remark)
+    first, second = (_drawn(side, by, has_time) for side in (a, b))
+    shorter, longer = sorted((first.duration_s, second.duration_s))
+    times = longer / shorter if shorter else 1.0
+    much = f"took {times:,.0f} times as long" if has_time else f"has {times:,.0f} times as many events"
+    why = f"one {much}" if times > _FAR_APART else ""
+    return Picture(first, second, bool(why), why, a.trace.remark or b.trace.remark, has_time)
 
 
-def _drawn(side: Side, by: str) -> Drawn:
+def _drawn(side: Side, by: str, has_time: bool) -> Drawn:
     """Draw every step: there are few, and the peak is among them."""
-    line = timeline(side.trace, side.device.index)
+    trace = side.trace if has_time else in_order(side.trace)
+    line = timeline(trace, side.device.index)
     time_ns, shown = moments(line, BINS)
     time_s = time_ns / 1e9
     shares = side.shares(by) if by else {"allocated": side.peak.low}
     order = [*LAYERS, *sorted(set(shares) - set(LAYERS))]
     stacked = tuple((name, shares[name]) for name in order if shares.get(name, 0) > 0)
-    return Drawn(side.name, time_s, line.bytes[shown], max(side.duration_s, float(time_s[-1])), side.peak, stacked)
+    duration_s = max(trace.made_by.duration_ns / 1e9, float(time_s[-1]))
+    full_bytes = side.device.capacity_bytes if side.device.num_ooms > 0 else 0
+    return Drawn(side.name, time_s, line.bytes[shown], duration_s, side.peak, stacked, max(full_bytes, 0))

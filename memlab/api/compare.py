@@ -40,6 +40,8 @@ class Seconds:
     a_s: float
     b_s: float
     of: str
+    ratios: tuple[float, float] | None = None
+    """The least and the greatest ratio of a timed step of `b` to one of `a`; None if single runs were timed."""
 
     def __iter__(self) -> Iterator[float]:
         return iter((self.a_s, self.b_s))
@@ -51,6 +53,12 @@ class Seconds:
     def ratio(self) -> float:
         """The duration of `b` divided by that of `a`."""
         return self.b_s / self.a_s
+
+    @property
+    def words(self) -> str:
+        """The ratio as text, with its range: a machine that others use as well can make a step that does more look faster."""
+        spread = f" ({view.between(*self.ratios)})" if self.ratios else ""
+        return f"{view.times(self.ratio)} as long{spread}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ class Comparison(ShownWithFigure):
         said = [peaks]
         if self.seconds:
             what = "a step takes" if self.seconds.of == "step" else "the run took"
-            said.append(f"{what} {view.times(self.seconds.ratio)} as long")
+            said.append(f"{what} {self.seconds.words}")
         said.append(f"results {one_line(self.results.short, 160)}")
         return f"{changed(self.a, self.b) or one_line(self.side_b.name, 80)}: {', '.join(said)}"
 
@@ -127,7 +135,7 @@ class Comparison(ShownWithFigure):
         if self.seconds:
             what = "a step" if self.seconds.of == "step" else "the run"
             first, second = map(format_seconds, self.seconds)
-            yield view.level_row(what, first, second, f"{view.times(self.seconds.ratio)} as long")
+            yield view.level_row(what, first, second, self.seconds.words)
 
     def figure_bundle(self) -> dict[str, Any]:
         """MIME type -> the figure as plotly, SVG or text."""
@@ -240,7 +248,8 @@ def _seconds(a: Run, b: Run) -> Seconds | None:
     if not (_has_time(a) and _has_time(b)):
         return None
     if (steps_a := step_seconds(a)) and (steps_b := step_seconds(b)):
-        return Seconds(statistics.median(steps_a), statistics.median(steps_b), "step")
+        ratios = min(steps_b) / max(steps_a), max(steps_b) / min(steps_a)
+        return Seconds(statistics.median(steps_a), statistics.median(steps_b), "step", ratios)
     first, second = a.trace.made_by, b.trace.made_by
     if first.current_engine != second.current_engine or min(first.duration_ns, second.duration_ns) <= 0:
         return None

@@ -1,8 +1,8 @@
 """A comparison of two runs: a page whose first line says what the second costs or saves, and a figure of both.
 
 The figure has both timelines on one axis, each from 0, and next to them, on the same scale, who held each peak. If seconds
-would hide the shorter run, or were not measured, the axis is the share of each run, and says so; buttons switch. For runs on a
-simulated GPU there are no seconds.
+would hide the shorter run, the axis is the share of each run, and says so; buttons switch. Where not both have seconds that
+mean anything (predicted, or on a simulated GPU), events in their order take their place.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from memlab.analysis.comparison import Difference, Differences, Picture, Side
 from memlab.analysis.curves import Curve
 from memlab.analysis.modules import ranged
 from memlab.analysis.results import ResultCheck
-from memlab.units import UNBOUNDED, ByteRange, one_line, signed
+from memlab.units import UNBOUNDED, ByteRange, format_bytes, one_line, signed
 from memlab.views import theme
 from memlab.views.curves import sparkline
 from memlab.views.page import Beside, Markup, Page, PageLines
-from memlab.views.scene import Axis, Bars, Item, Label, Line, Panel, Scene
+from memlab.views.scene import EVENTS, Axis, Bars, Item, Label, Line, Panel, Rule, Scene
 from memlab.views.table import Cell, Column, Table
 
 SIDES = (theme.SERIES["reserved"], theme.SERIES["allocated"])
 """The colours of both runs."""
-_ABOVE = 1.12  # space above the higher peak, for its label
+_ABOVE = 1.15  # space above the higher peak, for its label
 _SHOWN = 7  # rows of a table, before the rest is summarized
 _FEW = 3  # layers that are alike, before they become one row
 _NAME, _CODE = 44, 48
@@ -62,9 +62,23 @@ def times(ratio: float) -> str:
     >>> times(1.306), times(0.5), times(0.0033), times(12.3), times(1234.5)
     ('1.31 times', '0.50 times', '0.0033 times', '12.3 times', '1,234 times')
     """
+    return f"{_number(ratio)} times"
+
+
+def between(low: float, high: float) -> str:
+    """A range of ratios as text.
+
+    >>> between(1.262, 1.4), between(0.5, 0.501)
+    ('1.26 to 1.40', '0.50')
+    """
+    first, last = _number(low), _number(high)
+    return first if first == last else f"{first} to {last}"
+
+
+def _number(ratio: float) -> str:
     if ratio < 0.095:
-        return f"{ratio:.2g} times"
-    return f"{ratio:.2f} times" if ratio < 9.995 else f"{ratio:.1f} times" if ratio < 99.95 else f"{ratio:,.0f} times"
+        return f"{ratio:.2g}"
+    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:,.0f}"
 
 
 def level_row(of: str, a: ByteRange | str, b: ByteRange | str, words: str = "") -> tuple[Cell, ...]:
@@ -143,7 +157,8 @@ def _layers(rows: Sequence[tuple[str, Difference]]) -> list[tuple[list[str], Dif
 
 def comparison_scene(picture: Picture, words: str, heading: str = "") -> Scene:
     """The figure of both runs; `words` is its text alternative."""
-    height = Axis.of_bytes(picture.top_bytes * _ABOVE)
+    limits = _limits(picture)
+    height = Axis.of_bytes(max([picture.top_bytes, *limits]) * _ABOVE)
     lines, shares, held = [], [], []
     labels: list[Item] = []
     for at, drawn in enumerate(picture.sides):
@@ -156,14 +171,18 @@ def comparison_scene(picture: Picture, words: str, heading: str = "") -> Scene:
         held.append(dict(drawn.shares))
         # The label above a bar, and the range of the peak.
         low, high = drawn.peak
-        text = str(drawn.peak).replace(" to ", "\nto ")
+        words, unit = str(drawn.peak).rsplit(" ", 1)
+        text = words.replace(" to ", "\nto ") + f"\n{unit}"  # no wider than a bar in a narrow window
         if low < high < UNBOUNDED:
             x, y = np.array([at - 0.07, at + 0.07, at, at, at - 0.07, at + 0.07]), np.repeat([low, high], 3)
             labels.append(Line("between these", x, y, theme.TEXT, 2, shape="joined", named=False))
         labels.append(Label(at, drawn.top_bytes if high < UNBOUNDED else low, text, SIDES[at]))
-    seconds = Axis.of_seconds(picture.duration_s, 4, "seconds since the start of each")
-    views = {"share": tuple(shares)} if picture.remark else {"seconds": (seconds, seconds), "share": tuple(shares)}
-    left = Panel(height, views, tuple(lines), "share" if picture.by_share else "seconds", 0.0, 0.7)
+    unit = "seconds" if picture.has_times else EVENTS
+    common = Axis.of_seconds(picture.duration_s, 4, "seconds since the start of each")
+    common = common if picture.has_times else Axis.of_events(round(picture.duration_s))
+    views = {unit: (common, common), "share": tuple(shares)}
+    rules = (Rule(limit, theme.CAPACITY, text, at_left=True) for limit, text in limits.items())
+    left = Panel(height, views, (*lines, *rules), "share" if picture.by_share else unit, 0.0, 0.7)
     names = dict.fromkeys(name for name in [*theme.CATEGORIES, *held[0], *held[1]] if any(name in one for one in held))
     bars = Bars({name: [one.get(name, 0) for one in held] for name in names}, (1.0, 1.0))
     right = Panel(height, {"": (Axis(-0.5, 1.5, ((0, "a"), (1, "b"))),)}, (bars, *labels), begin=0.75)
@@ -172,9 +191,19 @@ def comparison_scene(picture: Picture, words: str, heading: str = "") -> Scene:
     return Scene(title, described(picture, words), (left, right), heading, height=290, top=30, bottom=44)
 
 
+def _limits(picture: Picture) -> dict[int, str]:
+    """Capacity of a device that ran out of memory -> which runs did so there."""
+    limits = dict[int, str]()
+    for side, one in zip("ab", picture.sides, strict=True):
+        if limit := one.full_bytes:
+            others = f"{limits[limit]}, " if limit in limits else f"capacity {format_bytes(limit)}: "
+            limits[limit] = f"{others}{side} {'ends' if one.is_cut else 'ran'} out of memory"
+    return limits
+
+
 def described(picture: Picture, words: str) -> str:
     """The text alternative of the figure."""
-    lines = [one_line(words, 500), *filter(None, (picture.remark,))]
+    lines = [one_line(words, 500), *_limits(picture).values(), *filter(None, (picture.remark,))]
     for side, drawn in zip("ab", picture.sides, strict=True):
         curve = sparkline(Curve("allocated", drawn.time_s, drawn.bytes, True), drawn.duration_s, 50)
         lines.append(f"{side} {curve} {one_line(drawn.name, 80)}")

@@ -195,8 +195,17 @@ def test_where_one_takes_far_longer_the_axis_is_the_share_of_each():
     assert (found.by_share, found.why, found.duration_s) == (False, "", 3.0)
     far = picture(timed(10**9), timed(9 * 10**9))
     assert (far.by_share, far.why) == (True, "one took 9 times as long")
-    unmeasured = picture(timed(10**9), timed(9 * 10**9), has_time=False)
-    assert (unmeasured.by_share, unmeasured.why) == (True, "the durations were not both measured")
+
+
+def test_where_seconds_mean_nothing_both_runs_are_drawn_over_their_events():
+    found = picture(timed(10**9), timed(9 * 10**9), has_time=False)
+    assert (found.by_share, found.why, found.duration_s) == (False, "", 2.0)
+    assert [one.time_s.tolist() for one in found.sides] == [[0, 1, 2, 2]] * 2
+    script = Script(HOST)
+    for at in range(10):
+        script.alloc(100, at=at)
+    far = picture(timed(10**9), side(script.trace(duration=10)), has_time=False)
+    assert (far.by_share, far.why) == (True, "one has 5 times as many events")
 
 
 def test_the_drawn_stair_has_the_peak_and_the_bars_sum_to_it():

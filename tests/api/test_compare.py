@@ -66,15 +66,23 @@ def no_registry(monkeypatch):
 @pytest.mark.parametrize(
     ("turned", "peak", "times"),
     [
-        (False, "with checkpoint: peak 412.0 MiB instead of 803.0 MiB (−391.0 MiB, −49 %)", "1.31"),
-        (True, "without checkpoint: peak 803.0 MiB instead of 412.0 MiB (+391.0 MiB, +95 %)", "0.76"),
+        (
+            False,
+            "with checkpoint: peak 412.0 MiB instead of 803.0 MiB (−391.0 MiB, −49 %)",
+            "1.31 times as long (1.09 to 1.56)",
+        ),
+        (
+            True,
+            "without checkpoint: peak 803.0 MiB instead of 412.0 MiB (+391.0 MiB, +95 %)",
+            "0.76 times as long (0.64 to 0.92)",
+        ),
     ],
 )
 def test_the_sentence_says_bytes_seconds_and_whether_results_agree(turned, peak, times):
     a = trial("before", 803 * MiB, [], [1.0, 1.1, 0.9])
     b = trial("after", 412 * MiB, ["checkpoint"], [1.31, 1.2, 1.4])
     found = compare(*((b, a) if turned else (a, b)))
-    assert found.sentence == f"{peak}, a step takes {times} times as long, results equal bit for bit"
+    assert found.sentence == f"{peak}, a step takes {times}, results equal bit for bit"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +140,7 @@ def test_a_prediction_is_an_interval_and_nothing_of_it_was_checked():
     assert found.seconds is None
     assert found.results.verdict == "not checked"
     assert "'predicted' is predicted for Pretty Card 9: no seconds, no values" in found.text
-    assert found.picture.by_share
+    assert not found.picture.has_times
 
 
 def test_a_prediction_for_a_card_that_is_too_small_has_what_it_needs():
@@ -172,6 +180,8 @@ def test_seconds_are_the_median_of_timed_steps():
     found = compare(trial("a", 9, [], [1.0, 9.0, 1.2]), trial("b", 9, [], [2.4, 2.0, 3.0]))
     assert (*found.seconds,) == (1.2, 2.4)
     assert (found.seconds.of, found.seconds.ratio, found.seconds[1]) == ("step", 2.0, 2.4)
+    assert found.seconds.ratios == (2.0 / 9.0, 3.0)
+    assert "2.00 times as long (0.22 to 3.00)" in found.sentence and "2.00 times as long (0.22 to 3.00)" in found.text
 
 
 def test_without_timed_steps_the_runs_of_one_engine_are_compared():

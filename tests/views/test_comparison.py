@@ -14,7 +14,7 @@ from memlab.api.compare import compare
 from memlab.api.run import Run
 from memlab.trace import Bounded, Category, Device
 from memlab.trace.trace import Trace
-from memlab.units import MiB
+from memlab.units import MiB, format_bytes
 from memlab.views import theme
 from memlab.views.comparison import SIDES, described, times
 from memlab.views.shown import PLOTLY, SVG
@@ -73,14 +73,14 @@ def test_both_runs_are_stairs_on_one_axis_of_seconds_and_bars_on_the_same_scale(
     assert all("yaxis" not in trace for trace in figure["data"])
     assert all(bar["marker"]["color"] == theme.CATEGORIES[bar["name"]] for bar in bars)
     notes = {note["text"] for note in layout["annotations"]}
-    assert notes == {"seconds since the start of each", "8.00 MiB", "4.00 MiB"}
+    assert notes == {"seconds since the start of each", "8.00<br>MiB", "4.00<br>MiB"}
 
 
 def test_the_switch_changes_both_axes_and_the_words_below():
     figure = figure_of(run("one", 8), run("two", 4, seconds=2.0))
     (menu,) = figure["layout"]["updatemenus"]
     seconds, share = (button["args"][0] for button in menu["buttons"])
-    assert menu["active"] == 0
+    assert menu["active"] == 0 and not menu["showactive"]  # plotly would paint it white
     assert set(seconds) == set(share)
     assert (share["xaxis.range"], share["xaxis3.range"]) == ([0, 1.0], [0, 2.0])
     assert share["annotations[0].text"] == "share of each run"
@@ -111,9 +111,11 @@ def test_an_interval_is_drawn_from_end_to_end():
     ends = figure["data"][-1]
     values = np.frombuffer(base64.b64decode(ends["y"]["bdata"]), ends["y"]["dtype"])
     assert (ends["line"]["dash"], values.tolist()) == ("solid", [4] * 3 + [6] * 3)
-    assert any(note["text"] == "4.00<br>to 6.00 MiB" for note in figure["layout"]["annotations"])
-    assert "to 6.00 MiB" in found.figure_bundle()[SVG]
-    assert figure["layout"]["annotations"][0]["text"] == "share of each run (the durations were not both measured)"
+    assert any(note["text"] == "4.00<br>to 6.00<br>MiB" for note in figure["layout"]["annotations"])
+    assert ">to 6.00<" in found.figure_bundle()[SVG]
+    assert figure["layout"]["annotations"][0]["text"] == "allocations and frees, in order"
+    assert figure["layout"]["xaxis"]["range"] == figure["layout"]["xaxis3"]["range"]
+    assert [button["label"] for button in figure["layout"]["updatemenus"][0]["buttons"]] == ["events", "share"]
 
 
 def test_a_peak_without_an_upper_end_has_no_interval_and_a_saving_that_may_be_none_is_no_zero():
@@ -125,6 +127,26 @@ def test_a_peak_without_an_upper_end_has_no_interval_and_a_saving_that_may_be_no
     predicted.note("prediction", {"peaks": {of: [4 * MiB, 8 * MiB] for of in ("allocated", "reserved", "device used")}})
     found = compare(run("m", 8 * MiB - 10), predicted)
     assert "(0 B, +0 % to −4.00 MiB, −50 %)" in found.sentence and "to −4.00 MiB, −50 %\n" in found.text
+
+
+def test_a_capacity_that_was_not_enough_is_drawn_and_says_which_run_ends_there():
+    full = dataclasses.replace(GPU, capacity_bytes=24 * MiB, num_ooms=1)
+    larger = dataclasses.replace(full, capacity_bytes=96 * MiB)
+    predicted = run("needs more", 16 * MiB, device=full)
+    peaks = {"allocated": [32 * MiB] * 2, "reserved": [32 * MiB] * 2, "device used": [32 * MiB] * 2}
+    predicted.note("prediction", {"peaks": peaks})
+    for other, said in (
+        (run("fits", 8 * MiB, device=dataclasses.replace(full, num_ooms=0)), {24 * MiB: "a ends out of memory"}),
+        (run("both", 20 * MiB, device=full), {24 * MiB: "a ends out of memory, b ran out of memory"}),
+        (run("freed", 8 * MiB, device=larger), {24 * MiB: "a ends out of memory", 96 * MiB: "b ran out of memory"}),
+    ):
+        found = compare(predicted, other)
+        layout = json.loads(found.figure.to_json())["layout"]
+        texts = [f"capacity {format_bytes(limit)}: {text}" for limit, text in said.items()]
+        assert [one["text"] for one in layout["annotations"] if one["text"].startswith("capacity")] == texts
+        assert layout["yaxis"]["range"][1] > max(said) / MiB
+        assert all(text in found.figure_bundle()["text/plain"] for text in texts)
+    assert "capacity" not in str(figure_of(run("one", MiB, device=GPU), run("two", MiB, device=GPU))["layout"])
 
 
 @pytest.mark.parametrize("name", HOSTILE)
