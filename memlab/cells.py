@@ -18,7 +18,17 @@ PREDICT = "_memlab_predict"
 """The attribute of the shell that a cell to be predicted is passed to."""
 
 _CALL = re.compile(rf"""(; )?get_ipython\(\)\.{ARM}\((['"])(.*)\2\)""")
+_HELP = re.compile(r"(-\S+ +)*(--help|-h)")
 _PREDICTED = re.compile(r"(?<!\S)--predict(?![\w-])")
+
+
+def asks_for_help(options: str) -> bool:
+    """Whether the words after a magic are a question for its options.
+
+    >>> asks_for_help(" --help "), asks_for_help("--lines -h"), asks_for_help("x - h"), asks_for_help("x --helpful")
+    (True, True, False, False)
+    """
+    return bool(_HELP.fullmatch(options.strip()))
 
 
 def is_tracked(lines: list[str]) -> bool:
@@ -51,9 +61,11 @@ def armed(lines: list[str], transform_rest: Callable[[str], str]) -> list[str]:
 
     A body that begins with another cell magic is rewritten by IPython first. `from __future__` imports must stay the
     first statements of a cell, so the call then follows the last of them, on the same line. A cell to be predicted runs
-    in another process, which gets it as text.
+    in another process, which gets it as text; one whose magic asks for help does not run.
     """
     options = lines[0].removeprefix(MAGIC).strip()
+    if asks_for_help(options):
+        return [f"get_ipython().run_line_magic({MAGIC.lstrip('%')!r}, '--help')\n"]
     if _PREDICTED.search(options):
         return [f"get_ipython().{PREDICT}({options!r}, {''.join(lines[1:])!r})\n"]
     call = f"get_ipython().{ARM}({options!r})"

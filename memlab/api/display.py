@@ -103,7 +103,10 @@ class Display:
         try:
             from IPython.display import display
 
-            waiting = {"text/plain": f"memlab is measuring {self._run.name!r}; the report replaces this line."}
+            # A page that was reloaded shows neither the live view nor what replaces it, and keeps this line.
+            name, again = self._run.name, "if the page was reloaded, it is"
+            words = f"memlab is measuring {name!r}; the report replaces this line ({again} memlab.runs[{name!r}])."
+            waiting = {"text/plain": words}
             if self._live:
                 with contextlib.suppress(Exception):  # widgets may be refused where a report is not (Colab's manager)
                     from memlab.views.live import LiveView  # imported late: no widgets without a notebook

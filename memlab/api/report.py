@@ -74,6 +74,8 @@ class RunReport(ShownWithFigure):
         """MIME type -> the figure as plotly, SVG or text."""
         if not self.summary.devices:
             return {"text/plain": "Nothing to draw: no device was used."}
+        if self.run.verdict and not any(one.levels[0].peak.high_bytes for one in self.summary.devices):
+            return {"text/plain": f"{self.title}: nothing to draw, as nothing was allocated."}
         return super().figure_bundle()
 
     def to_pandas(self) -> Any:

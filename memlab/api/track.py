@@ -14,9 +14,9 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, overload
 
 import torch
@@ -36,7 +36,7 @@ from memlab.probes.history import RING_ENTRIES
 from memlab.probes.host import oom_kills
 from memlab.probes.job_rank import job_rank
 from memlab.probes.marks import marker
-from memlab.probes.measurement import OPERATOR_FRAMES, Measurement, Target
+from memlab.probes.measurement import MEASURING_FRAMES, Measurement, Target
 from memlab.probes.sampler import Sample
 from memlab.torch_internals import cell_code, is_kernel
 from memlab.torch_internals.traceback import leave_out, running_shell
@@ -232,11 +232,7 @@ class Track:
             return None
         self.run.is_running = False
         if error is not None:
-            from memlab.references.release import all_errors
-
-            # For those who keep it, too: what our frame held of an operator goes with it.
-            for one in all_errors([error]):
-                leave_out(one, OPERATOR_FRAMES)
+            without_our_frames(error)  # for those who keep it, too: what our frame held of an operator goes with it
         open_tracks[self._thread] -= 1  # that of the start: a generator may be closed by another thread
         with _interrupts_wait():
             try:
@@ -254,6 +250,10 @@ class Track:
                     self._saver.close()
                 if self._display is not None:
                     self._display.finish()
+        return self.over_budget()
+
+    def over_budget(self) -> BudgetExceeded | None:
+        """The error of a finished run whose peak is above the budget; None if it is not, or if there is none."""
         limit = self.options.budget_bytes
         for device in self.run.devices if limit is not None else ():
             peak_bytes = device.levels[0].peak.low_bytes
@@ -321,6 +321,14 @@ def track_of_rank(name: str, path: Path, device: str | None, rate_hz: float, sha
     track = Track(Options(name, device=device, rate_hz=rate_hz, shapes=shapes, save=path, show=False))
     track.is_kept = False
     return track
+
+
+def without_our_frames(error: BaseException, codes: Collection[CodeType] = frozenset()) -> None:
+    """Take the frames of what measures, and of this code, out of the traceback of an error and of those that led to it."""
+    from memlab.references.release import all_errors
+
+    for one in all_errors([error]):
+        leave_out(one, MEASURING_FRAMES | set(codes))
 
 
 open_tracks: Counter[int] = Counter()

@@ -38,7 +38,7 @@ _OF_MODELS = ("parameter", "buffer", "gradient", "optimizer")
 """Categories that exist without a graph."""
 _COLUMNS = (
     Column("size", "bytes"), Column("tensors", "count"), Column("shape"), Column("dtype"), Column("category"),
-    Column("device"), Column("path", limit=PATH),
+    Column("device"), Column("path", limit=PATH, wraps=True, is_early=True),
 )  # fmt: skip
 
 

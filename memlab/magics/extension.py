@@ -21,14 +21,17 @@ from memlab import cells
 from memlab.api.ledger import depth_of, error_of, the_ledger
 from memlab.api.oom import note_oom, oom_error
 from memlab.api.run import Run
-from memlab.api.track import Track
+from memlab.api.track import Track, without_our_frames
 from memlab.errors import BudgetExceeded
 from memlab.magics.line_magics import LineMagics, close_labs, usage_errors
 from memlab.magics.track import TrackMagics, asked_of, options_of, parse
-from memlab.torch_internals.shell import HeldTracebacks
+from memlab.torch_internals.shell import ShownTracebacks
 
 MAGICS: tuple[type[Magics], ...] = (TrackMagics, LineMagics)
 """The magics classes that the extension installs."""
+
+
+_MAGIC_FRAMES = frozenset(function.__code__ for function in (TrackMagics.memtrack, TrackMagics._run))
 
 
 class CellTracker(threading.local):
@@ -151,13 +154,17 @@ class Extension:
         """Whether an error's traceback waits until its explanation was shown."""
         return (the_ledger.is_on or self.tracker.is_tracking) and oom_error(error) is not None
 
+    def _trim(self, error: BaseException) -> None:
+        """Take what measures out of the traceback of a cell, in which the user looks for the line that failed."""
+        without_our_frames(error, _MAGIC_FRAMES)
+
     def install(self) -> None:
         """Register transformer, event and magics."""
         shell = self.shell
         shell.input_transformers_cleanup.append(self.transform)
         shell.events.register("pre_run_cell", self.before_cell)
         shell.events.register("post_run_cell", self.after_cell)
-        self._tracebacks = HeldTracebacks(shell, self._is_explained)
+        self._tracebacks = ShownTracebacks(shell, self._is_explained, self._trim)
         setattr(shell, cells.ARM, self.tracker.arm)
         setattr(shell, cells.PREDICT, self.tracker.predict)
         managed = shell.magics_manager.magics

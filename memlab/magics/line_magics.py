@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.display import display
 
+from memlab import cells
 from memlab.api.ledger import ledger, the_ledger
 from memlab.api.oom import explain_oom, release
 from memlab.api.runs import last_run, runs
 from memlab.api.who import Who, who
 from memlab.errors import MemlabError
+from memlab.torch_internals.shell import is_result_dropped
 
 if TYPE_CHECKING:
     from memlab.api.advise import Advice
@@ -34,11 +39,28 @@ def usage_errors(magic: str) -> Iterator[None]:
         raise UsageError(f"%{magic}: {error}") from None
 
 
+def shown(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """A magic that prints its docstring if asked for help, and whose result is shown on whichever line of a cell it stands."""
+
+    @functools.wraps(magic)
+    def shown_magic(self: Any, line: str, *args: Any, **kwargs: Any) -> Any:
+        if cells.asks_for_help(line):
+            print(inspect.getdoc(magic) or "")
+            return None
+        result = magic(self, line, *args, **kwargs)
+        if result is not None and is_result_dropped():
+            display(result)
+        return result
+
+    return shown_magic
+
+
 @magics_class
 class LineMagics(Magics):
     """Line magics; prediction and widgets are imported on use."""
 
     @line_magic
+    @shown
     @no_var_expand
     @needs_local_scope
     def memwho(self, line: str, local_ns: dict[str, Any] | None = None) -> Who:
@@ -55,6 +77,7 @@ class LineMagics(Magics):
         return found
 
     @line_magic
+    @shown
     def memledger(self, line: str) -> Any:
         """Show what each cell allocated and did not free: `%memledger`; `%memledger on`, `off` or `clear`."""
         word = line.strip()
@@ -68,6 +91,7 @@ class LineMagics(Magics):
         return actions[word]()
 
     @line_magic
+    @shown
     def memoom(self, line: str) -> Any:
         """Explain the last out-of-memory: `%memoom`; free what its cell still holds: `%memoom release`."""
         words = line.split()
@@ -82,6 +106,7 @@ class LineMagics(Magics):
             return explain_oom()
 
     @line_magic
+    @shown
     @no_var_expand
     def memfit(self, line: str) -> FitTable:
         """A run against the GPUs: `%memfit`, `%memfit RUN`, `%memfit RUN RTX 4060, A100 80GB`."""
@@ -91,6 +116,7 @@ class LineMagics(Magics):
             return fit(*_run_and_cards(line.strip()))
 
     @line_magic
+    @shown
     @no_var_expand
     def memadvise(self, line: str) -> Advice:
         """What makes a run smaller: `%memadvise [RUN] [--target 8GiB]`; RUN may also be a workload or a function."""
@@ -113,6 +139,7 @@ class LineMagics(Magics):
             return found
 
     @line_magic
+    @shown
     @no_var_expand
     def memcompare(self, line: str) -> Comparison:
         """The second run against the first: `%memcompare A B`, names, files or `last`; `%memcompare` alone: the last two."""
@@ -122,6 +149,7 @@ class LineMagics(Magics):
             return compare(*two_runs(line))
 
     @line_magic
+    @shown
     @no_var_expand
     def memlab(self, line: str) -> Lab:
         """The Lab: `%memlab`, `%memlab gpt`, `%memlab gpt checkpoint,autocast_bf16`, `%memlab my_function`."""

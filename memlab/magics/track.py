@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import inspect
 import re
 import shlex
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from IPython.core.magic import (
     output_can_be_silenced,
 )
 
+from memlab import cells
 from memlab.api.track import Options, Track
 from memlab.magics.line_magics import usage_errors
 
@@ -119,6 +121,9 @@ class TrackMagics(Magics):
         if cell is None and not line.strip():
             raise UsageError("%memtrack needs a statement, or put %%memtrack on the first line of a cell.")
         options, code = (line, cell) if cell is not None else split_line(line)
+        if cells.asks_for_help(options):
+            print(inspect.getdoc(TrackMagics.memtrack))
+            return None
         asked = asked_of(options)
         if asked.predict is None:
             return self._run(Track(options_of(asked)), code, local_ns)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 from time import time_ns
-from types import CellType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -413,3 +413,8 @@ _HOOKS_WARNING = ("ignore", _HOOKS_TEXT, UserWarning, None, 0)
 
 marker = Marker()
 """The marker of this process."""
+
+ENGINE_CODE: CodeType = next(
+    one for one in Marker._engine.__code__.co_consts if getattr(one, "co_name", "") == "engine"
+)
+"""The code of what wraps the autograd engine's entry, whose frame is in the traceback of an error in backward."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dis
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 Error = TypeVar("Error", bound=BaseException)
@@ -19,6 +20,21 @@ Say = Callable[[str, Any], None]
 SHOWN = ("display_data", "update_display_data", "execute_result", "clear_output", "error")
 """The messages that make an output. Widgets (comms) and states have no meaning outside of the process that sends them."""
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def is_result_dropped() -> bool:
+    """Whether the line that called the magic which is running does nothing with its result, as above the last line of a cell.
+
+    IPython shows only the last expression. What comes after the call is read from the caller's bytecode (CPython 3.11 to 3.14).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "run_line_magic":
+        frame = frame.f_back
+    caller = frame.f_back if frame is not None else None
+    if caller is None:
+        return False
+    after = (one.opname for one in dis.get_instructions(caller.f_code) if one.offset > caller.f_lasti)
+    return next(after, "") == "POP_TOP"
 
 
 class Funnel:
@@ -182,17 +198,26 @@ def show_again(shell: Any, error: BaseException) -> None:
     shell.showtraceback((type(error), error, error.__traceback__), running_compiled_code=True)
 
 
-class HeldTracebacks:
-    """Keeps the tracebacks of some errors, which the shell would show at once, until `show` is called.
+class ShownTracebacks:
+    """Trims every error before the shell formats it, and keeps the tracebacks of some of them until `show` is called.
 
-    InteractiveShell._showtraceback shows every error that the shell has formatted.
+    InteractiveShell.showtraceback formats an error, and _showtraceback shows what it has formatted.
     """
 
-    def __init__(self, shell: Any, is_held: Callable[[BaseException], bool]) -> None:
-        self._shell, self._is_held = shell, is_held
+    def __init__(
+        self, shell: Any, is_held: Callable[[BaseException], bool], trim: Callable[[BaseException], object]
+    ) -> None:
+        self._shell, self._is_held, self._trim = shell, is_held, trim
         self._waiting: list[tuple[Any, ...]] = []
-        self._show_now = shell._showtraceback
-        shell._showtraceback = self._hold
+        self._format, self._show_now = shell.showtraceback, shell._showtraceback
+        shell.showtraceback, shell._showtraceback = self._format_trimmed, self._hold
+
+    def _format_trimmed(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
+        if error is not None:
+            with contextlib.suppress(Exception):
+                self._trim(error)
+        self._format(exc_tuple, *args, **kwargs)
 
     def _hold(self, kind: type[BaseException], value: BaseException, lines: list[str]) -> None:
         try:
@@ -210,11 +235,12 @@ class HeldTracebacks:
             self._show_now(*self._waiting.pop(0))
 
     def remove(self) -> None:
-        """Show those that wait, and hold none from now on; a function that replaced ours since then stays."""
+        """Show those that wait, and trim and hold none from now on; a function that replaced ours since then stays."""
         self.show()
-        self._is_held = lambda value: False
-        if vars(self._shell).get("_showtraceback") == self._hold:
-            del self._shell._showtraceback
+        self._is_held = self._trim = lambda value: False
+        for name, ours in (("showtraceback", self._format_trimmed), ("_showtraceback", self._hold)):
+            if vars(self._shell).get(name) == ours:
+                delattr(self._shell, name)
 
 
 def publish(shell: Any, kind: str, content: Any) -> None:

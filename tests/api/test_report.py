@@ -56,7 +56,8 @@ def test_a_notebook_shows_a_live_view_that_the_report_replaces(places):
         assert isinstance(view, LiveView) and "uPlot" in view._esm
     assert set(figure.contents[-1]) == {PLOTLY, SVG, "text/plain"}
     assert table.contents[-1] == run.report().table_bundle()
-    assert "memlab is measuring 'shown'" in table.contents[0]["text/plain"]
+    waiting = table.contents[0]["text/plain"]
+    assert "memlab is measuring 'shown'" in waiting and "page was reloaded, it is memlab.runs['shown']" in waiting
     # The widget is closed and leaves no code behind.
     assert view.comm is None
     assert (len(view._esm) < 100, view._css, view.key, view.setup) == (True, "", b"", {})

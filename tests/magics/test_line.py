@@ -176,3 +176,43 @@ def test_a_broken_comm_does_not_fail_the_cell(notebook):
     assert (reply.status, reply.out) == ("ok", "8"), reply.traceback
     assert "memlab · dark" in reply.stdout + reply.report
     notebook.run("comm.create_comm = kept")
+
+
+MAGICS = ["memadvise", "memcompare", "memfit", "memlab", "memledger", "memoom", "memtrack", "memwho", "%memtrack"]
+
+
+@pytest.mark.parametrize("asked", ["--help", "-h"])
+@pytest.mark.parametrize("magic", MAGICS)
+def test_a_magic_that_is_asked_for_help_prints_it_and_does_nothing_else(notebook, magic, asked):
+    reply = notebook.run(f"%{magic} {asked}\n" + "ran = True\n" * magic.startswith("%"))
+    assert (reply.status, reply.out, reply.shown) == ("ok", None, []), reply.traceback
+    assert f"%{magic}" in reply.stdout
+    assert ("--budget SIZE" in reply.stdout) is (magic.lstrip("%") == "memtrack")
+    assert notebook.value("'ran' in globals()") is False
+
+
+def test_the_result_of_a_magic_is_shown_once_on_whichever_line_it_stands(notebook):
+    notebook.run("kept = torch.ones(1000)\ndef look():\n    %memwho kept")
+    for cell in (
+        "%memwho kept\nNone",
+        "look()",
+        "for _ in range(1):\n    %memwho kept",
+        "%memwho kept",
+        "%memledger\nNone",
+    ):
+        reply = notebook.run(cell)
+        assert len(reply.shown) + (reply.out is not None) == 1, cell
+    assert notebook.run("found = %memwho kept\ndel found").shown == []
+
+
+WRONG = "torch.ones(3) @ torch.ones(4)"
+HOOKED = f"x = torch.ones(3, requires_grad=True)\nx.register_hook(lambda grad: {WRONG})\nx.sum().backward()"
+CHAINED = f"try:\n    {WRONG}\nexcept RuntimeError as error:\n    raise ValueError from error"
+
+
+@pytest.mark.parametrize("cell", [WRONG, HOOKED, CHAINED], ids=["operator", "backward", "chained"])
+@pytest.mark.parametrize("magic", ["%%memtrack\n", "%%memtrack --shapes --lines\n", "%memtrack "])
+def test_a_traceback_has_no_frame_of_what_measures(notebook, magic, cell):
+    reply = notebook.run(magic + (cell if magic.startswith("%%") else WRONG))
+    assert reply.status == "error" and WRONG in reply.traceback
+    assert "/memlab/" not in reply.traceback

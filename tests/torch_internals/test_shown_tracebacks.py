@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from kernel import kernel
 
-from memlab.torch_internals.shell import HeldTracebacks, show_again
+from memlab.torch_internals.shell import ShownTracebacks, show_again
 
 
 def test_only_those_that_are_meant_wait(tmp_path):
     hold = """
-from memlab.torch_internals.shell import HeldTracebacks, show_again
+from memlab.torch_internals.shell import ShownTracebacks, show_again
 shell = get_ipython()
-held = HeldTracebacks(shell, lambda error: type(error) is MemoryError)
+held = ShownTracebacks(shell, lambda error: type(error) is MemoryError, lambda error: None)
 shell.events.register("post_run_cell", lambda result: (print("first"), held.show()))
 """
     with kernel(tmp_path, hold) as notebook:
@@ -23,12 +23,15 @@ shell.events.register("post_run_cell", lambda result: (print("first"), held.show
             assert order == (["stream", "error"] if error == "MemoryError" else ["error", "stream"])
             assert f"{error}: 'mine'" in reply.traceback or f"{error}: mine" in reply.traceback
         notebook.ok("held.remove()")
-        assert notebook.ok("print('_showtraceback' in vars(shell))").stdout == "False\nfirst\n"
+        assert notebook.ok("print({'_showtraceback', 'showtraceback'} & {*vars(shell)})").stdout == "set()\nfirst\n"
 
 
 class Shell:
     def __init__(self) -> None:
         self.shown: list[BaseException] = []
+
+    def showtraceback(self, exc_tuple: tuple[type, BaseException, None]) -> None:
+        self._showtraceback(*exc_tuple)
 
     def _showtraceback(self, kind: object, value: BaseException, lines: object) -> None:
         self.shown.append(value)
@@ -37,7 +40,7 @@ class Shell:
 @pytest.mark.parametrize("replaced", [False, True])
 def test_one_that_waits_is_shown_at_the_latest_when_it_is_removed(replaced: bool):
     shell, error = Shell(), ValueError("x")
-    held = HeldTracebacks(shell, lambda _: True)
+    held = ShownTracebacks(shell, lambda _: True, lambda _: None)
     ours = shell._showtraceback
     if replaced:
         shell._showtraceback = lambda *lines: ours(*lines)  # type: ignore[method-assign]
@@ -49,9 +52,24 @@ def test_one_that_waits_is_shown_at_the_latest_when_it_is_removed(replaced: bool
     assert shell.shown == [error] * 2 and ("_showtraceback" in vars(shell)) is replaced
 
 
+def test_an_error_is_trimmed_before_the_shell_formats_it():
+    shell, trimmed = Shell(), list[BaseException]()
+    held = ShownTracebacks(shell, lambda _: False, lambda error: trimmed.append(error) or error.args[1])
+    first, second = ValueError("x"), KeyError("y")
+    shell.showtraceback((ValueError, first, None))
+    try:
+        raise second
+    except KeyError:
+        shell.showtraceback((KeyError, second, None))
+    assert shell.shown == trimmed == [first, second]
+    held.remove()
+    shell.showtraceback((ValueError, first, None))
+    assert len(trimmed) == 2 and len(shell.shown) == 3 and "showtraceback" not in vars(shell)
+
+
 def test_a_question_that_fails_shows_it_at_once():
     shell = Shell()
-    held = HeldTracebacks(shell, lambda error: error.args[5])
+    held = ShownTracebacks(shell, lambda error: error.args[5], lambda _: None)
     shell._showtraceback(ValueError, ValueError(), [])
     held.show()
     assert len(shell.shown) == 1
