@@ -38,12 +38,16 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work: a function that returns four parts, with its name, size and settings."""
+    """The work: a function that returns four parts, with its name, size and settings.
+
+    That of a workload `makes_all` that it uses; a function of the user's may use what the notebook has on the GPU.
+    """
 
     name: str
     make: Callable[[], Parts]
     size: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    makes_all: bool = False
 
     def __str__(self) -> str:
         return " ".join(filter(None, [self.name, self.size, *(f"{key}={one}" for key, one in self.settings.items())]))
@@ -54,7 +58,7 @@ def work_of(what: str | Workload | Callable[[], Parts], size: str = "laptop", **
     if isinstance(what, str):
         what = workloads[what]  # type: ignore[index]  # the module is a mapping
     if isinstance(what, Workload):
-        return Work(what.name, what.sized(size, **settings), size, settings)
+        return Work(what.name, what.sized(size, **settings), size, settings, makes_all=True)
     if not callable(what):
         raise MemlabError(f"a workload is a name, or a function of model, optimizer, batch and loss, got {what!r:.80}.")
     if settings:
@@ -109,7 +113,8 @@ def run_workload(
         step, heard = _in_child(prepare, steps, on_step)
         version = checked_version(torch_version)
         conf = ",".join(filter(None, [configured(None, version), *(techniques[one].conf for one in used)]))
-        what = StepToPredict(step, on, called, conf, torch_version=version, on_news=heard, is_quiet=is_quiet)
+        how: dict[str, Any] = {"torch_version": version, "on_news": heard, "is_quiet": is_quiet}
+        what = StepToPredict(step, on, called, conf, makes_all=work.makes_all, **how)
         is_sharded, found = any(techniques[one].shards for one in used), {"on": on.name}
         run: Run = predict_ranks(what, first_rank(world_size, None)) if is_sharded else predict_step(what)
         facts |= {"world_size": world_size} if is_sharded else {}

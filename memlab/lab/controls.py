@@ -22,7 +22,7 @@ from memlab.lab import widgets
 from memlab.lab.estimates import Estimates
 from memlab.lab.experiment import error_details, error_line
 from memlab.lab.session import LabSession
-from memlab.lab.state import MAX_STEPS, MAX_WORLD_SIZE
+from memlab.lab.state import MAX_STEPS, MAX_WORLD_SIZE, LabState
 from memlab.lab.technique_cards import TechniqueCards
 from memlab.lab.widgets import button, clickable, flowing, line, problem, set_options
 from memlab.saving_techniques import techniques
@@ -113,6 +113,7 @@ class LabControls:
         self._settings_of = ("", "")
         self._next_tick = self.began_s = 0.0
         self._live: Any = None
+        self._said_of: LabState | None = None
         self.estimates = Estimates(choices, self._estimated)
         self.workload = self._choice("Workload", choices.workloads, "workload")
         self.size = self._choice("Size", [""], "size")
@@ -295,20 +296,25 @@ class LabControls:
             self.techniques.show(state.techniques, session.choices.excluded(state), known)
             if None not in known.values():
                 self.techniques.rank(known)
-            is_shown = session.result is not None and session.result.row.state == state
-            if not is_shown and not session.is_running and not session.problem:
+            if not session.is_of_choice and not session.is_running:
                 done, total = self.estimates.done(state)
-                self.verdict.value = line(self.estimates.sentence(state))
+                said = session.sentence if session.result is not None else ""
+                below = line(f"The result below is of another choice: {said}", "note") if said else ""
+                self.verdict.value = line(self.estimates.sentence(state)) + below
                 at_work = f"What each would save, predicted for {state.predicted_place}: {done} of {total} techniques."
-                self.status.value = line(at_work if 0 < done < total else "")
+                if self._said_of != state:  # what was said stays until another choice
+                    self.status.value = line(at_work if 0 < done < total else "")
 
     def show_result(self) -> None:
         """Show the outcome of the last run, or what prevented it."""
         session = self._session
         note = session.result.row.note if session.result is not None else ""
-        self.bar.value, self.status.value = 0, ""
-        if session.result is not None or session.problem:
-            self.verdict.value = line(session.sentence)
+        self.bar.value, self.status.value, self._said_of = 0, "", None
+        if session.is_of_choice:  # what prevented it is said once
+            is_said = session.problem != "" and session.problem in session.sentence
+            self.verdict.value = line("" if is_said else session.sentence)
+        else:
+            self.show_estimates()
         self.problem.value = problem(session.problem or note, session.details if session.problem else "")
 
     def progress(self, what: str, done: int, total: int) -> None:
@@ -335,7 +341,7 @@ class LabControls:
 
     def say(self, text: str) -> None:
         """Show a line."""
-        self.status.value = line(text)
+        self.status.value, self._said_of = line(text), self._session.chosen
 
     def error(self, error: BaseException) -> None:
         """Show what went wrong."""

@@ -23,7 +23,7 @@ from memlab.lab.worker import execution_lock
 from memlab.prediction import dry_run
 from memlab.prediction.child import Child, guard
 from memlab.saving_techniques import techniques
-from memlab.units import ByteRange
+from memlab.units import ByteRange, format_bytes
 
 STEPS = 2
 """The optimizer's state is allocated in the first."""
@@ -36,7 +36,8 @@ _NOTHING = ByteRange.exact(0)
 class Estimate:
     """The predicted peak with techniques, and that of the same job without them; `why` says why there are no figures.
 
-    Techniques that replace a pattern (`of_pattern`) are compared with a job that has it.
+    Techniques that replace a pattern (`of_pattern`) are compared with a job that has it. `start_bytes` of both peaks is what
+    the notebook has on its GPU, which a function of the user's may use.
     """
 
     peak_bytes: ByteRange = _NOTHING
@@ -44,6 +45,7 @@ class Estimate:
     why: str = ""
     applies: bool = True
     of_pattern: bool = False
+    start_bytes: int = 0
 
     @property
     def saved_bytes(self) -> ByteRange:
@@ -71,10 +73,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one prediction has shown: the peak, and who held it by category."""
+    """What one prediction has shown: the peak, who held it by category, and how much was there before."""
 
     peak_bytes: ByteRange
     shares: Mapping[str, int]
+    start_bytes: int = 0
 
 
 class Paused(Exception):
@@ -114,7 +117,8 @@ class Estimates:
         names = tuple(names)
         before, after = (self.peaks.get(_key(state, one)) for one in (_plain(names), (names, ())))
         if isinstance(before, Found) and isinstance(after, Found):
-            return Estimate(after.peak_bytes, before.peak_bytes, of_pattern=bool(_plain(names)[1]))
+            how: dict[str, Any] = {"of_pattern": bool(_plain(names)[1]), "start_bytes": after.start_bytes}
+            return Estimate(after.peak_bytes, before.peak_bytes, **how)
         problem = before if isinstance(before, Exception) else after
         if isinstance(problem, Exception):
             why = error_line(problem).removeprefix(f"{names[0]}: " if names else "")
@@ -142,6 +146,8 @@ class Estimates:
             return f"Predicting what {self._choices.work(state)} needs …"
         if plain.why:
             return f"It cannot be predicted what this needs: {plain.why}"
+        if plain.start_bytes > LEAST_SHARE * plain.peak_bytes.low:
+            where += f", with {format_bytes(plain.start_bytes)} that the notebook has on its GPU"
         if not names:
             best = self.best(state)
             most = f" The largest saving so far: {best[0]}, which {best[1].text}." if best is not None else ""
@@ -216,7 +222,8 @@ class Estimates:
             world_size=state.world_size, is_quiet=True, torch_version=state.torch_version or None,
         )  # fmt: skip
         assert isinstance(run, Prediction)
-        return Found(run.allocated_bytes, shares_of(run))
+        start_bytes = run.devices[0].levels[0].start_bytes if run.devices else 0
+        return Found(run.allocated_bytes, shares_of(run), start_bytes)
 
 
 def _subject(state: LabState) -> Any:

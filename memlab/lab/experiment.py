@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import re
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 
 from memlab.api import workload_run
-from memlab.api.compare import compare
+from memlab.api.compare import Comparison, compare
 from memlab.api.display import LevelNow
 from memlab.api.run import Run
 from memlab.errors import DoesNotApply, MemlabError
@@ -23,7 +25,8 @@ from memlab.lab.worker import OnProgress
 from memlab.prediction.cards import Card
 from memlab.probes.host import HostMemory
 from memlab.saving_techniques import techniques
-from memlab.units import GiB, TiB, format_bytes, one_line
+from memlab.units import ByteRange, GiB, TiB, format_bytes, one_line
+from memlab.views.comparison import peak_words
 from memlab.workloads.job import seeded
 
 USABLE_SHARE = 0.8
@@ -60,25 +63,32 @@ class Experiment:
         """Run it. An error is part of the result, and the baseline is kept; interrupts propagate."""
         self._check_host_memory(state)
         _warm_up()
-        self._pinned, remark = state.baseline, ""
+        self._pinned, remark, not_compared = state.baseline, "", f"{state.baseline!r} is pinned but not compared: "
         if state.baseline and not self._table[state.baseline].state.is_comparable(state):
-            remark = f"{state.baseline!r} is pinned but not compared: its workload, size or device differs."
+            remark = f"{not_compared}its workload, size or device differs."
             state = dataclasses.replace(state, baseline="")
         before = self._baseline(state)
         row, problem = self._tried(state, state.techniques, ())
-        return dataclasses.replace(self.compared(before, row, problem), remark=remark)
+        if before is not None and not before.starts_like(row):
+            if state.baseline:
+                levels = [format_bytes(one.start_bytes) for one in (before, row)]
+                remark = f"{not_compared}{levels[0]} was there before it, and {levels[1]} before this run."
+                state = dataclasses.replace(state, baseline="")
+            before = self._baseline(state, row)
+        result = self.compared(before, row, problem)
+        return dataclasses.replace(result, remark=" ".join(filter(None, [remark, result.remark])))
 
     def compared(self, before: LabRun | None, row: LabRun, problem: BaseException | None = None) -> LabResult:
         """Compare the second row with the first and store the outcome in it."""
         if before is None or before.run is None or row.run is None:
-            return LabResult(row, before, problem=problem)
+            return LabResult(row, before, problem=problem, remark=row.older)
         try:
             comparison = compare(before.run, row.run)
             compared_row = row.compared(comparison)
         except Exception as error:  # the runs exist all the same
-            return LabResult(row, before, problem=problem or error)
+            return LabResult(row, before, problem=problem or error, remark=row.older)
         self._table.replace(row, compared_row)
-        return LabResult(compared_row, before, comparison, problem)
+        return LabResult(compared_row, before, comparison, problem, _older(before, row, comparison))
 
     def _check_host_memory(self, state: LabState) -> None:
         """Raise HostMemoryTooSmall if a run on the CPU may need more host memory than is free."""
@@ -102,8 +112,8 @@ class Experiment:
                 '"measure even if host memory may not be enough" (force=True).'
             )
 
-    def _baseline(self, state: LabState) -> LabRun | None:
-        """The pinned run, else the job without the techniques."""
+    def _baseline(self, state: LabState, beside: LabRun | None = None) -> LabRun | None:
+        """The pinned run, else the job without the techniques; one that starts like the run `beside` it."""
         if state.baseline:
             return self._table[state.baseline]
         if not state.techniques:
@@ -115,7 +125,8 @@ class Experiment:
                 row.state, card=plain.card, force=plain.force, baseline="", world_size=plain.world_size
             )
             is_same = dataclasses.replace(like, torch_version=plain.torch_version) == plain
-            if row.run is not None and row.habits == habits and is_same and row.state.place == plain.place:
+            is_same = is_same and row.state.place == plain.place and (beside is None or row.starts_like(beside))
+            if row.run is not None and row.habits == habits and is_same:
                 return row
         row, problem = self._tried(plain, (), habits)
         if problem is not None:
@@ -139,16 +150,18 @@ class Experiment:
         name = " + ".join(parts) if state.device == "cpu" else f"{' + '.join(parts)} on {state.place}"
         name = self._table.new_name(name)
         what = f"{'predicting' if state.device == 'card' else 'measuring'} {name}"
+        left_bytes = _left_bytes[state.device]
         try:
             run = self._run(state, chosen, habits, what, steps=state.steps, name=name)
-            row = LabRun.of(run, state, chosen, habits, left_out=left_out)
+            row = LabRun.of(run, state, chosen, habits, left_bytes=left_bytes, left_out=left_out)
         except Exception as error:
             inapplicable = self._inapplicable(error, state, chosen) if isinstance(error, DoesNotApply) else {}
             if inapplicable and (fewer := tuple(one for one in chosen if one not in inapplicable)):
                 left_out |= inapplicable
                 return self._tried(state, fewer, tuple(workload_run.baseline_patterns_of(left_out)), left_out)
             row, problem = LabRun(name, state, chosen, habits, left_out, error=error_line(error)), error
-        self._table.add(row, self._pinned)
+        if not isinstance(problem, DoesNotApply):  # else nothing was run
+            self._table.add(row, self._pinned)
         return row, problem
 
     def _inapplicable(self, error: DoesNotApply, state: LabState, chosen: tuple[str, ...]) -> dict[str, str]:
@@ -172,7 +185,34 @@ class Experiment:
         told = functools.partial(self._tell, what)
         more = {"on": self._choices.on(state), "on_step": told, "steps": steps, "world_size": state.world_size, **more}
         more |= {"on_level": self._on_level, "torch_version": state.torch_version or None}
-        return workload_run.run_workload(self._choices.work(state), chosen, habits, **more)
+        before_bytes = _gpu_bytes(state)
+        run = workload_run.run_workload(self._choices.work(state), chosen, habits, **more)
+        _left_bytes[state.device] += _gpu_bytes(state) - before_bytes
+        return run
+
+
+_left_bytes = Counter[str]()
+"""Device -> what the runs of this process have left there, such as workspaces of cuBLAS: none of the notebook's."""
+
+
+def _gpu_bytes(state: LabState) -> int:
+    """What is allocated on the GPU that is measured; 0 elsewhere, where runs leave nothing."""
+    if state.device != "cuda":
+        return 0
+    gc.collect()
+    return int(torch.cuda.memory_allocated())
+
+
+def _older(before: LabRun, row: LabRun, comparison: Comparison) -> str:
+    """What of both peaks was there before, and what the rest of them is, in one sentence; "" if that does not matter."""
+    if not (before.older or row.older):
+        return ""
+    levels = dict.fromkeys(format_bytes(one.start_bytes) for one in (before, row))
+    first, second = (
+        dataclasses.replace(side, peak=side.peak - ByteRange.exact(one.start_bytes))
+        for side, one in ((comparison.side_a, before), (comparison.side_b, row))
+    )
+    return f"The peaks include {' and '.join(levels)} that was there before: without that, {peak_words(first, second)}."
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memlab.analysis.advice import LEAST_SHARE
 from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.errors import MemlabError
@@ -40,7 +41,8 @@ _FITS = {"yes": "yes", "no": "no", "close": ANSWERS["close"]}
 class LabRun:
     """One run of a Lab; `run` is None if it failed (`error`), or was dropped to bound memory.
 
-    `left_out` says why techniques do not apply here, `notes` what they add to the figures.
+    `start_bytes` of the peak were there before the run. `left_out` says why techniques do not apply here, `notes` what they
+    add to the figures.
     """
 
     name: str
@@ -51,6 +53,7 @@ class LabRun:
     notes: tuple[str, ...] = ()
     run: Run | None = None
     peak_bytes: ByteRange | None = None
+    start_bytes: int = 0
     step_s: float | None = None
     fits: str = ""
     verdict: str = ""
@@ -62,13 +65,20 @@ class LabRun:
     where = property(operator.attrgetter("state.where"))  # the earlier name
 
     @classmethod
-    def of(cls, run: Run, state: LabState, techniques: tuple[str, ...], habits: tuple[str, ...], **more: Any) -> LabRun:
-        """The row of a run that has figures; seconds are the median of the timed steps, none on a simulated GPU."""
+    def of(
+        cls, run: Run, state: LabState, techniques: tuple[str, ...], habits: tuple[str, ...], *, left_bytes: int = 0, **more: Any
+    ) -> LabRun:  # fmt: skip
+        """The row of a run that has figures; seconds are the median of the timed steps, none on a simulated GPU.
+
+        `left_bytes` of what was there before it are left by runs: it would have allocated them itself.
+        """
         facts = run.trace.notes.get("trial", {})
         more["notes"] = tuple(map(str, facts.get("notes") or ()))
         is_timed = facts.get("step_s") and run.trace.provenance == "measured"
         more["step_s"] = statistics.median(facts["step_s"]) if is_timed else None
-        more["peak_bytes"] = run.devices[0].levels[0].peak.bytes if run.devices else ByteRange.exact(0)
+        allocated = run.devices[0].levels[0] if run.devices else None
+        more["peak_bytes"] = allocated.peak.bytes if allocated is not None else ByteRange.exact(0)
+        more["start_bytes"] = max(allocated.start_bytes - left_bytes, 0) if allocated is not None else 0
         if isinstance(run, Prediction):
             needed = f"needs {run.peak_device_bytes} of {format_bytes(run.card.usable_bytes)} usable"
             verdict = (
@@ -86,6 +96,25 @@ class LabRun:
         )
 
     @property
+    def own_bytes(self) -> ByteRange | None:
+        """The peak without what was there before the run."""
+        return None if self.peak_bytes is None else self.peak_bytes - ByteRange.exact(self.start_bytes)
+
+    def starts_like(self, other: LabRun) -> bool:
+        """Whether the same was there before both, but for less than matters; True if one of them has no figures."""
+        if self.own_bytes is None or other.own_bytes is None:
+            return True
+        least_bytes = LEAST_SHARE * min(self.own_bytes.low, other.own_bytes.low)
+        return abs(self.start_bytes - other.start_bytes) <= least_bytes
+
+    @property
+    def older(self) -> str:
+        """How much of the peak was there before the run, in one sentence; "" if that does not matter."""
+        if self.own_bytes is None or self.start_bytes <= LEAST_SHARE * self.own_bytes.low:
+            return ""
+        return f"{format_bytes(self.start_bytes)} of the peak was there before the run: without that, {self.own_bytes}."
+
+    @property
     def note(self) -> str:
         """Remarks on the figures."""
         left_out = (f"left out {name}: {why}" for name, why in self.left_out.items())
@@ -99,7 +128,7 @@ class LabRun:
         chosen = {"name": self.name, "workload": state.workload, "size": state.size, "settings": settings}
         where = {"device": state.place, "how": state.where.partition(" ")[0]}
         what = {"techniques": ", ".join(self.techniques), "habits": ", ".join(self.habits)}
-        peaks = {"peak_bytes": peak[0], "peak_high_bytes": peak[1], "fits": self.fits}
+        peaks = {"peak_bytes": peak[0], "peak_high_bytes": peak[1], "start_bytes": self.start_bytes, "fits": self.fits}
         compared = {"against": self.against, "saved_bytes": saved[0], "saved_high_bytes": saved[1]}
         rest = {"step_s": self.step_s, "results": self.results, "note": self.note}
         return {**chosen, **where, **what, **peaks, **compared, **rest}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memlab.api.compare import changed
 from memlab.api.display import LevelNow
 from memlab.api.run import Run
 from memlab.errors import MemlabError
@@ -156,20 +158,35 @@ class LabSession:
 
     @property
     def sentence(self) -> str:
-        """The last result in one line; for a prediction, first whether it fits."""
+        """The last result in one line, with what was run and where; for a prediction, first whether it fits."""
         result = self.result
         if result is None:
             return "No run yet."
         row = result.row
         if result.comparison is not None:
-            line = str(result.comparison.sentence)
+            line = f"{self._subject(result)}{result.comparison.sentence}."
         elif row.peak_bytes is None:
-            line = f"{row.name}: {row.error or 'no figures'}"
+            error = row.error.removeprefix(f"{row.techniques[0]}: ") if len(row.techniques) == 1 else row.error
+            line = f"{row.name}: {(error or 'no figures').removesuffix('.')}."
         else:
             step = f", {format_seconds(row.step_s)} a step" if row.step_s is not None else ""
             line = f"{row.name}, {row.state.where}: peak {row.peak_bytes}{step}."
         verdict = f"{row.verdict[:1].upper()}{row.verdict[1:]}." if row.verdict else ""
         return " ".join(filter(None, [verdict, line, result.remark]))
+
+    def _subject(self, result: LabResult) -> str:
+        """What comes before the sentence of a comparison: "gpt laptop, measured on CPU, "; "" if that names the second run."""
+        row, before = result.row, result.baseline
+        if before is not None and not before.state.is_comparable(row.state):
+            return f"{row.name} against {before.name}: "
+        is_named = not changed(result.comparison.a, result.comparison.b)
+        return "" if is_named else f"{self.choices.work(row.state)}, {row.state.where}, "
+
+    @property
+    def is_of_choice(self) -> bool:
+        """Whether the last result is of what is chosen now, whatever is pinned."""
+        state = self._state
+        return self.result is not None and dataclasses.replace(self.result.row.state, baseline=state.baseline) == state
 
     found = property(operator.attrgetter("result"))  # the earlier name
 

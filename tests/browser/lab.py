@@ -218,6 +218,7 @@ class Lab:
         try:
             shown.wait_for(timeout=1000 * timeout_s)
         except NotShown:
+            self.save()  # the other cells' outputs
             self.page.reload()
             self._wait_for_kernel()
             self.run_cell(i)

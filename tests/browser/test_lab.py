@@ -105,11 +105,18 @@ def test_what_each_would_save_is_predicted_while_nobody_waits_and_what_is_chosen
     lab.cell(0).get_by_label("accumulation", exact=True).uncheck()
 
 
+def test_the_arrow_of_a_choice_has_the_colour_of_its_text(lab):
+    choice = lab.cell(0).get_by_label("Workload", exact=True).first
+    drawn = choice.evaluate("one => [getComputedStyle(one).backgroundImage, getComputedStyle(one).color]")
+    assert "gradient" in drawn[0] and drawn[1] in drawn[0]
+
+
 def test_what_is_excluded_says_why_in_words(lab):
     box = lab.cell(0).get_by_label(OTHER, exact=True)
     assert box.is_disabled()
     row = lab.cell(0).locator(".memlab-card", has=lab.page.get_by_label(OTHER, exact=True))
     assert "exclude each other" in row.inner_text()
+    assert float(box.evaluate("box => getComputedStyle(box).opacity")) < 0.6  # as it looks
     lab.cell(0).get_by_label(SAVING, exact=True).uncheck()
     lab.page.wait_for_timeout(500)
     assert box.is_enabled()
@@ -162,7 +169,7 @@ def test_a_run_is_stopped(lab):
     lab.picture("lab-running")
     press(lab, "Stop")
     lab.cell(0).get_by_role("alert").get_by_text("Stopped").first.wait_for(timeout=20_000)
-    assert "slow" not in status(lab)
+    assert "measuring slow" not in status(lab)
 
 
 def test_a_run_waits_for_the_cell_and_is_stopped_while_the_kernel_is_busy(lab):

@@ -149,6 +149,38 @@ def test_a_press_of_run_and_what_came_of_it(shown):
     assert "text/html" not in results["figure"]
 
 
+def test_why_a_technique_does_not_apply_is_said_once(shown):
+    lab, controls = shown
+    lab.state = {"techniques": ["conv_bn_fusion"]}
+    controls.run.click()
+    assert lab.wait(120)
+    table = lab.listener.results()["table"]["text/plain"]
+    assert lab.problem in controls.problem.value and controls.verdict.value == ""
+    assert table.count("conv_bn_fusion") == 1 and "no figures" not in table
+
+
+def test_a_verdict_names_its_workload_and_is_none_of_other_choices(shown):
+    lab, controls = shown
+    lab.run(techniques=[SAVING])
+    said = f"tiny, measured on CPU, with {SAVING}: peak "
+    assert said in controls.verdict.value and "role='note'" not in controls.verdict.value
+    lab.pin()
+    assert said in controls.verdict.value and "role='note'" not in controls.verdict.value
+    lab.state = {"workload": "<b>other</b>", "techniques": [SAVING, "offload"], "baseline": ""}
+
+    def stopped(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    controls.estimates.close()
+    lab.listener.progress = stopped
+    with pytest.raises(KeyboardInterrupt):
+        lab.run()
+    assert "Stopped" in controls.problem.value
+    now, _, before = controls.verdict.value.partition("role='note'")
+    assert now.startswith("<div role='status'>Predicting what &lt;b&gt;other&lt;/b&gt; needs") and said not in now
+    assert f"The result below is of another choice: {said}" in before
+
+
 def test_a_press_that_would_mean_nothing_is_not_offered_and_answered_all_the_same(shown):
     lab, controls = shown
     lab.problem = "an older one"

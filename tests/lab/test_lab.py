@@ -59,7 +59,7 @@ def test_a_run_with_a_technique_is_compared_with_the_plain_job_which_runs_once(c
     assert memlab.runs[run.name] is run
     assert one.comparison.b is run
     assert one.comparison.a.peak_bytes > run.peak_bytes
-    assert one.sentence == one.comparison.sentence
+    assert one.sentence == f"tiny, measured on CPU, {one.comparison.sentence}."
     assert one.found is one.result and one.rows[0].where == one.rows[0].state.where  # as they were called before
     assert SAVING in str(one)
     table = one.table
@@ -113,6 +113,41 @@ def test_a_pinned_run_is_the_baseline_and_any_two_are_compared(counted):
     assert one.comparison.a is one.rows[0].run
 
 
+def test_what_the_notebook_holds_is_no_loss_of_a_technique(counted):
+    one = lab(techniques=[SAVING])
+    one.run()
+    saved = one.comparison.saved_bytes
+    assert one.result.remark == ""
+    held = torch.zeros(25 << 20)  # 100 MiB
+    one.run()
+    assert counted[2:] == [((SAVING,), ()), ((), ())]  # the plain job once more, beside what is there now
+    assert one.comparison.saved_bytes == saved == one.rows[2].saved_bytes.low
+    assert "The peaks include 100.0 MiB that was there before: without that, peak 4.6" in one.sentence
+    assert one.sentence.endswith("(−991.5 KiB, −17 %).")
+    assert one.table["start_bytes"][0] < saved and one.table["start_bytes"][3] >= held.nbytes
+    one.run()
+    assert counted[4:] == [((SAVING,), ())]  # both start alike
+    one.run(techniques=[])
+    assert "100.0 MiB of the peak was there before the run: without that, " in one.sentence
+    one.compare(one.names[2], one.names[0])  # what was asked for is shown, with what makes the difference
+    assert "100.0 MiB and " in one.result.remark
+    del held
+    one.run(techniques=[SAVING])
+    assert one.comparison.a.name == one.names[0] and one.result.remark == ""
+
+
+def test_a_pinned_run_that_started_with_other_contents_is_no_baseline(counted):
+    one = lab(techniques=["in_place"])
+    one.run()
+    pinned = one.pin()
+    held = torch.zeros(25 << 20)
+    one.run(techniques=[SAVING])
+    assert one.comparison.a.name != pinned and one.comparison.saved_bytes > 0
+    assert f"{pinned!r} is pinned but not compared: " in one.sentence and "100.0 MiB before this run." in one.sentence
+    one.run(techniques=[])
+    assert one.result.comparison is None and held.any() == 0
+
+
 def test_a_pinned_run_of_another_workload_or_device_is_no_baseline(counted):
     one = Lab(workloads={"tiny": tiny, "other": lambda: tiny()}, steps=1, force=True)
     one.run()
@@ -144,8 +179,9 @@ def test_where_nothing_applies_the_baseline_is_kept(counted):
     one = lab(techniques=["conv_bn_fusion"])
     with pytest.raises(DoesNotApply):
         one.run()
-    assert [row.run is None for row in one.rows] == [False, True]
-    assert "conv_bn_fusion" in one.sentence and "conv_bn_fusion" in one.problem
+    assert [row.name for row in one.rows] == ["tiny"], "nothing was run that could have figures"
+    assert one.sentence.startswith("tiny + conv_bn_fusion: ") and one.sentence.count("conv_bn_fusion") == 1
+    assert one.problem in one.sentence
     assert not one.is_running
 
 
