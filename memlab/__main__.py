@@ -51,6 +51,12 @@ def _printing(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) ->
         # What is left would be written, and fail, when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except ImportError as problem:
+        if "torch" in sys.modules:
+            raise
+        reason = (str(problem).splitlines() or [""])[0]
+        print(f"memlab: PyTorch cannot be imported ({reason[:300]}): install it again.", file=sys.stderr)
+        return 1
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int] | None:

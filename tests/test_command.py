@@ -126,3 +126,15 @@ def test_a_reader_that_has_read_enough_is_no_error():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_calibrating_without_a_gpu_is_one_line(refused):
     assert refused(1, "calibrate").startswith("memlab calibrate: ")
+
+
+def test_a_broken_pytorch_is_said_in_one_line(tmp_path):
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").write_text('raise ImportError("libcudnn.so.9: cannot open shared object file")')
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from memlab.__main__ import main; print(main(['doctor']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+    assert done.stderr.startswith("memlab: PyTorch cannot be imported (libcudnn.so.9") and done.stderr.count("\n") == 1

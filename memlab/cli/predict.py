@@ -79,9 +79,11 @@ def main(arguments: Sequence[str]) -> int:
             if asked.traceback:
                 print(_traceback(error), end="", file=sys.stderr)
             raise MemlabError(_said(error, asked.traceback)) from None
-        if asked.out is not None:
-            found.save(asked.out)
-        return _answer(found, asked)
+        try:
+            return _answer(found, asked)
+        finally:
+            if asked.out is not None:  # after the answer, which a full disk must not cost
+                found.save(asked.out)
 
 
 def _parser() -> Parser:

@@ -26,7 +26,7 @@ from memlab.probes.cpu import CpuProbe
 from memlab.probes.history import RING_ENTRIES
 from memlab.probes.host import HostMemory
 from memlab.probes.line_marks import EdgeClock, Lines
-from memlab.probes.marks import marker
+from memlab.probes.marks import ENGINE_CODE, marker
 from memlab.probes.sampler import Reading, Sample, Sampler, SampleReader, slow_every
 from memlab.probes.storage_tracker import StorageTracker
 from memlab.probes.tensor_labels import tensor_labels
@@ -64,11 +64,9 @@ class Target:
         return cls(parsed.type, parsed.index)
 
 
-OPERATOR_FRAMES = frozenset(
-    function.__code__
-    for function in (StorageTracker.__torch_dispatch__, StorageTracker._higher_order, cuda.ShapeLog.__torch_dispatch__)
-)
-"""The code that stands between a line of the user's and the operator that it calls, while a measurement runs."""
+_MODES = (StorageTracker.__torch_dispatch__, StorageTracker._higher_order, cuda.ShapeLog.__torch_dispatch__)
+MEASURING_FRAMES = frozenset({ENGINE_CODE, *(function.__code__ for function in _MODES)})
+"""The code that stands between a line of the user's and the operator or the backward that it calls, while a measurement runs."""
 
 
 class Measurement:

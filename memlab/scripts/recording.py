@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from memlab.errors import MemlabError
+from memlab.errors import MemlabError, TraceError
 from memlab.scripts.step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Recording:
         """A model and its name, for a trainer's that no variable of the script may lead to."""
         self.is_over_budget = self.is_over = self.has_failed = False
         self._track: Track | None = None
+        self._is_saved = False
         self._pid = os.getpid()
         self._parts = self._count = 0
         self.ended_by = ""
@@ -174,7 +175,13 @@ class Recording:
         if self.wanted.out is not None:
             with contextlib.suppress(OSError):  # saving says what is wrong
                 self.wanted.out.mkdir(parents=True, exist_ok=True)  # the script may have deleted it
-        over = track.stop(error)
+        self._is_saved = False
+        try:
+            over = track.stop(error)
+            self._is_saved = self.wanted.out is not None
+        except TraceError as problem:  # a full disk: what was measured is reported all the same
+            over = track.over_budget()
+            self._not_kept("run", problem)
         self.times.interrupt()
         self.run = track.run
         if over is not None:
@@ -191,21 +198,35 @@ class Recording:
         from memlab.scripts import run_page
 
         explained: OomExplained | None = note_oom(error, self.run, goes_on=False)
-        kept = self.file(".memlab")
+        kept = self.file(".memlab") if self._is_saved else None
         if explained is not None:
             run_page.keep(self.run, explained)
         if keep_names(self.run, explained) and kept is not None:
-            self.run.save(kept)
+            try:
+                self.run.save(kept)  # again; without these names it is there
+            except TraceError as problem:
+                self._not_kept("run with the names of what it held", problem)
         if not self.wanted.quiet and (explained is not None or not is_quiet):
             as_words = run_page.as_json if self.wanted.as_json else run_page.as_text
             say(as_words(self.run, explained, self.times))
         where = self.file(".html")
         if explained is not None and where is None:
             where = Path(f"memlab-{self.wanted.name}-{self._pid}.html").absolute()
+        files = [f"run {kept}"] if kept is not None else []
         if where is not None:
-            where.write_text(run_page.as_html(self.run, explained, self.times), encoding="utf-8")
-            if not self.wanted.quiet:
-                say(f"memlab: page {where}" + (f", run {kept}" if kept is not None else ""))
+            page = run_page.as_html(self.run, explained, self.times)
+            try:
+                where.write_text(page, encoding="utf-8")
+                files.insert(0, f"page {where}")
+            except OSError as problem:
+                with contextlib.suppress(OSError):
+                    where.unlink(missing_ok=True)  # half a page
+                self._not_kept("page", f"cannot write {str(where)!r}: {problem.strerror}. Choose another place.")
+        if files and not self.wanted.quiet:
+            say(f"memlab: {', '.join(files)}")
+
+    def _not_kept(self, what: str, why: object) -> None:
+        say(f"{self.who}: the {what} is not kept: {why}")
 
 
 def say(text: str) -> None:
@@ -245,4 +266,6 @@ def folder(name: str | os.PathLike[str] | None) -> Path | None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MemlabError(f"cannot write to {str(name)!r:.200}: {error.strerror}. Name another folder.") from None
+    if not os.access(path, os.W_OK | os.X_OK):  # said now, and not when the script has run for hours
+        raise MemlabError(f"cannot write to {str(name)!r:.200}: it is read-only. Name another folder.")
     return path

@@ -123,11 +123,14 @@ class Launch:
             return False
         say(run_page.as_json(found) if self.as_json else run_page.as_text(found))
         has_run_out = any(one.ran_out or (one.host is not None and one.host.is_short) for one in found.ranks)
-        if self.out is None and has_run_out:
-            folder = Path(shutil.move(folder, f"memlab-{self.name}-{os.getpid()}")).absolute()
-        if folder.is_dir() and (self.out is not None or has_run_out):
-            (folder / f"{self.name}.html").write_text(run_page.as_html(found), encoding="utf-8")
-            say(f"memlab: page {folder / self.name}.html, ranks in {folder}")
+        try:
+            if self.out is None and has_run_out:
+                folder = Path(shutil.move(folder, f"memlab-{self.name}-{os.getpid()}")).absolute()
+            if folder.is_dir() and (self.out is not None or has_run_out):
+                (folder / f"{self.name}.html").write_text(run_page.as_html(found), encoding="utf-8")
+                say(f"memlab: page {folder / self.name}.html, ranks in {folder}")
+        except (OSError, shutil.Error) as error:  # a full disk; the budget is checked all the same
+            say(f"memlab run: the page of the ranks is not kept: {error!s:.300}. Choose another place by --out.")
         worst, limit = found.peak, parse_bytes(self.budget) if self.budget is not None else None
         if limit is None or worst.worst_bytes <= limit:
             return False

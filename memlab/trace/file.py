@@ -176,8 +176,10 @@ class PartialFile:
 
     def close(self) -> None:
         """Remove the file: the run is saved under its own name, or not wanted."""
-        self._file.close()
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a full disk: what is not written yet goes with the file
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> Trace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rank_traces import cut_off, trained
 
 import memlab
 from memlab.__main__ import main
+from memlab.api.prediction import Prediction
 from memlab.api.run import Run
 from memlab.api.runs import runs
 from memlab.trace.file import load
@@ -201,6 +203,30 @@ def test_json_of_a_prediction_is_alone_on_stdout(tmp_path, capfd):
     shown = capfd.readouterr()
     assert json.loads(shown.out)["fits"] == "yes"
     assert "from the script" in shown.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a disk that is full is made by a limit of resources")
+def test_a_prediction_that_cannot_be_kept_is_answered_all_the_same(tmp_path, capfd):
+    import resource
+
+    script, limits = tmp_path / "train.py", resource.getrlimit(resource.RLIMIT_FSIZE)
+    script.write_text("import torch\nkept = torch.ones(1 << 20, device='cuda')\n")
+    original = Prediction.save
+
+    def onto_a_full_disk(*words):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        try:
+            return original(*words)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(Prediction, "save", onto_a_full_disk)
+        main(["predict", "--card", "T4", "--json", "--out", str(tmp_path / "kept.memlab"), str(script)])
+    shown = capfd.readouterr()
+    assert ended.value.code == 3
+    assert json.loads(shown.out)["fits"] == "yes"
+    assert "memlab predict: cannot save to " in shown.err
 
 
 @pytest.mark.parametrize("name", ["head", "noise", "empty", "folder", "gone", "nothing"])

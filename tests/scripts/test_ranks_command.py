@@ -191,6 +191,16 @@ def test_the_budget_is_that_of_the_worst_rank_and_json_has_all(folder):
     assert "above the budget of 10.00 MiB" in err
 
 
+def test_a_page_that_cannot_be_written_leaves_the_report_and_the_budget(folder):
+    (folder / "runs" / "train.html").mkdir(parents=True)
+    words = ["--nproc-per-node", "1", "--out", "runs", "--budget", "1KiB"]
+    status, _, err = memlab_ran(folder, "run", *words, "train.py", "fine")
+    assert status == 1, err
+    assert "Peak" in err or "peak" in err
+    assert "memlab run: the page of the ranks is not kept: " in err
+    assert "above the budget of 1.00 KiB" in err
+
+
 def test_a_script_that_fails_before_torch_is_no_run(folder):
     (folder / "fails.py").write_text("raise SystemExit(3)")
     status, _, err = memlab_ran(folder, "run", "--nproc-per-node", "2", "fails.py")

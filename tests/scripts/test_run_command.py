@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import textwrap
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from processes import memlab_ran, ran, read_until, started
 
 import memlab
+from memlab.errors import MemlabError
+from memlab.scripts.recording import folder as run_folder
 
 TRAIN = """
 import sys
@@ -168,6 +171,34 @@ def test_a_budget_is_an_exit_status_unless_the_script_failed(folder):
     status, out, err = memlab_ran(folder, "run", "--budget", "200KiB", "train.py")
     assert (status, out) == (1, "done 5\n")
     assert "above its budget of 200.0 KiB" in err
+
+
+FULL = """
+import resource
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, unlimited))  # every write to a file fails from here on, as on a full disk
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of resources there")
+def test_a_full_disk_costs_the_files_and_not_the_report(folder):
+    (folder / "train.py").write_text(TRAIN.replace("import torch\n", f"import torch\n{FULL}"))
+    status, out, err = memlab_ran(folder, "run", "--budget", "200KiB", "--out", "runs", "train.py")
+    assert (status, out) == (1, "done 5\n")
+    assert "above its budget of 200.0 KiB" in err
+    assert "Peak allocated: " in err
+    lines = [line for line in err.splitlines() if line.startswith("memlab run: ")]
+    assert [line.split(" cannot ")[0] for line in lines] == [
+        "memlab run: the run is not kept:",
+        "memlab run: the page is not kept:",
+    ]
+    assert not list((folder / "runs").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_script_runs(folder, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # whoever runs as root may write everywhere
+    with pytest.raises(MemlabError, match=r"cannot write to '.*': it is read-only\. Name another folder\."):
+        run_folder(folder)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
