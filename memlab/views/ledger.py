@@ -20,9 +20,9 @@ _FREED_SINCE = (
     "Freed since: alive when its cell had ended, freed by a later one; not freed by its cell, and no longer alive."
 )
 _COLUMNS = (
-    Column("cell"), Column("", limit=80), Column("device"), Column("before", "bytes"), Column("peak", "bytes"),
+    Column("cell"), Column("", limit=80, is_early=True), Column("device"), Column("before", "bytes"), Column("peak", "bytes"),
     Column("after", "bytes"), Column("not freed", "change"), Column("still alive", "bytes"),
-    Column("what was not freed, by name", limit=400),
+    Column("what was not freed, by name", limit=400, wraps=True, is_early=True),
 )  # fmt: skip
 
 

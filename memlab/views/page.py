@@ -13,6 +13,8 @@ from memlab.units import one_line
 from memlab.views.table import BOX, Table, safe
 
 _LIMIT = 500  # characters of a line
+# In the HTML of nbconvert <pre> has the font of the text.
+_CODE_FONT = "font-family:var(--jp-code-font-family,monospace)"
 STYLE = """:root { color-scheme: light dark }
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
 body { background: Canvas; color: CanvasText }
@@ -141,7 +143,8 @@ class Page:
 def code_block(code: str) -> Markup:
     """Python code to copy; indented in text."""
     words = "\n" + "\n".join(f"    {line}".rstrip() for line in code.splitlines())
-    return Markup(f"<pre style='margin:4px 0;white-space:pre-wrap'>{escape(code)}</pre>", words)
+    style = f"margin:4px 0;white-space:pre-wrap;{_CODE_FONT}"
+    return Markup(f"<pre style='{style}'>{escape(code)}</pre>", words)
 
 
 def _heading(text: str) -> str:

@@ -13,8 +13,10 @@ from memlab.units import plain
 from memlab.views import theme
 from memlab.views.scene import EVENTS, Axis, Bands, Bars, Item, Label, Line, Mark, Panel, Rule, Scene, Shade, Strip
 
+_LEAST_COUNTED_S = 0.01
 _CLEAR = "rgba(0,0,0,0)"
 _SWITCH_HEIGHT = 20  # pixels
+_TOOLBAR_HEIGHT, _BESIDE_TOOLBAR = 22, 45  # pixels; characters of a heading that has room beside it in a narrow window
 _AXIS = {"gridcolor": theme.GRID, "zeroline": False, "linecolor": theme.GRID, "ticks": ""}
 _LEGEND: dict[str, Any] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
 _LEGEND_OF_LAYERS = {"traceorder": "reversed", "x": 1.01, "y": 1, "yanchor": "top", "font": {"size": 11}}
@@ -112,6 +114,7 @@ def _line(item: Line, axis: Axis) -> dict[str, Any]:
 
 def _beside(item: Item, panel: Panel, axis: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The shapes and annotations of an item, each with the list of the figure that it belongs to."""
+    look: dict[str, Any]
     match item:
         case Rule():
             level = float(_counted(item.y, panel.y))
@@ -119,10 +122,12 @@ def _beside(item: Item, panel: Panel, axis: str) -> Iterator[tuple[str, dict[str
             yield "shapes", {"type": "line", **ends, "line": {"color": item.colour, "dash": "dash", "width": 1}}
             end = {"x": 0, "xanchor": "left"} if item.at_left else {"x": 1, "xanchor": "right"}
             below = {"xref": "x domain", "y": level, "yanchor": "top", "showarrow": False, **end}
-            yield "annotations", {"text": escaped(item.text), "font": {"size": 11, "color": item.colour}, **below}
+            if item.text:  # on its colour: it may lie over areas, on which red cannot be read
+                look = {"font": {"size": 11, "color": theme.ON_CAPACITY}, "bgcolor": item.colour}
+                yield "annotations", {"text": escaped(item.text), **look, **below}
         case Shade():
             across = {"yref": "paper", "x0": item.begin, "x1": item.end, "y0": 0, "y1": 1}
-            look: dict[str, Any] = {"fillcolor": item.colour, "opacity": item.opacity, "line": {"width": 0}}
+            look = {"fillcolor": item.colour, "opacity": item.opacity, "line": {"width": 0}}
             yield "shapes", {"type": "rect", **across, **look}
         case Label():
             text = "<br>".join(map(escaped, item.text.split("\n")))
@@ -156,6 +161,8 @@ def _layout(scene: Scene) -> dict[str, Any]:
     items = [item for panel in scene.panels for item in panel.items]
     has_strip, has_bars = (any(isinstance(item, kind) for item in items) for kind in (Strip, Bars))
     y, above = scene.panels[0].y, scene.above
+    over = _TOOLBAR_HEIGHT if any(len(line) > _BESIDE_TOOLBAR for line in scene.heading_lines) else 0
+    above += over
     below = 10 + (_SWITCH_HEIGHT if any(len(panel.views) > 1 for panel in scene.panels) else 0)
     layout: dict[str, Any] = {
         "height": scene.height + above + below,
@@ -176,7 +183,8 @@ def _layout(scene: Scene) -> dict[str, Any]:
     }  # fmt: skip
     if above:
         text = "<br>".join(map(escaped, scene.heading_lines))
-        layout["title"] = {"text": text, "font": {"size": 13}, "x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 8}}
+        place = {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 8 + over}}
+        layout["title"] = {"text": text, "font": {"size": 13}, **place}
     if scene.layers:
         layout["legend2"] = _LEGEND_OF_LAYERS
     if has_bars:
@@ -208,8 +216,11 @@ def _axes(scene: Scene, panel: Panel, names: list[str]) -> Iterator[tuple[str, d
 
 
 def _counts(axis: Axis) -> bool:
-    """Whether plotly chooses the ticks: for an axis of seconds or events, which can be zoomed."""
-    return axis.unit in ("s", EVENTS)
+    """Whether plotly chooses the ticks: for an axis of seconds or events, which can be zoomed.
+
+    Not for a few milliseconds: their ticks would be "500μ s".
+    """
+    return axis.unit == EVENTS or (axis.unit == "s" and axis.high >= _LEAST_COUNTED_S)
 
 
 def _scale(axis: Axis) -> dict[str, Any]:
@@ -223,7 +234,10 @@ def _scale(axis: Axis) -> dict[str, Any]:
 
 
 def _switch(panel: Panel, names: list[str]) -> dict[str, Any]:
-    """Small buttons below the title of the axis, one per unit: next to it they would cover it in a narrow notebook."""
+    """Small buttons below the title of the axis, one per unit: next to it they would cover it in a narrow notebook.
+
+    None is marked as active, for which plotly has but one colour, of white pages; the title says which it is.
+    """
     buttons = []
     for label, axes in panel.views.items():
         changes = {f"xaxis.{key}": value for key, value in _scale(axes[0]).items()}
@@ -231,7 +245,8 @@ def _switch(panel: Panel, names: list[str]) -> dict[str, Any]:
         changes["annotations[0].text"] = escaped(axes[0].title)
         buttons.append({"label": label, "method": "relayout", "args": [changes]})
     return {
-        "type": "buttons", "direction": "right", "buttons": buttons, "active": list(panel.views).index(panel.opened),
+        "type": "buttons", "direction": "right", "buttons": buttons,
+        "active": list(panel.views).index(panel.opened), "showactive": False,
         "x": panel.end, "xanchor": "right", "y": -0.06, "yanchor": "top", "pad": {"t": 4 + _SWITCH_HEIGHT, "r": 0},
         "bgcolor": _CLEAR, "bordercolor": theme.GRID, "font": {"size": 10, "color": theme.TEXT},
     }  # fmt: skip

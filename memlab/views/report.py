@@ -99,6 +99,12 @@ def _levels(summary: DeviceSummary, has_times: bool) -> Table:
     return Table(f"{device.label} ({known})" if known else device.label, columns, tuple(rows), tuple(notes))
 
 
+def tells_where(share: Breakdown) -> bool:
+    """Whether one of its rows has a name: not if all that is large is on no known line, or outside any module."""
+    large = {name for name, count in share.items() if count * _LEAST >= share.total_bytes}
+    return bool(large - {ELSEWHERE})
+
+
 def share_table(share: Breakdown, code: Mapping[str, str] | None = None) -> Table:
     """The largest shares with bars, and the rest in one more row; `code` is the text of lines."""
     named: list[_Bar] = []

@@ -15,6 +15,7 @@ from memlab.views.scene import Bands, Bars, Item, Label, Line, Mark, Panel, Rule
 WIDTH = 880
 RIGHT, LEGEND_WIDTH = 14, 96  # a legend of layers needs too many names for one line
 _STRIP_HEIGHT = 7
+_CHARACTER = 7  # pixels, about, of which one is room
 _ORDER = (Strip, Shade, Bands, Bars, Line, Rule, Mark, Label)  # from the lowest to the highest
 
 
@@ -106,8 +107,12 @@ def _drawn(item: Item, space: Space) -> Iterator[str]:
         case Rule():
             y = int(space.y(item.y))
             yield f'<path d="M{space.left} {y}H{space.right}" stroke="{item.colour}" stroke-dasharray="6 3"/>'
-            x, anchor = (space.left + 4, "start") if item.at_left else (space.right, "end")
-            yield f'<text x="{x}" y="{y + 14}" text-anchor="{anchor}" fill="{item.colour}">{_text(item.text)}</text>'
+            x, anchor = (space.left + 4, "start") if item.at_left else (space.right - 4, "end")
+            width = _CHARACTER * len(item.text)
+            if item.text:  # on its colour: it may lie over areas, on which red cannot be read
+                box = f'x="{(x if item.at_left else x - width) - 4}" y="{y}" width="{width + 8}" height="18"'
+                yield f'<rect {box} fill="{item.colour}"/>'
+                yield f'<text x="{x}" y="{y + 13}" text-anchor="{anchor}" fill="{theme.ON_CAPACITY}">{_text(item.text)}</text>'
         case Mark():
             x, y, title = int(space.x(item.x)), int(space.y(item.y)), f"<title>{_text(item.text)}</title>"
             outline = f'fill="none" stroke="{item.colour}" stroke-width="1.7"'

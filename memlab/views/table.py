@@ -28,15 +28,18 @@ _WRAPPED = 300
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The heading of a column, the unit of its values, and the limit of text.
+    """The heading of a column, the unit of its values, the limit of text, and the least width of text that wraps.
 
-    Units are "bytes", "change" (bytes with a sign), "seconds", "share" (of 1), "times", "count" and "text".
+    Both are in characters. Units are "bytes", "change" (bytes with a sign), "seconds", "share" (of 1), "times", "count" and "text".
     """
 
     name: str
     unit: str = "text"
     limit: int = 120
     wraps: bool = False
+    least: int = 0
+    is_early: bool = False
+    """Whether HTML has it next to the first column, so that it is in view also in a narrow window; in text it may be long."""
 
     @property
     def is_number(self) -> bool:
@@ -48,7 +51,8 @@ class Column:
         """The CSS of its cells."""
         start = "" if self.is_number else ";text-align:left"
         may_wrap = self.wraps or self.unit in ("share", "count")  # a share is no wider than the word above it
-        return f"{_CELL}{start}{'' if may_wrap else ';white-space:nowrap'}"
+        least = ";min-width:12em;overflow-wrap:anywhere" if self.wraps and self.is_early else ""
+        return f"{_CELL}{start}{'' if may_wrap else ';white-space:nowrap'}{least}"
 
     def text(self, value: Cell, limit: int = 0) -> str:
         """A value of this column as text, up to its limit or this one."""
@@ -56,9 +60,11 @@ class Column:
             return ""
         if isinstance(value, str) or not self.is_number:
             return one_line(str(value), limit or self.limit)
-        if isinstance(value, ByteRange):
-            return str(value) if self.unit == "bytes" else signed_range(value)
-        return _FORMATS[self.unit](value)
+        if not isinstance(value, ByteRange):
+            text = _FORMATS[self.unit](value)
+        else:
+            text = str(value) if self.unit == "bytes" else signed_range(value)
+        return text.replace("-", "−")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +99,15 @@ class Table:
     def html(self) -> str:
         """A small table that inherits the text colours of the page."""
         heads, rows = "", [""] * len(self.rows)
-        used, bars = self._used(), self._bars()
+        bars, used = self._bars(), sorted(self._used(), key=lambda one: (one[0] > 0, not one[1].is_early))
         for place, (at, column, values) in enumerate(used):
             wide = f";min-width:{_BAR_WIDTH}em" if at == self.bar else ""
+            if column.least:
+                longest = max(len(text) for text in (column.name, *(column.text(value, _WRAPPED) for value in values)))
+                wide += f";min-width:{min(column.least, longest)}ch"
             heads += f"<th style='{column.style}{wide}'>{safe(column.name)}</th>"
             for number, value in enumerate(values):
-                text = safe(column.text(value, _WRAPPED if column.wraps else 0))
+                text = safe(column.text(value, max(column.limit, _WRAPPED) if column.wraps else 0))
                 colour = self.colours[number] if number < len(self.colours) else ""
                 style = column.style
                 if number in self.strong:
@@ -151,10 +160,12 @@ def signed_range(change: ByteRange) -> str:
 def percent(share: float) -> str:
     """A share of 1 as text.
 
-    >>> percent(0.256), percent(0.004), percent(0.0)
-    ('26 %', '<1 %', '0 %')
+    >>> percent(0.256), percent(0.004), percent(0.0), percent(-0.06), percent(-0.004)
+    ('26 %', '<1 %', '0 %', '−6 %', '>−1 %')
     """
-    return f"{100 * share:.0f} %" if not 0 < share < 0.005 else "<1 %"
+    if share and abs(share) < 0.005:
+        return "<1 %" if share > 0 else ">−1 %"
+    return f"{100 * share:.0f} %".replace("-", "−")
 
 
 def safe(text: str, limit: int = 500) -> str:

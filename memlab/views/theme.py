@@ -13,6 +13,7 @@ PAGES = ("#ffffff", "#111111")
 TEXT = "#757982"
 GRID = "rgba(117, 121, 130, 0.22)"
 CAPACITY = "#d74450"
+ON_CAPACITY = "#ffffff"
 WARNING = "#bd600f"
 
 SERIES = {"allocated": "#2e75e8", "reserved": "#bd600f", "used": "#148971", "rss": "#a35dba"}

@@ -34,6 +34,20 @@ TWO = "run.explore(memlab.runs['other'])"
 SAVE = """run.explore().save('explorer.html')
 print(max(run.breakdown('module'), key=run.breakdown('module').get).replace('elsewhere', 'outside any module'))"""
 
+# Its capacity is drawn a few pixels below the top of the plot.
+NEAR = """from scripted_traces import Script
+from memlab.api.run import Run
+from memlab.trace import Device
+script = Script(Device(0, "small", capacity_bytes=int(7.4 * (1 << 20))))
+script.free(script.alloc(7 << 20, at=10), at=20)
+Run("near", script.trace(duration=30)).explore()"""
+NOTES_TEXTS = """() => {
+  const draw = CanvasRenderingContext2D.prototype.fillText;
+  window.texts = [];
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    window.texts.push([text, y]);
+    draw.call(this, text, x, y); }; }"""
+
 CACHE = 12 << 20
 EXPLORER = ".memlab-explorer"
 READY = """root => root && root.memlabExplorer && root.memlabExplorer.explorer &&
@@ -286,3 +300,13 @@ def test_a_converted_notebook_has_it(lab: harness.Lab, page: Any, tmp_path: Path
 def test_nothing_was_asked_of_the_network_and_nothing_failed(lab: harness.Lab) -> None:
     assert lab.foreign == []
     assert lab.page_errors == []
+
+
+def test_the_name_of_a_capacity_near_the_top_is_not_cut(lab: harness.Lab) -> None:
+    lab.write("near.ipynb", [NEAR])
+    lab.open("near.ipynb")
+    lab.page.evaluate(NOTES_TEXTS)
+    lab.run_cell(0)
+    Shown(lab.page, lab.cell(0).locator(EXPLORER))
+    places = [y for text, y in lab.page.evaluate("window.texts") if text.startswith("capacity")]
+    assert places and min(places) >= 18 + 7  # the top of the plot, and half a line

@@ -19,11 +19,13 @@ when = lesson.guess("When?", choices=["forward", "backward"])
 COMPARE = "print(peak.compare('128 MiB'))\nprint(when.compare('backward'))"
 SWEEP = "lesson.sweep('batch', {8: 2**20, 16: 2**21, 32: 2**22})"
 DRAW = "lesson.guesses_so_far()"
+LONG = "When a step that retained is over and its loss has a name: how much of the peak is left, in percent?"
+ASK_LONG = f"lesson.guess({LONG!r})\nlesson.guess({LONG!r}, choices=['less', 'more']);"
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
-    with harness.opened(tmp_path_factory, "lesson.ipynb", [ASK, COMPARE, SWEEP, DRAW]) as made:
+    with harness.opened(tmp_path_factory, "lesson.ipynb", [ASK, COMPARE, SWEEP, DRAW, ASK_LONG]) as made:
         made.run_cell(0)
         made.cell(0).get_by_role("button", name="Commit").first.wait_for(timeout=60_000)
         yield made
@@ -76,6 +78,28 @@ def test_the_guesses_are_drawn(lab):
     lab.run_cell(3)
     lab.cell(3).locator(FIGURE).first.wait_for(timeout=30_000)
     assert "Of 2 questions you answered 1 and skipped 1." in words(lab.outputs(3))
+
+
+@pytest.mark.parametrize("width", [1300, 800])
+def test_a_long_question_leaves_room_for_its_slider_which_follows_what_is_typed(lab, width):
+    lab.page.set_viewport_size({"width": width, "height": 1000})
+    lab.run_cell(4)
+    cell = lab.cell(4)
+    cell.get_by_role("button", name="Commit").first.wait_for(timeout=60_000)
+    inside, slider, box = cell.locator(".jp-OutputArea").first, cell.locator(".noUi-base"), cell.get_by_label("or type")
+    box.scroll_into_view_if_needed()
+    lab.picture(f"guess-{width}", 4)
+    right = inside.bounding_box()["x"] + inside.bounding_box()["width"]
+    questions = inside.locator(".widget-html").filter(has_text=LONG)
+    for one in (slider, box, questions.nth(0), questions.nth(1)):
+        at = one.bounding_box()
+        assert at["width"] >= 90 and at["x"] + at["width"] <= right
+    handle = cell.get_by_role("slider").first
+    assert float(handle.get_attribute("aria-valuenow")) == 50
+    box.fill("90")
+    lab.page.wait_for_function("one => Number(one.getAttribute('aria-valuenow')) == 90", arg=handle.element_handle())
+    assert box.input_value() == "90"
+    lab.page.set_viewport_size({"width": 1300, "height": 1000})
 
 
 def test_what_is_saved_needs_no_kernel(lab):

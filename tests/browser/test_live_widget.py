@@ -65,6 +65,18 @@ print("broken", view.broken)
 """
 
 
+MISSED = """
+from IPython.display import display
+from memlab.views.live import LiveView
+
+view = LiveView("missed", series=("allocated",))
+display(view)
+phases = [(0.0, 1.0, 0), *((1 + i / 1000, 1 + (i + 1) / 1000, 1 + i % 2) for i in range(100)), (1.1, 2.0, 0)]
+view.push([0.0, 1.0, 2.0], {"allocated": [1e8, 6.8e8, 4e8]}, phases, 840_000_000, True, 2.0)
+view.finish()
+"""
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Lab]:
     with harness.opened(tmp_path_factory, "live.ipynb", [live_cell(4, 4096)]) as made:
@@ -126,6 +138,28 @@ def test_a_stop_that_cannot_arrive_says_so(lab: harness.Lab) -> None:
     )
     lab.picture("live-deaf")
     lab.wait_cell(0)
+
+
+def test_a_view_whose_kernel_was_restarted_says_so_and_has_no_stop(lab: harness.Lab) -> None:
+    lab.write("lost.ipynb", [live_cell(60, 4096)])
+    lab.open("lost.ipynb")
+    lab.run_cell(0, wait=False)
+    stop = lab.cell(0).get_by_role("button", name="Stop", exact=True)
+    stop.wait_for(timeout=30_000)
+    lab.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:restart-kernel'); }")
+    lab.page.get_by_role("button", name="Confirm Kernel Restart").click(timeout=10_000)
+    lab.cell(0).get_by_text("The kernel was restarted").wait_for(timeout=30_000)
+    assert not stop.is_visible()
+    assert lab.page_errors == []
+
+
+def test_the_axis_reaches_a_peak_that_no_sample_saw_and_only_some_phases_are_too_short(lab: harness.Lab) -> None:
+    lab.write("missed.ipynb", [MISSED])
+    lab.open("missed.ipynb")
+    lab.run_cell(0)
+    lab.page.wait_for_function("() => window.__memlab_live && window.__memlab_live.done && window.__memlab_live.top")
+    assert lab.page.evaluate("window.__memlab_live.top") >= 840_000_000
+    lab.cell(0).get_by_text("other phases are too short to shade at this scale").wait_for(timeout=10_000)
 
 
 def test_a_view_opened_later_has_every_point(lab: harness.Lab) -> None:

@@ -225,6 +225,11 @@ def test_a_limit_is_a_named_line_in_both_and_the_budget_is_one():
     named = {"capacity 8.00 MiB", "budget 5.00 MiB"}
     assert named <= set(texts(picture(found)))
     assert named <= {note["text"] for note in plotted(found)["layout"]["annotations"]}
+    # Each on its own ground: under it may be an area.
+    notes = [note for note in plotted(found)["layout"]["annotations"] if note["text"] in named]
+    assert {(note["bgcolor"], note["font"]["color"]) for note in notes} == {(theme.CAPACITY, theme.ON_CAPACITY)}
+    grounds = [box for box in picture(found).iter(f"{NAMESPACE}rect") if box.get("fill") == theme.CAPACITY]
+    assert len(grounds) == 2
     assert found.budget_bytes == 5 << 20
     far = curves(script.trace(notes={"budget_bytes": 1 << 40}), script.devices[0])
     assert not any("budget" in text for text in texts(picture(far)))
@@ -278,6 +283,19 @@ def test_ticks_of_time_are_round_and_in_one_unit(duration, texts):
 def test_the_toolbar_shows_on_hover_alone():
     config = bundle(timeline_scene(drawn(step())))[PLOTLY]["config"]
     assert config["displayModeBar"] == "hover" and not config["displaylogo"]
+
+
+def test_the_ticks_of_a_short_run_are_our_own_as_plotly_writes_100_microseconds_as_if_of_another_unit():
+    script = Script(HOST)
+    script.alloc(1 << 20, at=1000)
+    short, long = (plotted(drawn(script, duration=ns))["layout"]["xaxis"] for ns in (600_000, 2_000_000_000))
+    assert (short["tickmode"], short["ticktext"][:2], long["tickmode"]) == ("array", ["0", "100 µs"], "auto")
+
+
+@pytest.mark.parametrize(("words", "room"), [(" ".join(["word"] * 13), 22), ("a title", 0)])
+def test_a_long_heading_stands_below_the_toolbar(words, room):
+    layout = plotted(drawn(step()), words)["layout"]
+    assert layout["title"]["pad"]["t"] == 8 + room and layout["margin"]["t"] == 34 + 17 + room
 
 
 # --- plotly -----------------------------------------------------------------------------------------------------------

@@ -45,6 +45,22 @@ def test_html_says_the_same_and_marks_rows_with_their_colour():
     assert HELD.html().count("#123456") == 2  # the mark and the bar
 
 
+def test_numbers_below_zero_have_one_sign():
+    columns = (Column("bytes", "bytes"), Column("change", "change"), Column("share", "share"), Column("range", "bytes"))
+    row = Table("", columns, ((-20 << 20, -20 << 20, -0.06, ByteRange(-20 << 20, -20 << 20)),)).text().splitlines()[1]
+    assert row.split("  ")[1:] == ["−20.00 MiB", "−20.00 MiB", " −6 %", "−20.00 MiB"]
+
+
+def test_an_early_column_is_the_second_in_html_and_wraps_and_stays_last_in_text():
+    columns = (Column("size", "bytes"), Column("device"), Column("path", limit=400, wraps=True, is_early=True))
+    table = Table("", columns, ((1 << 20, "cpu", "a." * 190 + "weight"),))
+    html = tree.fromstring(table.html())
+    assert [head.text for head in html.iter("th")][:3] == ["size", "path", "device"]
+    (path,) = (cell for cell in html.iter("td") if cell.text.endswith("weight"))
+    assert "nowrap" not in path.get("style", "") and "overflow-wrap:anywhere" in path.get("style", "")
+    assert table.text().splitlines()[0].split() == ["size", "device", "path"]
+
+
 @pytest.mark.parametrize(
     ("unit", "value", "text"),
     [
@@ -156,6 +172,18 @@ def test_only_columns_of_long_text_wrap():
     table = Table("", (Column("name"), Column("size", "bytes"), Column("why", wraps=True)), (("a", 768 << 20, "so"),))
     cells = re.findall(r"<t[hd] style='([^']*)'>(?:a|768.0 MiB|so)<", table.html())
     assert ["nowrap" in style for style in cells] == [True, True, False]
+
+
+def test_code_has_the_font_of_code_wherever_it_is_shown():
+    (style,) = re.findall("<pre style='([^']*)'>", code_block("x = 1").html())
+    assert "monospace" in style, "the HTML of nbconvert gives <pre> the font of the text"
+
+
+def test_text_that_wraps_keeps_a_width_but_none_that_it_does_not_need():
+    for text, width in (("one more forward of all of them", "20ch"), ("none", "5ch")):
+        table = Table("", (Column("name"), Column("price", wraps=True, least=20)), (("a", text),))
+        (head,) = re.findall("<th style='([^']*)'>price", table.html())
+        assert head.endswith(f";min-width:{width}")
 
 
 def test_what_wraps_in_html_is_cut_in_text_alone():

@@ -27,6 +27,7 @@ def contrast(one: str, other: str) -> float:
 def test_what_is_written_and_areas_stand_out_from_the_page(page: str) -> None:
     for colour in (theme.TEXT, theme.CAPACITY, theme.WARNING, *theme.SERIES.values()):
         assert contrast(colour, page) >= 4.1, colour
+    assert contrast(theme.ON_CAPACITY, theme.CAPACITY) >= 4.1
     for name, colour in theme.CATEGORIES.items():
         assert contrast(colour, page) >= 3.0, name
 

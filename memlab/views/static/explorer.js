@@ -515,7 +515,8 @@ class Plot {                                         // the picture of one run: 
     const [low, high] = this.yRange;
     if (run.capacity > low && run.capacity < high) {
       line(LEFT, this.y(run.capacity), LEFT + width, this.y(run.capacity), colours.capacity, []);
-      label(`capacity ${bytesText(run.capacity)}`, LEFT, this.y(run.capacity) - 9, colours.capacity);
+      const y = this.y(run.capacity);
+      label(`capacity ${bytesText(run.capacity)}`, LEFT, y < TOP + 16 ? y + 9 : y - 9, colours.capacity);  // never cut by the top
     }
     run.ooms.forEach((oom, i) => {
       const x = this.x(this.position(oom.event, oom.time));

@@ -3,13 +3,14 @@
 const {bytesText, clockText, roomyTop, ink, axes, make, makeRoot, write, transparent, own, watchPage} = memlabChart;
 const MOST_POINTS = 20000, MOST_PHASES = 4000, MIXED = 255;
 const PLOT_HEIGHT = 230, GUTTER = 156, LABEL_HEIGHT = 17, SHORTEST_SHADE = 2.5, CAPACITY_SHARE = 0.25, FAR_ABOVE = 3;
+const LOST = 'The kernel was restarted: this curve and its run end here. Run the cell again.';
 
 // -- what arrives -------------------------------------------------------------------------------------------------------
 
 function newState(setup) {
   return {
     setup, seq: -1, synced: false, data: [[], ...setup.series.map(() => [])], phases: [], elapsed: 0, peak: 0, exact: false,
-    notes: [], done: false, tops: [], highestOfDevice: 0, keys: 0, chunks: 0, waited: 0, dropped: 0, drawn: 0,
+    notes: [], done: false, tops: [], highestOfDevice: 0, keys: 0, chunks: 0, waited: 0, dropped: 0, drawn: 0, top: 0, isLost: false,
   };
 }
 
@@ -151,8 +152,8 @@ function isFarAbove(s, row) {                        // so high that nothing els
   return held > 0 && SAMPLED.includes(s.setup.series[row - 1].name) && s.tops[row] > FAR_ABOVE * held;
 }
 
-function highest(s) {
-  return Math.max(0, ...s.setup.series.map((_, i) => isFarAbove(s, i + 1) ? 0 : s.tops[i + 1] || 0));
+function highest(s) {                                // with the peak that is written, which samples may miss
+  return Math.max(s.peak, ...s.setup.series.map((_, i) => isFarAbove(s, i + 1) ? 0 : s.tops[i + 1] || 0));
 }
 
 function capacityIsDrawn(s) {
@@ -211,7 +212,8 @@ function writeWords(s, page) {
   write(page.peak, s.peak ? `peak allocated ${s.done ? '' : 'so far '}${s.exact ? '' : '≥ '}${bytesText(s.peak)}` : '');
   write(page.capacity, s.setup.capacity && !capacityIsDrawn(s) ? `capacity ${bytesText(s.setup.capacity)}, off the scale` : '');
   page.phases.forEach((chip, code) => { chip.hidden = !(s.seenPhases && s.seenPhases.has(code)); });
-  write(page.short, s.tooShort ? 'phases too short to shade at this scale' : '');
+  const which = s.seenPhases && s.seenPhases.size ? 'other phases are' : 'phases are';
+  write(page.short, s.tooShort ? `${which} too short to shade at this scale` : '');
   if (page.stop && s.done) page.stop.hidden = true;
   if (s.done) write(page.said, '');
   if (page.writtenNotes === s.notes) return;
@@ -235,23 +237,24 @@ function newPlot(s, page) {
     fill: name === 'allocated' ? transparent(colour, 0.14) : undefined, dash: name === 'rss' ? [2, 3] : undefined,
   }));
   const top = () => capacityIsDrawn(s) ? Math.max(roomyTop(highest(s)), 1.05 * s.setup.capacity) : roomyTop(highest(s));
+  const highTo = () => [0, s.top = top()];
   return new uPlot({
     width: Math.max(320, page.plot.clientWidth), height: PLOT_HEIGHT, padding: [8, GUTTER, 0, 0],
     legend: {show: false}, cursor: {show: false}, select: {show: false},
-    scales: {x: {time: false, range: () => [0, Math.max(s.done ? 1e-3 : 1, s.elapsed, s.data[0][s.data[0].length - 1] || 0)]}, y: {range: () => [0, top()]}},
+    scales: {x: {time: false, range: () => [0, Math.max(s.done ? 1e-3 : 1, s.elapsed, s.data[0][s.data[0].length - 1] || 0)]}, y: {range: highTo}},
     axes: axes(page.root, s.setup.remark ? {values: (plot, ticks) => ticks.map(() => '')} : {}), series: [{}, ...series],
     hooks: {drawClear: [u => shadePhases(s, u)], draw: [u => drawCapacity(s, u)]},
   }, s.data, page.plot);
 }
 
-function wireStop(page, model) {                     // returns what to do when the kernel answers
+function wireStop(page, model, lost) {               // returns what to do when the kernel answers
   if (!page.stop) return () => {};
   let waiting;
   page.stop.onclick = () => {
     if (page.stop.getAttribute('aria-disabled')) return;
+    try { model.send({t: 'stop'}); } catch { lost(); return; }
     page.stop.setAttribute('aria-disabled', 'true');   // `disabled` would throw the keyboard's focus away
     write(page.stop, 'Stopping…');
-    model.send({t: 'stop'});
     waiting = setTimeout(() => write(page.said, 'The kernel will see this when the cell ends; to stop now, use ■ (interrupt the kernel).'), 1000);
   };
   return message => {
@@ -284,9 +287,17 @@ function render({model, el}) {
     askedAt = performance.now();
     model.send({t: 'hello'});
   };
-  const answered = wireStop(page, model);
-  const onKey = () => { takeKey(s, model.get('key')); redraw(); };
+  const setLost = isLost => {
+    if (s.done || isLost === s.isLost) return;
+    s.isLost = isLost;
+    if (page.stop) page.stop.hidden = isLost;
+    write(page.said, isLost ? LOST : '');
+  };
+  const lost = () => setLost(true);                  // until something arrives: the event also tells of a connection that is back
+  const answered = wireStop(page, model, lost);
+  const onKey = () => { setLost(false); takeKey(s, model.get('key')); redraw(); };
   const onMessage = (message, buffers) => {
+    setLost(false);
     if (message.t === 'ack') answered(message);
     if (message.t !== 'a') return;
     if (takeChunk(s, message, buffers)) ask();
@@ -294,12 +305,14 @@ function render({model, el}) {
   };
   model.on('change:key', onKey);
   model.on('msg:custom', onMessage);
+  model.on('comm_live_update', lost);
   const unwatch = watchPage(page.root, () => { plot.redraw(false, true); redraw(); },
     () => { plot.setSize({width: Math.max(320, page.plot.clientWidth), height: PLOT_HEIGHT}); redraw(); });
   onKey();
   return () => {
     model.off('change:key', onKey);
     model.off('msg:custom', onMessage);
+    model.off('comm_live_update', lost);
     unwatch();
     cancelAnimationFrame(frame);
     plot.destroy();
