@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from IPython.display import display
 
 from memlab import torch_internals
 from memlab.errors import MemlabError
-from memlab.lab.widgets import close_all, hiding_style
+from memlab.lab.widgets import close_all, flowing, hiding_style
 from memlab.lesson.claim import Maker, source_of
 from memlab.torch_internals.traceback import running_shell
 from memlab.units import format_bytes, parse_bytes
@@ -232,7 +233,10 @@ class GuessWidget:
         commit.disabled = True  # nothing is chosen for the learner
         self._input.observe(lambda change: setattr(commit, "disabled", not change["new"]), "value")
         style = ipywidgets.HTML(hiding_style(self._name), layout={"display": "none"})
-        self._controls = ipywidgets.VBox([row, ipywidgets.HBox([commit, skip, self._problem]), style])
+        question = ipywidgets.HTML(
+            f"<div style='line-height: 1.45; white-space: normal'>{escape(guess.question)}</div>"
+        )
+        self._controls = ipywidgets.VBox([question, row, ipywidgets.HBox([commit, skip, self._problem]), style])
         self._controls.add_class(f"{self._name}-controls")
         self._next_listener, guess.on_change = guess.on_change, self._changed
         self._controls_display = display(self._controls, display_id=True)
@@ -263,13 +267,12 @@ class GuessWidget:
 
 def _inputs(guess: Guess) -> tuple[Any, Any]:
     """The input widget, and the row that contains it."""
-    answer, style = guess.answer, {"description_width": "initial"}
+    answer = guess.answer
     if isinstance(answer, Choice):
-        options = list(answer.options)
-        radio = ipywidgets.RadioButtons(options=options, value=None, description=guess.question, style=style)
+        radio = ipywidgets.RadioButtons(options=list(answer.options), value=None)
         return radio, radio
-    # A slider, and a box that takes "1.5 GiB" and follows it. The box is empty until one of them is used.
-    settings = {"readout": False, "description": guess.question, "style": style, "layout": {"width": "75%"}}
+    # A slider, and a box that takes "1.5 GiB"; each follows the other. The box is empty until one of them is used.
+    settings = {"readout": False, "layout": {"width": "auto", "flex": "1 1 220px", "max_width": "600px"}}
     if isinstance(answer, Share):
         slider = ipywidgets.IntSlider(50, 0, 100, **settings)
     else:
@@ -277,5 +280,18 @@ def _inputs(guess: Guess) -> tuple[Any, Any]:
         middle = 2 ** ((low + high) / 2)
         slider = ipywidgets.FloatLogSlider(middle, base=2, min=low, max=high, step=0.05, **settings)
     box = ipywidgets.Text(placeholder=guess.example.strip('"'), description="or type", layout={"width": "14em"})
-    slider.observe(lambda change: setattr(box, "value", answer.text(change["new"])), "value")
-    return box, ipywidgets.HBox([slider, box])
+
+    def moved(change: Any) -> None:
+        box.unobserve(typed, "value")
+        box.value = answer.text(change["new"])
+        box.observe(typed, "value")
+
+    def typed(change: Any) -> None:
+        slider.unobserve(moved, "value")  # what was typed stays as it is
+        with contextlib.suppress(MemlabError):
+            slider.value = round(float(answer.read(change["new"])))  # its ends limit it
+        slider.observe(moved, "value")
+
+    slider.observe(moved, "value")
+    box.observe(typed, "value")
+    return box, flowing(slider, box)

@@ -4,13 +4,15 @@ import json
 import math
 import re
 import xml.etree.ElementTree as tree
+from typing import Any
 
 import pytest
 
 from memlab.allocator import CachingAllocator
 from memlab.errors import MemlabError
+from memlab.lab.widgets import close_all
 from memlab.lesson import Lesson, progress_file
-from memlab.lesson.guess import Choice, Guess, Share, Size
+from memlab.lesson.guess import Choice, Guess, GuessWidget, Share, Size
 from memlab.lesson.guess_plot import GuessPlot
 from memlab.lesson.progress_file import StoredGuess
 from memlab.units import GiB, MiB
@@ -88,6 +90,29 @@ def test_a_share():
     outcome = Guess("Which share?", Share()).commit("25 %").compare(50)
     assert outcome.ratio == 0.5 and "You said 25 %, it was 50 %" in str(outcome)
     assert str(Guess("Which share?", Share()).commit(0).compare(50)).endswith("You said 0 %, it was 50 %.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "typed", "to", "beyond", "end"),
+    [(SIZE, "1 GiB", GiB, "1 TiB", 64 * GiB), (Share(), "25 %", 25, "0", 0)],
+)
+def test_slider_and_box_follow_each_other_below_the_question(monkeypatch, answer, typed, to, beyond, end):
+    shown: list[Any] = []
+    monkeypatch.setattr("memlab.lesson.guess.display", lambda content, **how: shown.append(content))
+    GuessWidget(Guess("How <much> is left?", answer))
+    question, row, buttons, _ = shown[0].children
+    (slider, box), commit = row.children, buttons.children[0]
+    assert "How &lt;much&gt; is left?" in question.value and slider.description == "" and commit.disabled
+    assert row.layout.flex_flow == "row wrap"
+    box.value = typed
+    assert (slider.value, box.value, commit.disabled) == (to, typed, False)
+    box.value = beyond
+    assert (slider.value, box.value) == (end, beyond)
+    box.value = "nonsense"
+    assert (slider.value, box.value) == (end, "nonsense")
+    slider.value = to
+    assert answer.read(box.value) == to
+    close_all(shown[0])
 
 
 @pytest.mark.parametrize(
