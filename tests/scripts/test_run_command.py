@@ -196,7 +196,7 @@ def test_a_full_disk_costs_the_files_and_not_the_report(folder):
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_script_runs(folder, monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, mode: False)  # whoever runs as root may write everywhere
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(MemlabError, match=r"cannot write to '.*': it is read-only\. Name another folder\."):
         run_folder(folder)
 

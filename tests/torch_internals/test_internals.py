@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab import torch_internals
-from memlab.torch_internals import compiler, dispatch
+from memlab.torch_internals import compiler, dispatch, shell
 
 MiB = 1 << 20
 
@@ -308,6 +308,21 @@ def test_a_shell_of_a_notebook_is_told_from_a_terminal(monkeypatch):
     assert torch_internals.is_kernel(SimpleNamespace(kernel=1))
     monkeypatch.delitem(sys.modules, "ipykernel")
     assert not torch_internals.is_kernel(SimpleNamespace(kernel=1))
+
+
+def test_a_result_that_nobody_takes_is_told_from_one_that_is_kept():
+    class Shell:
+        def run_line_magic(self) -> None:
+            said.append(shell.is_result_dropped())
+
+    said, here = list[bool](), Shell()
+    here.run_line_magic()
+    kept = here.run_line_magic()
+    kept = [here.run_line_magic()]
+    for _ in range(2):
+        here.run_line_magic()
+    assert (said, kept) == ([True, False, False, True, True], [None])
+    assert not shell.is_result_dropped()
 
 
 # --- CUDA: before it is up ---

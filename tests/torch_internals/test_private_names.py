@@ -201,7 +201,7 @@ def test_each_is_in_the_table_once_and_is_used():
 def test_every_function_that_touches_one_is_tried():
     tests = "".join(
         Path(__file__).with_name(f"test_{name}.py").read_text("utf-8")
-        for name in ("held_tracebacks", "internals", "process")
+        for name in ("shown_tracebacks", "internals", "process")
     )
     for module in (torch_internals, compiler, dispatch, process, shell):
         for name, thing in vars(module).items():
