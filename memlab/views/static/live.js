@@ -243,7 +243,7 @@ function newPlot(s, page) {
     legend: {show: false}, cursor: {show: false}, select: {show: false},
     scales: {x: {time: false, range: () => [0, Math.max(s.done ? 1e-3 : 1, s.elapsed, s.data[0][s.data[0].length - 1] || 0)]}, y: {range: highTo}},
     axes: axes(page.root, s.setup.remark ? {values: (plot, ticks) => ticks.map(() => '')} : {}), series: [{}, ...series],
-    hooks: {drawClear: [u => shadePhases(s, u)], draw: [u => drawCapacity(s, u)]},
+    hooks: {drawClear: [u => shadePhases(s, u)], draw: [u => drawCapacity(s, u), u => placeLabels(s, u, page), () => writeWords(s, page)]},
   }, s.data, page.plot);
 }
 
@@ -274,8 +274,6 @@ function render({model, el}) {
     frame = 0;
     s.drawn++;
     plot.setData(s.data);
-    placeLabels(s, plot, page);
-    writeWords(s, page);
     if (s.done || performance.now() - describedAt >= 1000) {
       describedAt = performance.now();
       picture.setAttribute('aria-label', describe(s));
