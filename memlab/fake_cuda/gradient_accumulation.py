@@ -75,9 +75,13 @@ def into_zeros(cuda, func, tensor, *args, **kwargs):
 
 @rule("sub.Tensor", "mul.Tensor")
 def in_formulas(cuda, func, first, second, **kwargs):
-    """The formula of binary_cross_entropy_with_logits continues in place on its own result (FunctionsManual.cpp)."""
+    """The formula of binary_cross_entropy_with_logits continues in place on its own result (FunctionsManual.cpp).
+
+    With a `pos_weight` it is one expression of several calls, whose temporaries hold the result until its end.
+    """
     node = current_node()
     is_formula = node is not None and node.name() == "BinaryCrossEntropyWithLogitsBackward0"
-    if is_formula and _is_last_reference(first) and _runs_in_engine():
+    if is_formula and _runs_in_engine() and (hasattr(first, "is_of_formula") or _is_last_reference(first)):
+        first.is_of_formula = True
         return first
     return cuda.op(func, first, second, **kwargs)

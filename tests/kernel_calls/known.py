@@ -39,7 +39,6 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "losses": {
         REFUSED: ("embedding_bag max bf16", "embedding_bag large max bf16"),
         VALUES: ("ctc native f32",),
-        COMPOSED: both("bce weights"),
     },
     "optimizers": {VALUES: ("ASGD for-loop f32", "LBFGS", "LBFGS wolfe")},
     "recurrent": {
